@@ -1,0 +1,111 @@
+"""What an engine must provide. Everything outside `backends/` is written against this file.
+
+The three implementations have the same files with the same names: `devices`, `layouts`, `variables`, `data`,
+`trainer`, `random`, `layers`, `hooks`, `capabilities`. What differs between engines is visible by comparing two files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.backends.hooking import Hook
+    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.layout import Layout
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a job as one process sees them.
+
+    Attributes:
+        size: number of ranks in all processes.
+        type: device type of the ranks, `"cpu"`, `"gpu"` or `"tpu"`.
+        local_ranks: the ranks that this process drives.
+        process_index: index of this process.
+        process_count: number of processes.
+    """
+
+    size: int
+    type: str
+    local_ranks: tuple[int, ...]
+    process_index: int = 0
+    process_count: int = 1
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What one engine can hold and do, as data. An exception of an engine is a row here, not a branch elsewhere.
+
+    Attributes:
+        drives_all_ranks: one process drives every rank of a host (JAX, TensorFlow) or one rank (torch).
+        several_axes_on_one_dim: a dim may be split by two placement axes at once, as in `(S(0), S(0))`.
+        whole_variables: patterns over variable paths and shapes are not enough for some operators: maps a layer class
+            name to the attribute names of its variables that the engine needs unsplit, and the reason.
+        refused: features that raise under a distribution: name -> the engine's own reason.
+        uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
+    """
+
+    drives_all_ranks: bool
+    several_axes_on_one_dim: bool
+    uneven_batches: str
+    whole_variables: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """One engine. `keras_flow.backends.active.backend()` returns that of the active Keras backend."""
+
+    name: str
+    capabilities: Capabilities
+
+    # ---- devices.py
+    def init(self, devices: int | None, type: str | None) -> World:
+        """Make `devices` ranks (virtual CPU devices where the engine has them), or take the real ones."""
+        ...
+
+    def world(self) -> World:
+        """The ranks as they are now. Initialises the engine with its defaults when `init` was not called."""
+        ...
+
+    # ---- layouts.py
+    def engine_layout(self, layout: Layout) -> object:
+        """The engine's own description of `layout`: NamedSharding, DTensor Layout, DTensor placements."""
+        ...
+
+    def constrain(self, outputs: object, nd_sbp: Sequence, path: str) -> object:
+        """Lay the tensors of a layer's output as `nd_sbp` says (`activations` rules); legal inside a step."""
+        ...
+
+    # ---- variables.py
+    def place(self, variable: keras.Variable, layout: Layout) -> None:
+        """Lay an existing variable anew, keeping its value."""
+        ...
+
+    def shards(self, variable: keras.Variable) -> dict[int, np.ndarray]:
+        """rank -> the shard it physically holds, read from the live arrays; the ranks of this process only."""
+        ...
+
+    # ---- trainer.py
+    def enter(self, distribution: FlowDistribution) -> None:
+        """Called when a scope of `distribution` is entered: checks devices, builds the mesh, aligns random states."""
+        ...
+
+    def forget_steps(self, model: keras.Model) -> None:
+        """Drop step functions that were compiled for another distribution."""
+        ...
+
+    def recover(self, model: keras.Model) -> None:
+        """After a step raised: leave the model with its last good weights, usable."""
+        ...
+
+    # ---- hooks.py
+    def hooks(self) -> Sequence[Hook]:
+        """The places of Keras and of the engine that are wrapped, with reasons."""
+        ...

@@ -1,0 +1,27 @@
+"""The errors that keras_flow raises: one root, so that a program can catch them all."""
+
+
+class FlowError(Exception):
+    """Root of every error of keras_flow.
+
+    The text says what was asked, what was found, what is legal and what to do.
+
+    Example:
+        >>> try:
+        ...     raise FlowError("asked for 4 ranks, found 2")
+        ... except FlowError as error:
+        ...     print(error)
+        asked for 4 ranks, found 2
+    """
+
+
+class LayoutError(FlowError):
+    """Layout problems of a model, collected and raised together."""
+
+
+class LaunchError(FlowError):
+    """A job could not be started, or one of its ranks failed."""
+
+
+class FlowWarning(UserWarning):
+    """Something legal that the user should know: a fallback, or work done on every rank."""
