@@ -1,0 +1,44 @@
+"""keras_flow: one Keras 3 program, trained data-, tensor- and hybrid-parallel on JAX, TensorFlow and PyTorch.
+
+Names are loaded on first use (PEP 562), so that `import keras_flow` and its command line load neither Keras nor an
+engine.
+"""
+
+from importlib import import_module as _import_module
+
+__version__ = "0.1.0"
+
+#: public name -> the module that defines it
+_NAMES = {
+    "DataParallel": "keras_flow.distributions.data_parallel",
+    "FlowError": "keras_flow.errors",
+    "FlowWarning": "keras_flow.errors",
+    "LaunchError": "keras_flow.errors",
+    "Layout": "keras_flow.layout",
+    "LayoutError": "keras_flow.errors",
+    "ModelParallel": "keras_flow.distributions.model_parallel",
+    "Placement": "keras_flow.placements",
+    "init": "keras_flow.runtime.init",
+    "layout_of": "keras_flow.distributions.placed",
+    "placement": "keras_flow.placements",
+    "run": "keras_flow.runtime.run",
+    "shard": "keras_flow.distributions.shard",
+}
+_MODULES = {"env": "keras_flow.runtime.env", "sbp": "keras_flow.sbp"}
+
+__all__ = ["__version__", *_NAMES, *_MODULES]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        value = _import_module(_MODULES[name])
+    elif name in _NAMES:
+        value = getattr(_import_module(_NAMES[name]), name)
+    else:
+        raise AttributeError(f"module 'keras_flow' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,159 @@
+"""Layout: which elements of a logical tensor each rank holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_flow import sbp as _sbp
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+from keras_flow.sbp import NdSbp, PartialSum, Split
+
+
+def balanced(length: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and stop of block `index` when `length` elements are split over `parts` ranks.
+
+    The balanced split rule (OneFlow's `BalancedSplitter`): the first `length mod parts` blocks hold one element more.
+
+    Example:
+        >>> [balanced(10, 4, i) for i in range(4)]
+        [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
+    base, more = divmod(length, parts)
+    start = index * base + min(index, more)
+    return start, start + base + (index < more)
+
+
+@dataclass(frozen=True, init=False)
+class Layout:
+    """Placement, nd_sbp and logical shape: says which elements each rank holds.
+
+    Splits are taken axis by axis, outer axis first, each on the length that the axes before it left. Empty shards are
+    legal.
+
+    Args:
+        placement: the ranks.
+        nd_sbp: one sbp for each placement axis, in any form that `kf.sbp.nd_sbp` reads.
+        shape: logical shape, in elements.
+
+    Raises:
+        FlowError: an axis or a dimension that does not exist.
+
+    Example:
+        >>> mesh = Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+        >>> layout = Layout(mesh, {"model": _sbp.split(1)}, (4, 6))
+        >>> layout.local_shape(1), layout.local_slices(1), layout.local_bytes(1, "float32")
+        ((4, 3), (slice(0, 4, None), slice(3, 6, None)), 48)
+    """
+
+    placement: Placement
+    nd_sbp: NdSbp
+    shape: tuple[int, ...]
+
+    def __init__(self, placement: Placement, nd_sbp: _sbp.SbpSpec, shape: Sequence[int]):
+        shape = tuple(int(n) for n in shape)
+        parts = []
+        for axis, part in zip(placement.axis_names, _sbp.nd_sbp(nd_sbp, placement.axis_names), strict=True):
+            if isinstance(part, Split):
+                if not -len(shape) <= part.dim < len(shape):
+                    raise FlowError(
+                        f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} does not have: "
+                        f"it has {len(shape)} dimensions"
+                    )
+                part = Split(part.dim % len(shape))
+            parts.append(part)
+        object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "nd_sbp", tuple(parts))
+        object.__setattr__(self, "shape", shape)
+
+    def local_slices(self, rank: int) -> tuple[slice, ...]:
+        """The logical elements that `rank` holds, one slice for each dimension."""
+        bounds = [(0, n) for n in self.shape]
+        for index, parts, part in zip(
+            self.placement.coordinates(rank), self.placement.hierarchy, self.nd_sbp, strict=True
+        ):
+            if isinstance(part, Split):
+                start, stop = bounds[part.dim]
+                first, last = balanced(stop - start, parts, index)
+                bounds[part.dim] = (start + first, start + last)
+        return tuple(slice(start, stop) for start, stop in bounds)
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Shape of the shard of `rank`, in elements."""
+        return tuple(part.stop - part.start for part in self.local_slices(rank))
+
+    def local_bytes(self, rank: int, dtype: object) -> int:
+        """Bytes of the shard of `rank`."""
+        return math.prod(self.local_shape(rank)) * itemsize(dtype)
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether the tensor is a sum over some axis."""
+        return any(isinstance(part, PartialSum) for part in self.nd_sbp)
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether every rank holds the whole tensor."""
+        return all(part == _sbp.broadcast for part in self.nd_sbp)
+
+    def axes_of_dim(self, dim: int) -> tuple[str, ...]:
+        """Names of the axes that split dimension `dim`, outer first."""
+        dim %= max(1, len(self.shape))
+        return tuple(
+            axis for axis, part in zip(self.placement.axis_names, self.nd_sbp, strict=True) if part == Split(dim)
+        )
+
+    def parts_of_dim(self, dim: int) -> int:
+        """Into how many blocks dimension `dim` is split."""
+        return math.prod(self.placement.axis_size(axis) for axis in self.axes_of_dim(dim))
+
+    @property
+    def divides(self) -> bool:
+        """Whether every split dimension divides, so that all shards are of one shape."""
+        return all(n % self.parts_of_dim(dim) == 0 for dim, n in enumerate(self.shape))
+
+    def __repr__(self) -> str:
+        return f"Layout({_sbp.text(self.nd_sbp)} of {list(self.shape)} on {self.placement})"
+
+
+def itemsize(dtype: object) -> int:
+    """Bytes of one element; `"bfloat16"` and the 8-bit floats, which numpy does not know by name, included."""
+    name = str(dtype)
+    if name in ("bfloat16",):
+        return 2
+    if name.startswith("float8"):
+        return 1
+    return np.dtype(name if isinstance(dtype, str) else dtype).itemsize  # type: ignore[arg-type]
+
+
+def combine(layout: Layout, shards: Mapping[int, np.ndarray]) -> np.ndarray:
+    """The logical tensor from the shards of all ranks: the inverse of cutting, with summation over `P` axes.
+
+    Args:
+        layout: how the shards lie.
+        shards: rank -> array of `layout.local_shape(rank)`.
+
+    Raises:
+        FlowError: a rank is missing or a shard has another shape.
+    """
+    placement = layout.placement
+    dtype = next(iter(shards.values())).dtype if shards else np.dtype("float32")
+    out = np.zeros(layout.shape, dtype)
+    for rank in placement.ranks:
+        if rank not in shards or tuple(shards[rank].shape) != layout.local_shape(rank):
+            found = "none" if rank not in shards else f"shape {list(shards[rank].shape)}"
+            raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {found}")
+        copies = [
+            index
+            for index, part in zip(placement.coordinates(rank), layout.nd_sbp, strict=True)
+            if not isinstance(part, Split | PartialSum)
+        ]
+        if any(copies):  # another rank of a broadcast axis has the same elements: take them once
+            continue
+        region = layout.local_slices(rank)
+        out[region] = out[region] + shards[rank] if layout.has_partial else shards[rank]
+    return out

@@ -1,0 +1,154 @@
+"""Placement: which ranks hold a tensor, and in what shape they are arranged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_flow.errors import FlowError
+
+_TYPES = ("cpu", "gpu", "tpu")
+_DEVICE_STRING = re.compile(r"^(\d+):(\d+)(?:-(\d+))?$")
+
+
+def normalise_type(type: str | None) -> str | None:
+    """The device type in lower case, `"cuda"` as `"gpu"`; None stays None (the type that `kf.init` found)."""
+    if type is None:
+        return None
+    name = {"cuda": "gpu"}.get(str(type).lower(), str(type).lower())
+    if name not in _TYPES:
+        raise FlowError(f'unknown device type {type!r}: legal are "cpu", "gpu" (or "cuda") and "tpu"')
+    return name
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Placement:
+    """A device type and an n-d array of ranks; the array's shape is the *hierarchy*. The order of ranks is kept.
+
+    Args:
+        ranks: nested sequence or array of ints, each rank once.
+        axis_names: one name for each axis of the array; None names them `"axis0"`, `"axis1"` ...
+        type: `"cpu"`, `"gpu"` (`"cuda"` means the same) or `"tpu"`; None takes the type that `kf.init` found.
+
+    Raises:
+        FlowError: duplicate or negative ranks, no rank at all, a wrong number of names.
+
+    Example:
+        >>> mesh = Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+        >>> mesh.hierarchy, mesh.ranks, mesh.axis_size("model")
+        ((2, 2), (0, 1, 2, 3), 2)
+    """
+
+    hierarchy: tuple[int, ...]
+    ranks: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    type: str | None
+
+    def __init__(self, ranks: object, axis_names: Sequence[str] | None = None, type: str | None = None):
+        try:
+            array = np.asarray(ranks)
+        except ValueError:
+            array = None
+        if array is None or array.dtype == object or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise FlowError(f"ranks must be a rectangular array of ints, got {ranks!r}; for example [[0, 1], [2, 3]]")
+        if array.ndim == 0:
+            array = array.reshape(1)
+        if array.size == 0:
+            raise FlowError("a placement needs at least one rank, got none")
+        flat = [int(rank) for rank in array.flat]
+        if min(flat) < 0:
+            raise FlowError(f"ranks are numbered from 0, got {min(flat)} in {array.tolist()}")
+        double = sorted({rank for rank in flat if flat.count(rank) > 1}) if len(set(flat)) < len(flat) else []
+        if double:
+            raise FlowError(f"each rank may stand once in a placement; {double} stand more than once in {array.tolist()}")
+        names = tuple(f"axis{i}" for i in range(array.ndim)) if axis_names is None else tuple(axis_names)
+        if isinstance(axis_names, str) or len(names) != array.ndim or len(set(names)) != len(names):
+            raise FlowError(
+                f"axis_names must be {array.ndim} different names for hierarchy {array.shape}, got {axis_names!r}"
+            )
+        if not all(isinstance(name, str) and name.isidentifier() for name in names):
+            raise FlowError(f"axis names must be identifiers (letters, digits, underscore), got {names}")
+        object.__setattr__(self, "hierarchy", tuple(int(n) for n in array.shape))
+        object.__setattr__(self, "ranks", tuple(flat))
+        object.__setattr__(self, "axis_names", names)
+        object.__setattr__(self, "type", normalise_type(type))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.hierarchy)
+
+    def axis_size(self, name: str) -> int:
+        """Number of ranks along the axis `name`."""
+        if name not in self.axis_names:
+            raise FlowError(f"no axis {name!r}: the placement's axes are {list(self.axis_names)}")
+        return self.hierarchy[self.axis_names.index(name)]
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where `rank` stands in the hierarchy, one index for each axis."""
+        if rank not in self.ranks:
+            raise FlowError(f"rank {rank} is not in the placement of ranks {list(self.ranks)}")
+        return tuple(int(i) for i in np.unravel_index(self.ranks.index(rank), self.hierarchy))
+
+    def _key(self) -> tuple:
+        return self.type, self.hierarchy, self.ranks, self.axis_names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Placement) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        ranks = np.asarray(self.ranks).reshape(self.hierarchy).tolist()
+        kind = "" if self.type is None else f", type={self.type!r}"
+        return f"Placement({ranks}, axis_names={self.axis_names}{kind})"
+
+
+class PlacementFunction:
+    """OneFlow's spellings: `kf.placement(type, ranks)` and `kf.placement.all(type)`.
+
+    Example:
+        >>> PlacementFunction()("cpu", "0:0-3").ranks
+        (0, 1, 2, 3)
+    """
+
+    def __call__(self, type: str, ranks: object, axis_names: Sequence[str] | None = None) -> Placement:
+        """A placement from ranks, or from an old device string `"machine:first-last"` (one host: machine 0)."""
+        if isinstance(ranks, str):
+            ranks = _ranks_of_device_string(ranks)
+        elif isinstance(ranks, Sequence) and ranks and all(isinstance(part, str) for part in ranks):
+            ranks = [rank for part in ranks for rank in _ranks_of_device_string(str(part))]
+        return Placement(ranks, axis_names, type)
+
+    def all(self, type: str, axis_names: Sequence[str] | None = None) -> Placement:
+        """All ranks of the job, as a 1-d placement."""
+        from keras_flow.runtime import env
+
+        return Placement(range(env.get_world_size()), axis_names, type)
+
+
+def _ranks_of_device_string(device: str) -> list[int]:
+    match = _DEVICE_STRING.match(device.strip())
+    if match is None:
+        raise FlowError(f'cannot read the device string {device!r}: it is "machine:first-last", for example "0:0-3"')
+    machine, first, last = int(match[1]), int(match[2]), int(match[3] or match[2])
+    if machine != 0:
+        raise FlowError(
+            f"device string {device!r} names machine {machine}; device strings are read for one host (machine 0). "
+            "Give the ranks themselves, for example ranks=[4, 5, 6, 7]"
+        )
+    if last < first:
+        raise FlowError(f"device string {device!r} ends before it begins: write the smaller device first")
+    return list(range(first, last + 1))
+
+
+placement = PlacementFunction()
