@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from keras_flow.backends.hooking import Hook
     from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.distributions.placed import PlacedLayout
     from keras_flow.layout import Layout
+    from keras_flow.sbp import NdSbp
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Capabilities:
     Attributes:
         drives_all_ranks: one process drives every rank of a host (JAX, TensorFlow) or one rank (torch).
         several_axes_on_one_dim: a dim may be split by two placement axes at once, as in `(S(0), S(0))`.
-        whole_variables: patterns over variable paths and shapes are not enough for some operators: maps a layer class
-            name to the attribute names of its variables that the engine needs unsplit, and the reason.
+        whole_variables: variables that an operator of the engine needs unsplit: layer class name (subclasses included)
+            -> (names of its variables, the reason).
+        strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
     """
@@ -56,6 +59,7 @@ class Capabilities:
     several_axes_on_one_dim: bool
     uneven_batches: str
     whole_variables: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,13 +83,19 @@ class Backend(Protocol):
         """The engine's own description of `layout`: NamedSharding, DTensor Layout, DTensor placements."""
         ...
 
-    def constrain(self, outputs: object, nd_sbp: Sequence, path: str) -> object:
-        """Lay the tensors of a layer's output as `nd_sbp` says (`activations` rules); legal inside a step."""
+    def constrain(self, outputs: object, nd_sbp: NdSbp, path: str) -> object:
+        """Lay the tensors of a layer's output as `nd_sbp` says (`activations` rules), inside a step or outside.
+
+        Args:
+            outputs: one tensor or a structure of them; those with too few dimensions for `nd_sbp` raise FlowError.
+            nd_sbp: one sbp for each axis of the active distribution's placement.
+            path: the layer's path, for the error.
+        """
         ...
 
     # ---- variables.py
-    def place(self, variable: keras.Variable, layout: Layout) -> None:
-        """Lay an existing variable anew, keeping its value."""
+    def place(self, variable: keras.Variable, layout: PlacedLayout) -> None:
+        """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""
         ...
 
     def shards(self, variable: keras.Variable) -> dict[int, np.ndarray]:
@@ -94,7 +104,7 @@ class Backend(Protocol):
 
     # ---- trainer.py
     def enter(self, distribution: FlowDistribution) -> None:
-        """Called when a scope of `distribution` is entered: checks devices, builds the mesh, aligns random states."""
+        """Called when a scope of `distribution` is entered: builds the mesh, aligns the ranks' random states."""
         ...
 
     def forget_steps(self, model: keras.Model) -> None:

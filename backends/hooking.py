@@ -1,0 +1,106 @@
+"""Hooks: the few named places of Keras and the engines that keras_flow wraps, each inert unless it is asked for.
+
+A hook calls the original untouched unless its condition holds; the default condition is that a keras_flow distribution
+is active. `install` is called when the first distribution is made, so a program without one runs plain Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    from keras_flow.backends.interface import Backend
+
+
+def flow_is_active(*args: object, **kwargs: object) -> bool:
+    """The default condition: a keras_flow distribution is active."""
+    from keras_flow.distributions.distribution import active
+
+    return active() is not None
+
+
+def is_placed(variable: object, *args: object, **kwargs: object) -> bool:
+    """The condition for methods of variables: the variable carries a keras_flow layout."""
+    from keras_flow.distributions.placed import placed_layout
+
+    return placed_layout(variable) is not None
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One wrapped name.
+
+    Attributes:
+        module: module to import.
+        name: function, or `Class.method`, in it.
+        replacement: called as `replacement(original, *args, **kwargs)`.
+        why: which behaviour it changes, and what happens without it.
+        when: condition on the call's arguments; the original is called where it does not hold.
+        also: other `module:name` that imported the same function by value.
+    """
+
+    module: str
+    name: str
+    replacement: Callable[..., object]
+    why: str
+    when: Callable[..., bool] = flow_is_active
+    also: tuple[str, ...] = ()
+
+
+_installed: set[tuple[str, str, Callable[..., object]]] = set()
+
+
+def install(engine: Backend) -> None:
+    """Install the hooks common to all engines and those of `engine`; a second call does nothing.
+
+    Raises:
+        FlowError: a name is missing, because Keras or the engine is of another version.
+    """
+    from keras_flow.backends import keras_hooks
+
+    for hook in (*keras_hooks.hooks(), *engine.hooks()):
+        key = (hook.module, hook.name, hook.replacement)
+        if key not in _installed:
+            _install_one(hook)
+            _installed.add(key)
+
+
+def _install_one(hook: Hook) -> None:
+    owner, attribute = _owner(hook.module, hook.name)
+    original = getattr(owner, attribute)
+
+    @functools.wraps(original)
+    def hooked(*args: object, **kwargs: object) -> object:
+        if not hook.when(*args, **kwargs):
+            return original(*args, **kwargs)
+        return hook.replacement(original, *args, **kwargs)
+
+    hooked.keras_flow_hook = hook  # type: ignore[attr-defined]
+    setattr(owner, attribute, hooked)
+    for other in hook.also:
+        module, _, name = other.partition(":")
+        owner, attribute = _owner(module, name)
+        setattr(owner, attribute, hooked)
+
+
+def _owner(module: str, name: str) -> tuple[object, str]:
+    target: object = importlib.import_module(module)
+    *path, attribute = name.split(".")
+    try:
+        for part in path:
+            target = getattr(target, part)
+        getattr(target, attribute)
+    except AttributeError as error:
+        import keras
+
+        raise FlowError(
+            f"keras_flow wraps {module}.{name}, which keras {keras.__version__} does not have: install a supported version "
+            "(see the README), or report it"
+        ) from error
+    return target, attribute

@@ -1,0 +1,131 @@
+"""Hooks into Keras itself, the same for every engine. Checked against keras 3.15."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from keras_flow.backends.active import backend
+from keras_flow.backends.hooking import Hook
+from keras_flow.distributions import models
+from keras_flow.distributions.creating import creating
+from keras_flow.distributions.distribution import ActivationLayout, FlowDistribution, active
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+#: model -> the distribution that its layouts were last checked for
+_checked: WeakKeyDictionary[keras.Model, FlowDistribution] = WeakKeyDictionary()
+
+
+def _held(model: keras.Model, *args: object, **kwargs: object) -> bool:
+    return models.distribution_of(model) is not None
+
+
+def _entry(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    distribution = models.distribution_of(model)
+    assert distribution is not None  # the hook's condition
+    _refuse_empty(args, kwargs, original.__name__)
+    # a model remembers: outside the scope its data are split too
+    scope = nullcontext() if active() is distribution else distribution.scope()
+    with scope:
+        distribution.ensure_entered()
+        models.adopt(model, distribution)
+        if model.built:
+            _check(model, distribution)
+        try:
+            return original(model, *args, **kwargs)
+        except BaseException:
+            backend().recover(model)
+            raise
+
+
+def _check(model: keras.Model, distribution: FlowDistribution) -> None:
+    if _checked.get(model) is not distribution or distribution.has_problems:
+        distribution.check(model)
+        _checked[model] = distribution
+
+
+def _refuse_empty(args: tuple[object, ...], kwargs: dict[str, object], method: str) -> None:
+    data = args[0] if args else kwargs.get("x")
+    shape = getattr(data, "shape", None)
+    if shape is not None and len(shape) and shape[0] == 0:
+        raise FlowError(f"{method} was given no data: x has shape {list(shape)}; give at least one row")
+
+
+def _symbolic_build(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    result = original(model, *args, **kwargs)
+    distribution = active()
+    if distribution is not None:
+        _check(model, distribution)
+    return result
+
+
+def _creates(kind: str) -> Callable[..., object]:
+    def replacement(original: Callable[..., object], owner: object, *args: object, **kwargs: object) -> object:
+        with creating(kind, owner if kind == "layer" else None):  # type: ignore[arg-type]
+            return original(owner, *args, **kwargs)
+
+    return replacement
+
+
+def _is_activation(tensor: object, layout: object) -> bool:
+    return isinstance(layout, ActivationLayout)
+
+
+def _distribute_tensor(original: Callable[..., object], tensor: object, layout: ActivationLayout) -> object:
+    return backend().constrain(tensor, layout.nd_sbp, layout.path)
+
+
+_ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+def hooks() -> Sequence[Hook]:
+    """The hooks that every engine has."""
+    return (
+        *(
+            Hook(
+                "keras.src.models.model",
+                f"Trainer.{name}",
+                _entry,
+                "enters the distribution that the model was built under, lays a foreign model anew, raises layout problems "
+                "before the first step, and leaves a usable model after an error",
+                when=_held,
+            )
+            for name in _ENTRIES
+        ),
+        Hook(
+            "keras.src.trainers.trainer",
+            "Trainer._symbolic_build",
+            _symbolic_build,
+            "a model whose variables appear with the first batch is checked then; without it bad rules are silent",
+        ),
+        Hook(
+            "keras.src.layers.layer",
+            "Layer.add_weight",
+            _creates("layer"),
+            "tells which layer makes a variable: kf.shard and an engine's limits are by layer",
+        ),
+        Hook(
+            "keras.src.metrics.metric",
+            "Metric.add_variable",
+            _creates("metric"),
+            "metric state is broadcast and never asked of the rules",
+        ),
+        Hook(
+            "keras.src.optimizers.base_optimizer",
+            "BaseOptimizer.add_variable",
+            _creates("optimizer"),
+            "slots that have not their variable's shape (Adafactor) are never asked of the rules",
+        ),
+        Hook(
+            "keras.src.distribution.distribution_lib",
+            "distribute_tensor",
+            _distribute_tensor,
+            "layouts of layer outputs: Keras can do it on JAX only, and not for outputs that are structures",
+            when=_is_activation,
+        ),
+    )

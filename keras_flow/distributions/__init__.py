@@ -1,0 +1,1 @@
+"""Distributions: from rules to the layouts of a model's variables."""

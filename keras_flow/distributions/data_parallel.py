@@ -1,0 +1,44 @@
+"""Data parallel: each rank computes its rows of the batch, with the results of the logical batch."""
+
+from __future__ import annotations
+
+from keras_flow.backends.active import backend
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+
+
+class DataParallel(FlowDistribution):
+    """Variables broadcast, rows of the batch split over all ranks.
+
+    The numbers are those of one device on the same (global) batch: BatchNormalization takes global statistics, clipping
+    acts on the summed gradient, dropout masks are those of one device, metrics count every row once.
+
+    Args:
+        placement: the ranks; None takes all of the job.
+        strategy: the engine's way: None takes the fastest exact one; `"mirrored"` asks TensorFlow for MirroredStrategy.
+        batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
+            the mean of them for its moving statistics.
+
+    Raises:
+        FlowError: a strategy that the active backend does not have, or any error of the placement.
+    """
+
+    mirrored_view = True
+
+    def __init__(
+        self, placement: Placement | None = None, *, strategy: str | None = None, batch_statistics: str = "global"
+    ):
+        if batch_statistics not in ("global", "replica"):
+            raise FlowError(f'batch_statistics is "global" or "replica", got {batch_statistics!r}')
+        engine = backend()
+        if strategy is not None and strategy not in engine.capabilities.strategies:
+            raise FlowError(
+                f"strategy={strategy!r} is not one of the {engine.name} backend's: "
+                f"{sorted(engine.capabilities.strategies) or 'it has none by name'}; leave it out for the default"
+            )
+        if placement is None:
+            placement = Placement(range(engine.world().size), axis_names=("data",))
+        self.strategy = strategy
+        self.batch_statistics = batch_statistics
+        super().__init__(placement, batch_axes=placement.axis_names)

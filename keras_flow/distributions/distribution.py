@@ -1,0 +1,302 @@
+"""The base of all keras_flow distributions: a Keras `Distribution` that asks the rules and tells the engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+from keras.src.distribution import distribution_lib  # Keras 3.15 does not export the base class
+
+from keras_flow import sbp
+from keras_flow.backends.active import backend
+from keras_flow.distributions.batch import BatchPlan, UnevenNotice
+from keras_flow.distributions.creating import creator
+from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
+from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
+from keras_flow.distributions.rules import PatternRules, Rules
+from keras_flow.distributions.shard import shard_of
+from keras_flow.errors import FlowError, FlowWarning, LayoutError
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from keras_flow.runtime import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class ActivationLayout:
+    """A layout for a layer's output, whose shape is known only when the layer is called."""
+
+    def __init__(self, nd_sbp: sbp.NdSbp, path: str):
+        self.nd_sbp = nd_sbp
+        self.path = path
+
+
+class FlowDistribution(distribution_lib.Distribution):
+    """What data- and model-parallel distributions share.
+
+    Args:
+        placement: the ranks; its type, when None, becomes the type of the devices found.
+        rules: layouts of variables by path.
+        activations: layouts of layer outputs by layer path.
+        batch_axes: axes that split dimension 0 of every batch.
+        strict: make a split that cannot be held an error instead of a broadcast.
+
+    Raises:
+        FlowError: unknown axes, ranks that do not exist, an unsupported version or backend.
+    """
+
+    #: whether rows may be computed by local tensors inside a layer's call (see DESIGN: mirrored view)
+    mirrored_view = False
+    #: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics
+    batch_statistics = "global"
+    #: an engine's own strategy that the user asked for by name, or None
+    strategy: str | None = None
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        rules: Rules | None = None,
+        activations: Rules | None = None,
+        batch_axes: Sequence[str] = (),
+        strict: bool = False,
+    ):
+        versions.check()
+        engine = backend()
+        engine_world = engine.world()
+        if placement.type is None:
+            placement = Placement(
+                np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
+            )
+        _check_ranks(placement, engine_world.size, engine_world.type, engine.name)
+        unknown = [axis for axis in batch_axes if axis not in placement.axis_names]
+        if unknown:
+            raise FlowError(f"batch_axes names {unknown}, the placement's axes are {list(placement.axis_names)}")
+        self.placement = placement
+        self.rules: Rules = rules if rules is not None else PatternRules(None)
+        self.activations: Rules = activations if activations is not None else PatternRules(None)
+        self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
+        self.strict = strict
+        self.uneven_notice = UnevenNotice()
+        self._problems: dict[str, list[str]] = {}
+        self._matched: set[str] = set()
+        self._warned: set[str] = set()
+        self._checked = False
+        self._entered = False
+        self.joined_axes = joined_axes(list(self._legal_specs()), self.batch_axes, placement.axis_names)
+        mesh = keras.distribution.DeviceMesh(
+            placement.hierarchy, list(placement.axis_names), [f"{placement.type}:{rank}" for rank in placement.ranks]
+        )
+        # auto_shard_dataset=False: each process reads the logical batch; Keras must not cut it
+        super().__init__(mesh, self.batch_axes[0] if self.batch_axes else None, auto_shard_dataset=False)
+        from keras_flow.backends.hooking import install
+
+        install(engine)
+
+    def _legal_specs(self) -> Iterator[sbp.NdSbp]:
+        for spec in (*self.rules.specs(), *self.activations.specs()):
+            try:
+                yield sbp.nd_sbp(spec, self.placement.axis_names)
+            except FlowError:
+                continue  # reported with the variable that it meets
+
+    # ---- what Keras asks
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Into how many blocks a batch is split."""
+        sizes = [self.placement.axis_size(axis) for axis in self.batch_axes]
+        return int(np.prod(sizes)) if sizes else 1
+
+    def get_variable_layout(self, variable: keras.Variable) -> PlacedLayout:
+        """The layout of a variable being created; kept if it has one."""
+        return placed_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> PlacedLayout:
+        """The layout of a batch tensor whose rows divide."""
+        return PlacedLayout(Placed(self.batch_layout(data_shape), "batch_axes"), self)
+
+    def get_tensor_layout(self, path: str) -> ActivationLayout | None:
+        """The layout of a layer's output, by `activations` or a LayoutMap key ending in `/output`."""
+        layer_path = path.removesuffix("/output")
+        match = self.activations.match(layer_path)
+        if match is None and self.maps_outputs:
+            match = self.rules.match(path)
+        if match is None:
+            return None
+        self._matched.add(match.key)
+        try:
+            return ActivationLayout(sbp.nd_sbp(match.spec, self.placement.axis_names), path)
+        except FlowError as error:
+            self._problems[path] = [f"{path}: activations {match.key!r}: {error}"]
+            return None
+
+    #: whether the rules' keys may name layer outputs too (a LayoutMap's may)
+    maps_outputs = False
+
+    @contextmanager
+    def scope(self) -> Iterator[FlowDistribution]:
+        """Make this distribution the current one."""
+        self.enter()
+        with super().scope():
+            yield self
+
+    def enter(self) -> None:
+        """Check devices, build the mesh and align the ranks' random states; once, and again at each scope."""
+        backend().enter(self)
+        self._entered = True
+
+    def ensure_entered(self) -> None:
+        """`enter`, unless a scope did it: a distribution may be set by `keras.distribution.set_distribution`."""
+        if not self._entered:
+            self.enter()
+
+    # ---- layouts
+
+    def batch_layout(self, shape: Sequence[int]) -> Layout:
+        """The layout of a batch tensor: dimension 0 over the batch axes where its rows divide, else broadcast."""
+        plan = BatchPlan(int(shape[0]) if len(shape) else 0, self.num_model_replicas)
+        split = len(shape) > 0 and plan.divides
+        spec = {axis: sbp.split(0) for axis in self.batch_axes} if split else {}
+        return Layout(self.placement, spec, shape)
+
+    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> PlacedLayout:
+        """The layout that a variable gets by `kf.shard`, by the rules, or by default (broadcast).
+
+        Problems are recorded and raised together by `check`; a split that cannot be held is said once.
+        """
+        made_by = creator()
+        layer = layer or (made_by.layer if made_by else None)
+        whole = Layout(self.placement, {}, shape)
+        if (made_by and made_by.kind != "layer" and layer is None) or path.endswith("seed_generator_state"):
+            return PlacedLayout(Placed(whole, "default"), self)
+        try:
+            wanted = shard_of(layer, path)
+            source = "kf.shard"
+            if wanted is None:
+                match = self.rules.match(path)
+                if match is None:
+                    return PlacedLayout(Placed(whole, "default"), self)
+                self._matched.add(match.key)
+                wanted, source = match.spec, f"rule {match.key!r}"
+            try:
+                asked = Layout(self.placement, wanted, shape)
+            except FlowError as error:
+                raise FlowError(f"{path}: {source}: {error}") from error
+            problems = problems_of(asked, source, path)
+        except FlowError as error:
+            asked, source, problems = whole, "default", [str(error)]
+        if problems:
+            self._problems[path] = problems
+            return PlacedLayout(Placed(whole, source), self)
+        fitted = fit_layout(asked, path, backend().capabilities, self.joined_axes, layer)
+        if fitted.reasons and self.strict:
+            self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
+        for reason in fitted.reasons:
+            if reason not in self._warned and not self.strict:
+                self._warned.add(reason)
+                warnings.warn(reason, FlowWarning, stacklevel=2)
+        return PlacedLayout(Placed(fitted.layout, source, "; ".join(fitted.reasons)), self)
+
+    # ---- checks
+
+    def apply(self, model: keras.Model) -> keras.Model:
+        """Lay a built model's variables as this distribution says; returns the model."""
+        from keras_flow.distributions import models
+
+        self.ensure_entered()
+        models.adopt(model, self)
+        self.check(model)
+        return model
+
+    def check(self, model: keras.Model) -> None:
+        """Raise every layout problem of a model at once: bad rules, and rules that matched nothing.
+
+        Raises:
+            LayoutError: with one line for each problem, naming the nearest paths.
+        """
+        from keras_flow.distributions import models
+
+        paths = [variable.path for variable in model.variables]
+        problems = [text for path in self._problems for text in self._problems[path]]
+        for key in self._unmatched(models.layer_paths(model), paths):
+            near = ", ".join(repr(path) for path in _nearest(key, paths))
+            problems.append(f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}")
+        self._checked = True
+        if problems:
+            self._problems = {}
+            raise LayoutError(
+                f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
+                + "\n  ".join(problems)
+                + "\nPaths are those of `variable.path`; rules are regular expressions searched in them, first match wins."
+            )
+
+    def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
+        """Rules that no path matches, those that an earlier match shadows included."""
+        for path in paths:
+            match = _try_match(self.rules, path)
+            if match:
+                self._matched.add(match)
+        for path in layers:
+            match = _try_match(self.activations, path)
+            if match:
+                self._matched.add(match)
+            if self.maps_outputs:
+                match = _try_match(self.rules, path + "/output")
+                if match:
+                    self._matched.add(match)
+        return [key for key in (*self.rules.keys, *self.activations.keys) if key not in self._matched]
+
+    @property
+    def checked(self) -> bool:
+        """Whether a model of this distribution has been checked."""
+        return self._checked
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether problems wait to be raised."""
+        return bool(self._problems)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.placement}, batch_axes={list(self.batch_axes)})"
+
+
+def _try_match(rules: Rules, path: str) -> str | None:
+    try:
+        match = rules.match(path)
+    except FlowError:
+        return None
+    return match.key if match else None
+
+
+def _nearest(key: str, paths: Iterable[str]) -> list[str]:
+    from keras_flow.distributions.rules import nearest
+
+    return nearest(key, paths)
+
+
+def _check_ranks(placement: Placement, size: int, type: str, engine: str) -> None:
+    if placement.type != type:
+        raise FlowError(
+            f"the placement is of type {placement.type!r}, this job runs on {type!r} devices: "
+            f"leave the type out, or start with kf.init(type={placement.type!r}) where such devices exist"
+        )
+    if max(placement.ranks) >= size:
+        need = max(placement.ranks) + 1
+        raise FlowError(
+            f"the placement needs ranks up to {max(placement.ranks)}, {engine} has {size} "
+            f"({'rank 0' if size == 1 else f'ranks 0 to {size - 1}'}). Start the program with kf.run(main, devices={need}) or "
+            f"`keras-flow launch --devices {need} script.py`"
+            + ("" if engine == "torch" else f", or call kf.init(devices={need}) before any layer or tensor is made")
+        )
+
+
+def active() -> FlowDistribution | None:
+    """The keras_flow distribution that holds now, or None."""
+    current = distribution_lib.distribution()
+    return current if isinstance(current, FlowDistribution) else None

@@ -1,0 +1,79 @@
+"""Model parallel: variables split by rules; with batch axes it is hybrid parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+
+from keras_flow import sbp
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.distributions.rules import LayoutMapRules, PatternRules
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+
+
+class ModelParallel(FlowDistribution):
+    """Variables split as rules say, the batch split over the batch axes; the engine inserts the communication.
+
+    Args:
+        placement: the ranks. None takes the mesh of a LayoutMap given as `rules`.
+        rules: ordered mapping of regular expressions, searched in `variable.path`, first match wins, to nd_sbp; or a
+            `keras.distribution.LayoutMap`, with Keras's own matching.
+        activations: the same over layer paths, for layer outputs.
+        batch_axes: name, or names, of the axes that split the batch. The default `"data"` means no axis where the
+            placement has none of that name: then every rank sees the whole batch.
+        strict: make a split that does not divide an error instead of a broadcast with a warning.
+
+    Raises:
+        FlowError: unknown axes, ranks that do not exist, no placement.
+
+    Example:
+        `ModelParallel(Placement([[0, 1], [2, 3]], ("data", "model")), rules={"up/kernel": {"model": sbp.split(1)}})`
+    """
+
+    def __init__(
+        self,
+        placement: Placement | None = None,
+        *,
+        rules: Mapping[str, sbp.SbpSpec] | keras.distribution.LayoutMap | None = None,
+        activations: Mapping[str, sbp.SbpSpec] | None = None,
+        batch_axes: str | Sequence[str] = "data",
+        strict: bool = False,
+    ):
+        is_map = isinstance(rules, keras.distribution.LayoutMap)
+        if placement is None:
+            placement = _placement_of(rules if is_map else None)
+        if isinstance(batch_axes, str):
+            batch_axes = () if batch_axes == "data" and "data" not in placement.axis_names else (batch_axes,)
+        self.maps_outputs = is_map
+        super().__init__(
+            placement,
+            rules=LayoutMapRules(rules) if is_map else PatternRules(rules),
+            activations=PatternRules(activations, "activations"),
+            batch_axes=tuple(batch_axes),
+            strict=strict,
+        )
+        if is_map:
+            self._check_map_axes(rules)
+
+    def _check_map_axes(self, layout_map: keras.distribution.LayoutMap) -> None:
+        mesh = layout_map.device_mesh
+        if mesh is not None and not set(mesh.axis_names) <= set(self.placement.axis_names):
+            raise FlowError(
+                f"the LayoutMap's mesh has axes {list(mesh.axis_names)}, the placement {list(self.placement.axis_names)}: "
+                "their names must agree"
+            )
+
+
+def _placement_of(layout_map: keras.distribution.LayoutMap | None) -> Placement:
+    if layout_map is None or layout_map.device_mesh is None:
+        raise FlowError(
+            "ModelParallel needs a placement: give one, for example "
+            'kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), or rules that are a LayoutMap with a device mesh'
+        )
+    mesh = layout_map.device_mesh
+    ranks = [int(str(device).rpartition(":")[2]) for device in np.asarray(mesh.devices).flat]
+    kind = str(np.asarray(mesh.devices).flat[0]).partition(":")[0]
+    return Placement(np.asarray(ranks).reshape(mesh.shape), tuple(mesh.axis_names), kind)

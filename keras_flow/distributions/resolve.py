@@ -1,0 +1,133 @@
+"""From what a rule asks for to the layout that a variable gets: one place for every fallback, the same on all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keras_flow import sbp
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from keras_flow.sbp import PartialSum, Split
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.backends.interface import Capabilities
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A layout that the engine can hold, and what had to be given up for it.
+
+    Attributes:
+        layout: the layout.
+        reasons: one sentence for each split that became broadcast.
+    """
+
+    layout: Layout
+    reasons: tuple[str, ...] = ()
+
+
+def fit_layout(
+    asked: Layout,
+    path: str,
+    capabilities: Capabilities,
+    joined_axes: Sequence[tuple[str, ...]] = (),
+    layer: keras.Layer | None = None,
+) -> Fitted:
+    """The layout nearest to `asked` that divides and that the engine can hold (DESIGN: a split that does not divide, or
+    that an engine cannot hold, is broadcast on that axis).
+
+    Args:
+        asked: the layout of the rule.
+        path: variable path, for the reasons.
+        capabilities: the engine's record.
+        joined_axes: groups of axes that this distribution only ever uses together, so that an engine without several
+            axes on one dim can hold them as one flattened axis.
+        layer: the layer that owns the variable, where known.
+    """
+    parts = list(asked.nd_sbp)
+    names = asked.placement.axis_names
+    reasons: list[str] = []
+
+    def give_up(axis: str, reason: str) -> None:
+        parts[names.index(axis)] = sbp.broadcast
+        if reason not in reasons:
+            reasons.append(reason)
+
+    unsplit = _must_be_whole(capabilities, layer, path)
+    for dim, length in enumerate(asked.shape):
+        axes = asked.axes_of_dim(dim)
+        if not axes:
+            continue
+        if unsplit:
+            for axis in axes:
+                give_up(axis, f"{path}: {unsplit}; broadcast on axis {axis!r}")
+            continue
+        if len(axes) > 1 and not capabilities.several_axes_on_one_dim and axes not in joined_axes:
+            reason = (
+                f"{path}: this engine holds one axis on a dimension, dim {dim} asks for {list(axes)} and "
+                f"other tensors use these axes separately; split on {axes[0]!r} only"
+            )
+            for axis in axes[1:]:
+                give_up(axis, reason)
+            axes = axes[:1]
+        kept = 1
+        for axis in axes:
+            size = asked.placement.axis_size(axis)
+            if length % (kept * size):
+                give_up(axis, f"{path}: {_uneven(asked.placement, dim, length // kept, axis, size)}")
+            else:
+                kept *= size
+    return Fitted(Layout(asked.placement, parts, asked.shape), tuple(reasons))
+
+
+def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: str) -> str:
+    """The engine's reason why this variable cannot be split, or an empty text."""
+    if layer is None:
+        return ""
+    for cls in type(layer).__mro__:
+        names, reason = capabilities.whole_variables.get(cls.__name__, ((), ""))
+        if path.rpartition("/")[2] in names:
+            return reason
+    return ""
+
+
+def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -> str:
+    best = max(n for n in range(1, size + 1) if length % n == 0)
+    return (
+        f"dim {dim} of {length} does not divide by axis {axis!r} of {size} ranks "
+        f"(largest axis that would divide: {best}); broadcast on that axis"
+    )
+
+
+def problems_of(asked: Layout, source: str, path: str) -> list[str]:
+    """What is wrong with a variable's layout whatever the engine."""
+    if any(isinstance(part, PartialSum) for part in asked.nd_sbp):
+        return [f"{path}: {source} asks for partial_sum; a variable is split or broadcast"]
+    return []
+
+
+def joined_axes(uses: Sequence[sbp.NdSbp], batch_axes: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Groups of axes that split one dimension together wherever one of them is used.
+
+    Args:
+        uses: nd_sbps of all rules.
+        batch_axes: the axes that split the batch.
+        names: axis names of the placement, outer first.
+    """
+    groups: set[tuple[str, ...]] = set()
+    if batch_axes:
+        groups.add(tuple(name for name in names if name in batch_axes))
+    for nd_sbp in uses:
+        for dim in {part.dim for part in nd_sbp if isinstance(part, Split)}:
+            groups.add(tuple(name for name, part in zip(names, nd_sbp, strict=True) if part == Split(dim)))
+    return tuple(
+        sorted(
+            group
+            for group in groups
+            if len(group) > 1 and all(group == other or not set(group) & set(other) for other in groups)
+        )
+    )

@@ -1,0 +1,141 @@
+"""Rules: which nd_sbp a path gets. Regular expressions in order, or Keras's own `LayoutMap`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from keras_flow import sbp
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Match:
+    """A rule that matched a path.
+
+    Attributes:
+        key: the rule as the user wrote it.
+        spec: what it asks for, in any form that `sbp.nd_sbp` reads.
+    """
+
+    key: str
+    spec: sbp.SbpSpec
+
+
+class Rules(Protocol):
+    """Something that knows the rule of a path."""
+
+    keys: tuple[str, ...]
+
+    def match(self, path: str) -> Match | None:
+        """The rule of `path`, or None. Raises FlowError where the rules themselves are at fault."""
+        ...
+
+    def specs(self) -> Iterable[sbp.SbpSpec]:
+        """What all rules ask for."""
+        ...
+
+
+class PatternRules:
+    """An ordered mapping of regular expressions; searched in the path, first match wins.
+
+    Args:
+        rules: pattern -> nd_sbp.
+        what: name of the argument, for errors.
+
+    Raises:
+        FlowError: a key that is no regular expression, or not a mapping.
+    """
+
+    def __init__(self, rules: Mapping[str, sbp.SbpSpec] | None, what: str = "rules"):
+        if rules is not None and not isinstance(rules, Mapping):
+            raise FlowError(
+                f"{what} must be a mapping of regular expressions to sbp or a keras.distribution.LayoutMap, got "
+                f'{type(rules).__name__}; for example {{"hidden/kernel": {{"model": kf.sbp.split(1)}}}}'
+            )
+        self._rules: list[tuple[re.Pattern[str], sbp.SbpSpec]] = []
+        for key, spec in (rules or {}).items():
+            try:
+                self._rules.append((re.compile(key), spec))
+            except (re.error, TypeError) as error:
+                raise FlowError(f"{what}: {key!r} is not a regular expression: {error}") from error
+        self.keys = tuple(pattern.pattern for pattern, _ in self._rules)
+
+    def match(self, path: str) -> Match | None:
+        for pattern, spec in self._rules:
+            if pattern.search(path):
+                return Match(pattern.pattern, spec)
+        return None
+
+    def specs(self) -> Iterable[sbp.SbpSpec]:
+        return [spec for _, spec in self._rules]
+
+
+class LayoutMapRules:
+    """A `keras.distribution.LayoutMap` with Keras's own matching: the exact key, else one full match.
+
+    Its keys may mean variables or, with the ending `/output`, layer outputs.
+    """
+
+    def __init__(self, layout_map: keras.distribution.LayoutMap):
+        self._map = layout_map
+        self.keys = tuple(layout_map)
+
+    def match(self, path: str) -> Match | None:
+        if path in self.keys:
+            key = path
+        else:
+            found = [key for key in self.keys if re.fullmatch(key, path)]
+            if len(found) > 1:
+                raise FlowError(f"{path!r} matches several keys of the LayoutMap: {found}; let each path match one key")
+            if not found:
+                return None
+            key = found[0]
+        return Match(key, axes_to_sbp(self._map[key].axes, key))
+
+    def specs(self) -> Iterable[sbp.SbpSpec]:
+        out = []
+        for key in self.keys:
+            try:
+                out.append(axes_to_sbp(self._map[key].axes, key))
+            except FlowError:
+                continue  # reported when a path matches it
+        return out
+
+
+def axes_to_sbp(axes: Sequence[str | tuple[str, ...] | None], key: str) -> dict[str, sbp.Split]:
+    """The nd_sbp, by axis name, of Keras's axes by dimension: `(None, "model")` is `{"model": S(1)}`.
+
+    Raises:
+        FlowError: one axis on two dimensions.
+    """
+    out: dict[str, sbp.Split] = {}
+    for dim, names in enumerate(axes):
+        for name in (names,) if isinstance(names, str) else names or ():
+            if name in out:
+                raise FlowError(
+                    f"LayoutMap key {key!r} uses axis {name!r} on dimensions {out[name].dim} and {dim}: "
+                    "an axis can split one dimension of a tensor"
+                )
+            out[name] = sbp.split(dim)
+    return out
+
+
+def nearest(wanted: str, paths: Iterable[str], count: int = 3) -> list[str]:
+    """The paths most like a pattern that matched none, best first."""
+    plain = re.sub(r"[\\^$.*+?()\[\]{}|]", "", wanted)
+    scored = sorted(
+        ((max(_likeness(plain, path), _likeness(plain, path.rpartition("/")[0])), path) for path in set(paths)),
+        reverse=True,
+    )
+    return [path for _, path in scored[:count]]
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
