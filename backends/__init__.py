@@ -1,0 +1,1 @@
+"""What each engine provides, behind one interface. Imported as `keras_flow.backends`."""

@@ -1,0 +1,86 @@
+"""Finds the engine that Keras runs on, and its `Backend` object."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    from keras_flow.backends.interface import Backend
+
+#: engine -> one process drives every rank of a host. The same as `Capabilities.drives_all_ranks`, but readable before
+#: the engine is loaded: a launcher must know it and must not load an engine.
+_ENGINES = {"jax": True, "tensorflow": True, "torch": False}
+
+#: set by `keras-flow launch` and `kf.run`: the number of ranks of the job
+DEVICES_VARIABLE = "KERAS_FLOW_DEVICES"
+
+
+def backend() -> Backend:
+    """The object of the active Keras backend.
+
+    Raises:
+        FlowError: the backend is none of the supported ones, or its engine is not installed.
+    """
+    return importlib.import_module(f"keras_flow.backends.{checked_name()}").BACKEND
+
+
+def checked_name() -> str:
+    """The name of the active Keras backend, which is supported and installed. Loads neither Keras nor an engine."""
+    name = backend_name()
+    if name not in _ENGINES:
+        raise FlowError(
+            f"keras_flow does not support the Keras backend {name!r}; supported are {', '.join(_ENGINES)}. "
+            f"Set the environment variable KERAS_BACKEND to one of these before keras is imported."
+        )
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        raise FlowError(
+            f"The active Keras backend is {name!r}, but its engine is not installed: no module named {name!r}. "
+            f"Install it with `pip install 'keras-flow[{name}]'`, or set KERAS_BACKEND to another backend."
+        )
+    return name
+
+
+def drives_all_ranks() -> bool:
+    """Whether one process drives every rank of a host on the active backend. Loads neither Keras nor an engine."""
+    return _ENGINES[checked_name()]
+
+
+def backend_name() -> str:
+    """The name of the active Keras backend, found as Keras finds it (keras/src/backend/config.py, Keras 3.15).
+
+    Keras is asked where it is loaded already; it is not loaded for this, because that loads the engine.
+    """
+    config = sys.modules.get("keras.src.backend.config")
+    if config is not None and hasattr(config, "backend"):
+        return config.backend()
+    from_environment = os.environ.get("KERAS_BACKEND")
+    if from_environment:
+        return from_environment
+    home = os.path.expanduser("~")
+    folder = os.environ.get("KERAS_HOME") or os.path.join(home if os.access(home, os.W_OK) else "/tmp", ".keras")
+    try:
+        with open(os.path.join(os.path.expanduser(folder), "keras.json"), encoding="utf-8") as file:
+            return json.load(file).get("backend", "tensorflow")
+    except (OSError, ValueError):
+        return "tensorflow"
+
+
+def announced_devices() -> int | None:
+    """The number of ranks that `keras-flow launch` or `kf.run` gave this job; None where neither started it.
+
+    Raises:
+        FlowError: the environment variable does not hold a number.
+    """
+    value = os.environ.get(DEVICES_VARIABLE)
+    if not value:
+        return None
+    if not value.isdigit() or int(value) < 1:
+        raise FlowError(f"the environment variable {DEVICES_VARIABLE} is {value!r}; legal is a whole number from 1 up.")
+    return int(value)

@@ -1,0 +1,24 @@
+"""JAX: NamedSharding over a Mesh; XLA partitions the program under Keras's stock trainer."""
+
+from keras_flow.backends.jax import devices, hooks, layouts, trainer, variables
+from keras_flow.backends.jax.capabilities import CAPABILITIES
+
+
+class JaxBackend:
+    """The engine interface on JAX; see `keras_flow.backends.interface.Backend`."""
+
+    name = "jax"
+    capabilities = CAPABILITIES
+    init = staticmethod(devices.init)
+    world = staticmethod(devices.world)
+    engine_layout = staticmethod(layouts.engine_layout)
+    constrain = staticmethod(layouts.constrain)
+    place = staticmethod(variables.place)
+    shards = staticmethod(variables.shards)
+    enter = staticmethod(trainer.enter)
+    forget_steps = staticmethod(trainer.forget_steps)
+    recover = staticmethod(trainer.recover)
+    hooks = staticmethod(hooks.hooks)
+
+
+BACKEND = JaxBackend()

@@ -1,0 +1,129 @@
+"""Ranks on JAX: one process drives every device of its host; a CPU gives any number of virtual devices."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import jax
+
+from keras_flow.backends.active import announced_devices
+from keras_flow.backends.interface import World
+from keras_flow.errors import FlowError
+
+_world: World | None = None
+
+#: threads of XLA's CPU pool as this process had them when the backend was first seen; None: not seen yet
+_pool_threads: int | None = None
+
+
+def init(devices: int | None, type: str | None) -> World:
+    """Make `devices` virtual CPU devices where JAX has not started yet and runs on a CPU, else take what is there.
+
+    Raises:
+        FlowError: JAX has fewer devices than asked for, or none of the type.
+    """
+    global _world
+    started = _started()
+    if not started and type in (None, "cpu"):
+        if devices is not None:
+            jax.config.update("jax_num_cpu_devices", max(devices, _announced_cpu_devices()))
+        if type == "cpu" and not jax.config.jax_platforms:
+            jax.config.update("jax_platforms", "cpu")
+    _start(devices)
+    try:
+        found = jax.devices(type)
+    except RuntimeError as error:
+        present = jax.default_backend()
+        raise FlowError(
+            f"kf.init was asked for devices of type {type!r}, but JAX has none: its devices are of type {present!r}. "
+            f"Use type={present!r}, or leave type out."
+        ) from error
+    if devices is not None and len(found) < devices:
+        raise FlowError(_too_few(devices, found, started))
+    _world = _as_world(found[:devices])
+    return _world
+
+
+def world() -> World:
+    """The ranks of `init`, or all devices of JAX's default type when it was not called.
+
+    A job started by `keras-flow launch` has the number of ranks given there.
+    """
+    return _world or init(announced_devices(), None)
+
+
+def rank_devices() -> tuple[jax.Device, ...]:
+    """The device of each rank, in the order of ranks."""
+    here = world()
+    return tuple(jax.devices(here.type)[: here.size])
+
+
+def must_await_steps() -> bool:
+    """Whether each step must be awaited before the next one is sent.
+
+    Every virtual device needs a thread of its own inside a collective. XLA's pool has NPROC threads (else one per
+    core); with several steps in flight, threads of a later step can occupy the pool, no collective completes, and XLA
+    aborts the process. `init` makes the pool large enough, which it cannot where the backend exists already.
+    """
+    count = len(jax.devices())
+    if count == 1 or jax.default_backend() != "cpu":
+        return False
+    return (_pool_threads or _threads()) < 2 * count
+
+
+def _started() -> bool:
+    from jax._src import xla_bridge  # private: JAX has no public name for this (checked with jax 0.10)
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _start(devices: int | None) -> None:
+    """Create JAX's backend with a thread pool that is large enough (see `must_await_steps`)."""
+    global _pool_threads
+    if not _started():
+        count = max(devices or 1, _announced_cpu_devices())
+        os.environ["NPROC"] = str(max(_threads(), 2 * count))
+        jax.devices()
+    if _pool_threads is None:
+        _pool_threads = _threads()
+
+
+def _threads() -> int:
+    named = os.environ.get("NPROC", "")
+    return int(named) if named.isdigit() else os.cpu_count() or 1
+
+
+def _announced_cpu_devices() -> int:
+    """The number of CPU devices that JAX's configuration or XLA_FLAGS ask for."""
+    configured = jax.config.jax_num_cpu_devices
+    if configured > 0:
+        return configured
+    flag = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(flag[-1]) if flag else 1
+
+
+def _as_world(devices: list[jax.Device]) -> World:
+    mine = tuple(rank for rank, device in enumerate(devices) if device.process_index == jax.process_index())
+    return World(
+        size=len(devices),
+        type="gpu" if devices[0].platform == "cuda" else devices[0].platform,
+        local_ranks=mine,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def _too_few(devices: int, found: list[jax.Device], started: bool) -> str:
+    have = f"{len(found)} device{'s' if len(found) > 1 else ''} of type {found[0].platform!r}"
+    if found[0].platform != "cpu":
+        return (
+            f"kf.init was asked for {devices} ranks, but JAX has {have}; a rank needs a device of its own. "
+            f"Ask for at most {len(found)}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
+        )
+    assert started
+    return (
+        f"kf.init was asked for {devices} ranks, but JAX is already initialised with {have}, and cannot make more "
+        f"afterwards. Creating an array, a Keras layer or model, or calling jax.devices() initialises it: call "
+        f"kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
+    )

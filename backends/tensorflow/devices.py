@@ -1,0 +1,96 @@
+"""Ranks on TensorFlow: one process drives every device of its host; a CPU gives any number of virtual devices."""
+
+from __future__ import annotations
+
+import os
+
+# Unset (TensorFlow's default) or 1, DTensor's pass that combines all-reduces gives wrong gradients in `fit`, without an
+# error (seen with TensorFlow 2.21). It is read when the first DTensor function is compiled.
+os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
+
+from keras_flow.backends.active import announced_devices
+from keras_flow.backends.interface import World
+from keras_flow.errors import FlowError
+
+_world: World | None = None
+
+
+def init(devices: int | None, type: str | None) -> World:
+    """Make `devices` virtual CPU devices where TensorFlow has not started yet and runs on a CPU, else take the real.
+
+    Raises:
+        FlowError: TensorFlow has fewer devices than asked for, or none of the type.
+    """
+    global _world
+    started = _started()
+    chosen = _chosen_type(type)
+    if chosen == "cpu" and not started:
+        if type == "cpu" and tf.config.list_physical_devices("GPU"):
+            tf.config.set_visible_devices([], "GPU")  # else Keras computes on the GPU
+        if devices is not None:
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    found = _count(chosen)
+    if devices is not None and found < devices:
+        raise FlowError(_too_few(devices, found, chosen))
+    size = found if devices is None else devices
+    _world = World(size=size, type=chosen, local_ranks=tuple(range(size)))
+    return _world
+
+
+def world() -> World:
+    """The ranks of `init`, or all devices of TensorFlow's default type when it was not called.
+
+    A job started by `keras-flow launch` has the number of ranks given there.
+    """
+    return _world or init(announced_devices(), None)
+
+
+def rank_devices() -> tuple[str, ...]:
+    """The device of each rank, in the order of ranks."""
+    here = world()
+    return tuple(f"/device:{here.type.upper()}:{rank}" for rank in range(here.size))
+
+
+def _started() -> bool:
+    # private: TensorFlow has no public name for this (checked with TensorFlow 2.21)
+    return bool(context.context()._initialized)
+
+
+def _chosen_type(type: str | None) -> str:
+    present = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+    wanted = type or present
+    if not tf.config.list_physical_devices(wanted.upper()):
+        raise FlowError(
+            f"kf.init was asked for devices of type {type!r}, but TensorFlow has none: its devices are of type "
+            f"{present!r}. Use type={present!r}, or leave type out."
+        )
+    return wanted
+
+
+def _count(type: str) -> int:
+    """Logical devices of `type`. Before TensorFlow has started they are counted without starting it."""
+    if _started():
+        return len(tf.config.list_logical_devices(type.upper()))
+    count = 0
+    for device in tf.config.list_physical_devices(type.upper()):
+        virtual = tf.config.get_logical_device_configuration(device)
+        count += len(virtual) if virtual else 1
+    return count
+
+
+def _too_few(devices: int, found: int, type: str) -> str:
+    have = f"{found} device{'s' if found > 1 else ''} of type {type!r}"
+    if type != "cpu":
+        return (
+            f"kf.init was asked for {devices} ranks, but TensorFlow has {have}; a rank needs a device of its own. "
+            f"Ask for at most {found}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
+        )
+    return (
+        f"kf.init was asked for {devices} ranks, but TensorFlow is already initialised with {have}, and cannot make "
+        f"more afterwards. Creating a tensor, a Keras layer or model, or calling tf.config.list_logical_devices() "
+        f"initialises it: call kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
+    )

@@ -1,0 +1,1 @@
+"""Ranks and processes: start, count, run on all."""

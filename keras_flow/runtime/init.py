@@ -1,0 +1,43 @@
+"""`kf.init`: how many ranks there are, and of which type."""
+
+from __future__ import annotations
+
+from keras_flow.backends import active
+from keras_flow.backends.interface import World
+from keras_flow.errors import FlowError
+from keras_flow.placements import normalise_type
+from keras_flow.runtime import versions
+
+
+def init(devices: int | None = None, type: str | None = None) -> World:
+    """Make `devices` ranks, before anything else uses the engine.
+
+    On JAX and TensorFlow a CPU gives that many virtual devices. On torch every rank is a process, so the job must have
+    been started with as many by `kf.run` or `keras-flow launch`.
+
+    Args:
+        devices: number of ranks. None: that of `kf.run` or `keras-flow launch`, else the real devices.
+        type: `"cpu"`, `"gpu"` (`"cuda"` means the same) or `"tpu"`; None takes what the engine prefers.
+
+    Returns:
+        The ranks as this process sees them.
+
+    Raises:
+        FlowError: the engine cannot give these ranks, was initialised before with fewer, is missing or of an
+            unsupported version, or `devices` disagrees with the number that the job was started with.
+    """
+    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
+        raise FlowError(f"kf.init was given devices={devices!r}; legal is a whole number of at least 1, or None.")
+    kind = normalise_type(type)
+    versions.check(active.checked_name())
+    return active.backend().init(_agreed(devices), kind)
+
+
+def _agreed(devices: int | None) -> int | None:
+    announced = active.announced_devices()
+    if announced is not None and devices not in (None, announced):
+        raise FlowError(
+            f"kf.init was asked for {devices} ranks inside a job of {announced} (kf.run or keras-flow launch said so). "
+            f"Leave devices out, or ask for {announced}."
+        )
+    return announced or devices

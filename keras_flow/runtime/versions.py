@@ -1,0 +1,50 @@
+"""The versions of Keras and of the engines that keras_flow was tested with."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+
+from keras_flow.errors import FlowError
+
+#: the same ranges as the dependencies and extras in pyproject.toml
+SUPPORTED = {
+    "keras": ">=3.15,<3.16",
+    "jax": ">=0.10,<0.11",
+    "tensorflow": ">=2.21,<2.22",
+    "torch": ">=2.13,<2.14",
+}
+
+#: engine -> names under which it is packaged, where they are several
+_PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel")}
+
+
+def installed(name: str) -> str | None:
+    """The version of `name` (a key of `SUPPORTED`) that is installed, read without importing it."""
+    for package in _PACKAGES.get(name, (name,)):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+@cache
+def check(engine: str) -> None:
+    """Check Keras and `engine` against the supported versions.
+
+    Raises:
+        FlowError: one of them is not installed, or its version lies outside the supported range.
+    """
+    for name in ("keras", engine):
+        found, wanted = installed(name), SUPPORTED[name]
+        if found is None:
+            extra = "keras-flow" if name == "keras" else f"keras-flow[{name}]"
+            raise FlowError(f"keras_flow needs {name} {wanted}, found none; install it with `pip install '{extra}'`.")
+        if not SpecifierSet(wanted).contains(found, prereleases=True):
+            raise FlowError(
+                f"keras_flow needs {name} {wanted}, found {name} {found}, with which it was not tested; "
+                f"install a supported version with `pip install '{name}{wanted}'`."
+            )
