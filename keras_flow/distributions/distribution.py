@@ -66,8 +66,8 @@ class FlowDistribution(distribution_lib.Distribution):
         batch_axes: Sequence[str] = (),
         strict: bool = False,
     ):
-        versions.check()
         engine = backend()
+        versions.check(engine.name)
         engine_world = engine.world()
         if placement.type is None:
             placement = Placement(

@@ -1,0 +1,9 @@
+"""What JAX can hold and do."""
+
+from keras_flow.backends.interface import Capabilities
+
+CAPABILITIES = Capabilities(
+    drives_all_ranks=True,
+    several_axes_on_one_dim=True,
+    uneven_batches="parallel",
+)

@@ -1,0 +1,106 @@
+"""Batches on JAX: every batch is split, one that does not divide by padding on the host and slicing in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental.sparse import JAXSparse
+from jax.sharding import NamedSharding
+from keras.src import tree
+
+from keras_flow import sbp
+from keras_flow.backends.jax.layouts import engine_layout
+from keras_flow.distributions.batch import BatchPlan
+from keras_flow.distributions.distribution import active
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+
+
+@jax.tree_util.register_pytree_node_class
+class Uneven:
+    """`rows` logical rows in a buffer whose rows divide.
+
+    JAX has no stored array that is split unevenly, but uneven values inside a program are legal: the step slices the
+    buffer, the partitioner masks the padding out of every reduction, so that the numbers are those of the logical rows.
+    A leaf for Keras (it has a shape, a dtype and `__array__`); a pytree with a static row count for JAX.
+    """
+
+    def __init__(self, buffer: jax.Array, rows: int, sharding: NamedSharding):
+        self.buffer, self.rows, self.sharding = buffer, rows, sharding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.buffer.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.buffer.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.buffer.ndim
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(np.asarray(self.buffer)[: self.rows], dtype=dtype)  # run_eagerly computes it whole
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[int, NamedSharding]]:
+        return (self.buffer,), (self.rows, self.sharding)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[int, NamedSharding], children: tuple[jax.Array]) -> Uneven:
+        return cls(children[0], *aux)
+
+    def logical(self) -> jax.Array:
+        """The logical rows; inside a jitted step only."""
+        return jax.lax.with_sharding_constraint(self.buffer[: self.rows], self.sharding)
+
+
+def distribute_data_input(original: Callable[..., object], batch: object, *args: object, **kwargs: object) -> object:
+    """Hook: put one tensor of a batch on the mesh. Keras computes layouts from the first batch and reuses them for the
+    last, smaller one; here each batch decides for itself."""
+    if batch is None:
+        return None
+    distribution = active()
+    assert distribution is not None
+    if isinstance(batch, JAXSparse):
+        raise FlowError(
+            f"a sparse input of shape {list(batch.shape)} cannot be split over the ranks on JAX: convert it to a dense "
+            "array, or keep it sparse on a single device"
+        )
+    host = np.asarray(batch)
+    if host.dtype.kind in "OSU":
+        raise FlowError(
+            f"an input of strings (shape {list(host.shape)}) cannot be put on JAX devices: run TextVectorization or "
+            "StringLookup in the input pipeline (`dataset.map(layer)`), not inside the model"
+        )
+    layout = distribution.batch_layout(host.shape)
+    plan = BatchPlan(host.shape[0] if host.ndim else 0, distribution.num_model_replicas)
+    if plan.divides:
+        return _put(host, engine_layout(layout))
+    padding = np.zeros((plan.padded_rows - plan.rows, *host.shape[1:]), host.dtype)
+    split = Layout(layout.placement, {axis: sbp.split(0) for axis in distribution.batch_axes}, host.shape)
+    sharding = engine_layout(split)
+    return Uneven(_put(np.concatenate([host, padding]), sharding), plan.rows, sharding)
+
+
+def put_batch(data: object) -> object:
+    """Put a structure of host arrays on the mesh."""
+    return tree.map_structure(lambda leaf: distribute_data_input(np.asarray, leaf), data)
+
+
+def logical(args: object) -> object:
+    """The logical values of a step's arguments."""
+    return jax.tree.map(
+        lambda leaf: leaf.logical() if isinstance(leaf, Uneven) else leaf,
+        args,
+        is_leaf=lambda leaf: isinstance(leaf, Uneven),
+    )
+
+
+def _put(host: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)

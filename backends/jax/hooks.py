@@ -1,0 +1,64 @@
+"""Every place of Keras's JAX backend that keras_flow wraps. Checked against keras 3.15.1 and jax 0.10.2."""
+
+from __future__ import annotations
+
+from keras_flow.backends.hooking import Hook, is_placed
+from keras_flow.backends.jax import data, layers, trainer, variables
+
+_KERAS = "keras.src.backend.jax"
+
+
+def hooks() -> tuple[Hook, ...]:
+    """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
+    return (
+        Hook(
+            f"{_KERAS}.core",
+            "should_shard_at_init",
+            variables.should_shard_at_init,
+            "variables under 250 MiB would be made whole on device 0, then split",
+        ),
+        Hook(
+            f"{_KERAS}.core",
+            "JaxVariable._initialize_with_initializer",
+            variables.initialize,
+            "initialisers that need the whole value would make it on every device",
+        ),
+        Hook(
+            f"{_KERAS}.core",
+            "JaxVariable.assign",
+            variables.assign,
+            "loaded values would pass whole through device 0",
+            when=is_placed,
+        ),
+        Hook(
+            f"{_KERAS}.distribution_lib",
+            "distribute_data_input",
+            data.distribute_data_input,
+            "one meaning of batch_size, and batches that do not divide (Keras raises IndivisibleError)",
+        ),
+        Hook(
+            f"{_KERAS}.trainer",
+            "jit",
+            trainer.jit,
+            "slices padded batches inside the step",
+        ),
+        Hook(
+            f"{_KERAS}.trainer",
+            "JAXTrainer._purge_model_variables",
+            trainer.purge,
+            "keeps hold of the weights while a loop runs; without it an error in evaluate or predict loses them",
+        ),
+        Hook(
+            f"{_KERAS}.trainer",
+            "JAXTrainer.predict_on_batch",
+            trainer.predict_on_batch,
+            "the batch would be computed whole on every device",
+        ),
+        Hook(
+            "keras.src.layers.normalization.batch_normalization",
+            "BatchNormalization.call",
+            layers.batch_normalization,
+            'batch_statistics="replica"',
+            when=layers.wants_replica_statistics,
+        ),
+    )

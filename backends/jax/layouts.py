@@ -1,0 +1,66 @@
+"""Layouts of keras_flow as shardings of JAX."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from keras.src import tree
+
+from keras_flow import sbp
+from keras_flow.distributions.distribution import active
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from keras_flow.sbp import Split
+
+
+@functools.cache
+def mesh(placement: Placement) -> Mesh:
+    """The mesh of a placement; a rank is the index in `jax.devices()`, not a device's id (these have gaps across
+    processes)."""
+    devices = jax.devices(placement.type)
+    return Mesh(np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), placement.axis_names)
+
+
+def engine_layout(layout: Layout) -> NamedSharding:
+    """The sharding of a layout without partial sums whose splits divide."""
+    return NamedSharding(mesh(layout.placement), _spec(layout))
+
+
+def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
+    """Constrain the sharding of a layer's output tensors; uneven dims are legal inside a jitted step."""
+    distribution = active()
+    assert distribution is not None
+
+    def one(tensor: object) -> object:
+        if not isinstance(tensor, jax.Array):
+            return tensor
+        layout = activation_layout(distribution.placement, nd_sbp, tensor.shape, path)
+        if isinstance(tensor, jax.core.Tracer):
+            return jax.lax.with_sharding_constraint(tensor, engine_layout(layout))
+        return jax.device_put(tensor, engine_layout(layout)) if layout.divides else tensor
+
+    return tree.map_structure(one, outputs)
+
+
+def activation_layout(placement: Placement, nd_sbp: sbp.NdSbp, shape: tuple[int, ...], path: str) -> Layout:
+    """The layout of one output tensor.
+
+    Raises:
+        FlowError: the output has too few dimensions.
+    """
+    try:
+        return Layout(placement, nd_sbp, shape)
+    except FlowError as error:
+        raise FlowError(f"activations: output of {path.removesuffix('/output')!r}: {error}") from error
+
+
+def _spec(layout: Layout) -> PartitionSpec:
+    dims: list[tuple[str, ...]] = [() for _ in layout.shape]
+    for axis, part in zip(layout.placement.axis_names, layout.nd_sbp, strict=True):
+        if isinstance(part, Split):
+            dims[part.dim] += (axis,)  # the first name is the major one, as the outer axis is in DESIGN's split rule
+    return PartitionSpec(*[axes if len(axes) > 1 else axes[0] if axes else None for axes in dims])

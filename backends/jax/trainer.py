@@ -1,0 +1,78 @@
+"""Steps on JAX: stock jitted steps, with uneven batches sliced inside and lost weights given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import jax
+
+from keras_flow.backends.jax import data, devices, layouts
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: model -> the values that Keras took off its variables when the running loop began
+_purged: WeakKeyDictionary[keras.Model, list[tuple[keras.Variable, jax.Array]]] = WeakKeyDictionary()
+
+
+def enter(distribution: FlowDistribution) -> None:
+    """Build the mesh; random layers are equal for every layout only with partitionable threefry."""
+    layouts.mesh(distribution.placement)
+    if not jax.config.jax_threefry_partitionable:
+        raise FlowError(
+            "jax_threefry_partitionable is off: random layers would depend on the layout. Leave it on (JAX's default), "
+            'jax.config.update("jax_threefry_partitionable", True)'
+        )
+
+
+def jit(original: Callable[..., object], function: Callable[..., object], **options: object) -> Callable[..., object]:
+    """Hook: slice padded batches inside the step; await each step where the client has too few threads."""
+
+    def step(*args: object) -> object:
+        return function(*data.logical(args))  # type: ignore[misc]
+
+    compiled: Callable[..., object] = original(step, **options)  # type: ignore[assignment]
+    if not devices.must_await_steps():
+        return compiled
+
+    def awaited(*args: object) -> object:
+        return jax.block_until_ready(compiled(*args))
+
+    return awaited
+
+
+def purge(original: Callable[..., None], model: keras.Model, **which: bool) -> None:
+    """Hook: remember what Keras takes off the variables, for `recover`."""
+    groups = {
+        "trainable_variables": lambda: model.trainable_variables,
+        "non_trainable_variables": lambda: model.non_trainable_variables,
+        "optimizer_variables": lambda: model.optimizer.variables,
+        "metrics_variables": lambda: model.metrics_variables,
+    }
+    _purged[model] = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
+    original(model, **which)
+
+
+def predict_on_batch(original: Callable[..., object], model: keras.Model, x: object) -> object:
+    """Hook: Keras gives the batch to the step as it is, and every device would compute it whole."""
+    return original(model, data.put_batch(x))
+
+
+def forget_steps(model: keras.Model) -> None:
+    """Drop jitted steps: their output shardings are those of the old layouts."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def recover(model: keras.Model) -> None:
+    """Give the variables their last good values: Keras takes them off during a loop and, when a step raises in
+    `evaluate` or `predict`, does not put them back."""
+    if getattr(model, "_jax_state", None):
+        model.jax_state_sync()
+    for variable, value in _purged.pop(model, []):
+        if variable._value is None and not value.is_deleted():
+            variable._value = value

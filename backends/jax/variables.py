@@ -1,0 +1,90 @@
+"""Variables on JAX: created sharded, assigned and read without a full value on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Sharding
+from keras import initializers
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from keras_flow.distributions.distribution import active
+from keras_flow.distributions.placed import PlacedLayout, placed_layout
+
+#: initialisers that XLA partitions element by element: each device draws its own part
+_BY_ELEMENT = (
+    initializers.RandomUniform,
+    initializers.RandomNormal,
+    initializers.TruncatedNormal,
+    initializers.VarianceScaling,
+    initializers.Zeros,
+    initializers.Ones,
+    initializers.Constant,
+)
+
+
+def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
+    """Hook: Keras shards initialisers of very large variables only; below that the full value is made on device 0."""
+    return not layout.is_fully_replicated
+
+
+def initialize(
+    original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]
+) -> None:
+    """Hook: an initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory."""
+    distribution = active()
+    if distribution is None or isinstance(initializer, _BY_ELEMENT):
+        return original(variable, initializer)
+    if variable._layout is None:
+        variable._layout = distribution.get_variable_layout(variable)
+    layout = placed_layout(variable)
+    if layout is None or layout.placed.layout.is_broadcast:
+        return original(variable, initializer)
+    with jax.default_device(jax.devices("cpu")[0]):
+        value = np.asarray(initializer(variable._shape, dtype=variable._dtype))
+    variable._value = from_host(value, layout.backend_layout)
+    return None
+
+
+def assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+    """Hook: a host value goes to the devices slice by slice; Keras would put it whole on device 0 first."""
+    layout = placed_layout(variable)
+    if (
+        layout is None
+        or not isinstance(value, np.ndarray)
+        or in_stateless_scope()
+        or tuple(value.shape) != tuple(variable.shape)
+    ):
+        return original(variable, value)
+    variable._value = from_host(value.astype(_numpy_dtype(variable), copy=False), layout.backend_layout)
+    return variable._value
+
+
+def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+    """Lay an existing variable anew, keeping its value."""
+    variable._layout = layout
+    if variable._value is not None:
+        variable._value = jax.device_put(variable._value, layout.backend_layout)
+
+
+def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
+    """rank -> the part of the variable that its device holds."""
+    rank_of = _ranks(variable.value.sharding)
+    return {rank_of[shard.device]: np.asarray(shard.data) for shard in variable.value.addressable_shards}
+
+
+def from_host(value: np.ndarray, sharding: Sharding) -> jax.Array:
+    """A sharded array from a host array; each device gets its slice."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
+
+
+def _ranks(sharding: Sharding) -> dict[jax.Device, int]:
+    platform = next(iter(sharding.device_set)).platform
+    return {device: rank for rank, device in enumerate(jax.devices(platform))}
+
+
+def _numpy_dtype(variable: keras.Variable) -> np.dtype:
+    return jax.numpy.dtype(variable._dtype)

@@ -1,0 +1,50 @@
+"""BatchNormalization with the statistics of each replica's rows, on request (`batch_statistics="replica"`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+from keras import ops
+
+from keras_flow.layout import balanced
+
+
+def by_groups(
+    call: Callable[..., object],
+    layer: keras.layers.BatchNormalization,
+    inputs: object,
+    groups: int,
+    training: bool | None,
+    mask: object = None,
+) -> object:
+    """Apply a BatchNormalization group by group; the groups are the balanced split of the logical rows.
+
+    The layer's own call does the work, once for each group from the same moving statistics; these then become the mean
+    of what the groups made of them, which is their update with the mean of the groups' statistics, since it is linear.
+
+    Args:
+        call: the layer's original `call`.
+        layer: the layer.
+        inputs: tensor of shape [rows, ...].
+        groups: number of replicas; groups without rows are left out.
+        training: as in Keras.
+        mask: tensor of shape [rows, ...] with one dimension less than `inputs`, or None.
+
+    Returns:
+        Tensor of the shape of `inputs`.
+    """
+    rows = int(ops.shape(inputs)[0])
+    blocks = [block for block in (balanced(rows, groups, index) for index in range(groups)) if block[1] > block[0]]
+    moving = (layer.moving_mean, layer.moving_variance)
+    before = [ops.copy(variable.value) for variable in moving]
+    outputs, after = [], []
+    for start, stop in blocks:
+        for variable, value in zip(moving, before, strict=True):
+            variable.assign(value)
+        part = None if mask is None else mask[start:stop]
+        outputs.append(call(layer, inputs[start:stop], training=training, mask=part))
+        after.append([ops.copy(variable.value) for variable in moving])
+    for index, variable in enumerate(moving):
+        variable.assign(ops.mean(ops.stack([values[index] for values in after]), axis=0))
+    return ops.concatenate(outputs, axis=0)
