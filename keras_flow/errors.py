@@ -25,3 +25,11 @@ class LaunchError(FlowError):
 
 class FlowWarning(UserWarning):
     """Something legal that the user should know: a fallback, or work done on every rank."""
+
+
+class LayoutFallback(FlowWarning):
+    """A split that does not divide, or that the engine cannot hold, became broadcast; the numbers stay the same."""
+
+
+class ComputedWhole(FlowWarning):
+    """Rows, or a model, that every rank computes whole; the numbers stay the same, nothing is gained."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keras_flow.errors import FlowWarning
+from keras_flow.errors import ComputedWhole
 from keras_flow.layout import balanced
 
 
@@ -60,6 +60,6 @@ class UnevenNotice:
             f"a batch of {rows} rows does not divide by {replicas} data ranks: each rank computes it whole (the numbers "
             f"are those of one device, nothing is gained). The next batch size that divides is "
             f"{BatchPlan(rows, replicas).padded_rows}",
-            FlowWarning,
+            ComputedWhole,
             stacklevel=3,
         )

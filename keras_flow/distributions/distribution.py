@@ -19,7 +19,7 @@ from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules
 from keras_flow.distributions.shard import shard_of
-from keras_flow.errors import FlowError, FlowWarning, LayoutError
+from keras_flow.errors import FlowError, LayoutError, LayoutFallback
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.runtime import versions
@@ -173,7 +173,7 @@ class FlowDistribution(distribution_lib.Distribution):
         made_by = creator()
         layer = layer or (made_by.layer if made_by else None)
         whole = Layout(self.placement, {}, shape)
-        if (made_by and made_by.kind != "layer" and layer is None) or path.endswith("seed_generator_state"):
+        if (made_by and made_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
             return PlacedLayout(Placed(whole, "default"), self)
         try:
             wanted = shard_of(layer, path)
@@ -200,7 +200,7 @@ class FlowDistribution(distribution_lib.Distribution):
         for reason in fitted.reasons:
             if reason not in self._warned and not self.strict:
                 self._warned.add(reason)
-                warnings.warn(reason, FlowWarning, stacklevel=2)
+                warnings.warn(reason, LayoutFallback, stacklevel=2)
         return PlacedLayout(Placed(fitted.layout, source, "; ".join(fitted.reasons)), self)
 
     # ---- checks
@@ -222,7 +222,7 @@ class FlowDistribution(distribution_lib.Distribution):
         """
         from keras_flow.distributions import models
 
-        paths = [variable.path for variable in model.variables]
+        paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
         problems = [text for path in self._problems for text in self._problems[path]]
         for key in self._unmatched(models.layer_paths(model), paths):
             near = ", ".join(repr(path) for path in _nearest(key, paths))
@@ -264,6 +264,11 @@ class FlowDistribution(distribution_lib.Distribution):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.placement}, batch_axes={list(self.batch_axes)})"
+
+
+def is_seed(path: str) -> bool:
+    """Whether a variable is the state of a `SeedGenerator`: broadcast, and never asked of the rules."""
+    return path.endswith("seed_generator_state")
 
 
 def _try_match(rules: Rules, path: str) -> str | None:

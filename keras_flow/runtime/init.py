@@ -26,14 +26,20 @@ def init(devices: int | None = None, type: str | None = None) -> World:
         FlowError: the engine cannot give these ranks, was initialised before with fewer, is missing or of an
             unsupported version, or `devices` disagrees with the number that the job was started with.
     """
-    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
-        raise FlowError(f"kf.init was given devices={devices!r}; legal is a whole number of at least 1, or None.")
+    asked = agreed_devices(devices)
     kind = normalise_type(type)
     versions.check(active.checked_name())
-    return active.backend().init(_agreed(devices), kind)
+    return active.backend().init(asked, kind)
 
 
-def _agreed(devices: int | None) -> int | None:
+def agreed_devices(devices: int | None) -> int | None:
+    """The number of ranks: as asked for, and as the job was started with. None where neither says.
+
+    Raises:
+        FlowError: it is no number, or the two disagree.
+    """
+    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
+        raise FlowError(f"kf.init was given devices={devices!r}; legal is a whole number of at least 1, or None.")
     announced = active.announced_devices()
     if announced is not None and devices not in (None, announced):
         raise FlowError(

@@ -1,0 +1,76 @@
+"""The process of one rank: `python -m keras_flow.launch.child`, started by the launcher with the rank's environment.
+
+`child script FILE.py ARGS...` runs a script as `__main__`; `child main` runs the function that `kf.run` sent.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+from types import TracebackType
+
+from keras_flow.launch import failure
+from keras_flow.launch.folder import JobFolder, own_folder
+
+#: modules whose frames stand above those of the user's program
+_OWN_MODULES = {"runpy", "keras_flow.launch.payload"}
+
+
+def main() -> None:
+    """Run what the command line names, and write down the exception that ends it."""
+    folder, rank = own_folder(), int(os.environ["RANK"])
+    assert folder is not None
+    # the launcher asks a job that hangs where it is
+    stack = folder.stack(rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # not printed here: the launcher's error repeats it, once and with the rank
+        error.with_traceback(_without_own_frames(trace))
+        failure.record(folder, rank, error)
+
+    sys.excepthook = tell
+    mode, *rest = sys.argv[1:]
+    try:
+        if mode == "script":
+            _run_script(rest)
+        else:
+            _run_main(folder, rank)
+    except SystemExit as leaving:
+        code = leaving.code
+        if code not in (None, 0):
+            sys.last_value = leaving  # a failure too: what runs at exit must not wait for the other ranks
+            failure.record(folder, rank, leaving, code if isinstance(code, int) else 1)
+        raise
+
+
+def _run_script(command: list[str]) -> None:
+    sys.argv[:] = command
+    sys.path[0] = os.path.dirname(os.path.abspath(command[0]))  # as `python FILE.py` has it
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _run_main(folder: JobFolder, rank: int) -> None:
+    from keras_flow.launch import payload
+    from keras_flow.runtime.init import init
+
+    call = payload.receive(folder.payload)
+    init()
+    result = call()
+    if rank == 0:
+        payload.send_result(folder.result, result)
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's first frame on."""
+    first = trace
+    while first is not None and first.tb_frame.f_globals.get("__name__") in _OWN_MODULES | {__name__}:
+        first = first.tb_next
+    return first or trace
+
+
+if __name__ == "__main__":
+    main()

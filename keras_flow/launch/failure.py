@@ -1,0 +1,154 @@
+"""How a rank failed: written by the rank, read by the launcher, and told to the user with the rank's number."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from keras_flow.errors import LaunchError
+from keras_flow.launch.folder import JobFolder
+
+#: lines of a traceback or of a rank's output that an error repeats
+TAIL_LINES = 30
+
+#: what a rank says that lost a neighbour or waited too long for one, and so is not itself the cause
+_LOST_NEIGHBOUR = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|Socket closed|recvBytes|sendBytes")
+_WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError")
+
+
+class RankError(LaunchError):
+    """A rank of a job failed, left early or hung; the other ranks were ended.
+
+    Attributes:
+        rank: the rank that failed.
+        exit_code: exit code of its process, negative for a signal; None where it was ended because it hung.
+        details: the end of its traceback or output.
+    """
+
+    def __init__(self, message: str, rank: int, exit_code: int | None = None, details: str = ""):
+        super().__init__(message)
+        self.rank = rank
+        self.exit_code = exit_code
+        self.details = details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.rank, self.exit_code, self.details)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The exception that ended a rank.
+
+    Attributes:
+        time: seconds since the epoch, for the order of failures.
+        summary: type and text of the exception, one line where it has one.
+        trace: the traceback as Python prints it.
+        exit_code: the code with which the rank is about to leave.
+    """
+
+    time: float
+    summary: str
+    trace: str
+    exit_code: int = 1
+
+    @property
+    def lost_neighbour(self) -> bool:
+        """Whether this is what a rank says when another one has gone."""
+        return bool(_LOST_NEIGHBOUR.search(self.summary))
+
+    @property
+    def waited_too_long(self) -> bool:
+        """Whether this is what a rank says when another one did not come."""
+        return bool(_WAITED_TOO_LONG.search(self.summary))
+
+
+def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 1) -> None:
+    """Write down the exception that ends this rank, before it leaves."""
+    failure = Failure(
+        time=time.time(),
+        summary="".join(traceback.format_exception_only(error)).strip(),
+        trace="".join(traceback.format_exception(error)),
+        exit_code=exit_code,
+    )
+    target = folder.failure(rank)
+    written = target.with_suffix(".new")
+    written.write_text(json.dumps(asdict(failure)), encoding="utf-8")
+    os.replace(written, target)  # the launcher never sees half a file
+
+
+def read(folder: JobFolder, rank: int) -> Failure | None:
+    """The exception that ended `rank`; None where it wrote none (killed, or not a Python error)."""
+    path: Path = folder.failure(rank)
+    try:
+        return Failure(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def tail(text: str, lines: int = TAIL_LINES) -> str:
+    """The last lines of `text`."""
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def left_how(code: int) -> str:
+    """In words, how a process left.
+
+    Example:
+        >>> left_how(-9)
+        'killed by SIGKILL'
+    """
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"exit code {code}"
+
+
+def rank_failed(rank: int, ranks: int, code: int, failure: Failure | None, output: str) -> RankError:
+    """The error for a rank that raised, left with a code other than 0, or was killed."""
+    how = left_how(code)
+    if failure is None:
+        head, what, details = f"rank {rank} of {ranks} failed: {how}", "its output", output
+    else:
+        head, what, details = (
+            f"rank {rank} of {ranks} failed: {failure.summary} ({how})",
+            "its traceback",
+            failure.trace,
+        )
+    return RankError(_text(head, rank, what, details), rank, code, tail(details))
+
+
+def rank_left_early(rank: int, ranks: int, other: int, failure: Failure) -> RankError:
+    """The error for a rank that left with code 0 while another still needed it."""
+    head = (
+        f"rank {rank} of {ranks} left early with exit code 0 while other ranks still needed it: rank {other} failed "
+        f"with {failure.summary}\nEvery rank must take part in the same steps: look for a sys.exit or a return that "
+        f"only some ranks reach"
+    )
+    return RankError(_text(head, other, "its traceback", failure.trace), rank, 0, tail(failure.trace))
+
+
+def rank_hangs(suspects: list[int], ranks: int, seconds: float, stacks: dict[int, str]) -> RankError:
+    """The error for a job that made no progress; `suspects` are the ranks the others wait for, as far as known."""
+    names = ", ".join(str(rank) for rank in suspects)
+    head = (
+        f"rank{'s' if len(suspects) > 1 else ''} {names} of {ranks} {'hang' if len(suspects) > 1 else 'hangs'}: no "
+        f"progress for {seconds:g} s, the timeout of this job. If the work is honest, give a longer one: "
+        f"`keras-flow launch --timeout SECONDS`, kf.run(..., timeout=SECONDS) or KERAS_FLOW_TIMEOUT"
+    )
+    rank = suspects[0]
+    details = stacks.get(rank) or "(it does not answer: stopped, or stuck outside Python)"
+    return RankError(_text(head, rank, "where it is", details), rank, None, details)
+
+
+def _text(head: str, rank: int, what: str, details: str) -> str:
+    if not details.strip():
+        return f"{head}\nThe other ranks were ended."
+    return f"{head}\nThe other ranks were ended. Rank {rank}, {what}:\n{tail(details)}"

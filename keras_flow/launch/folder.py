@@ -1,0 +1,40 @@
+"""The private folder of a job, through which its ranks tell the launcher what a process's exit code cannot say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: environment variable that names the folder to the ranks
+FOLDER_VARIABLE = "KERAS_FLOW_JOB"
+
+
+class JobFolder:
+    """Names of the files in the folder of a job. The folder is made with mode 0700 and removed by the launcher."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    @property
+    def payload(self) -> Path:
+        """What `kf.run` sends to the ranks."""
+        return self.path / "payload"
+
+    @property
+    def result(self) -> Path:
+        """What rank 0 returns."""
+        return self.path / "result"
+
+    def failure(self, rank: int) -> Path:
+        """The exception that ended a rank."""
+        return self.path / f"failure-{rank}.json"
+
+    def stack(self, rank: int) -> Path:
+        """Where a rank writes its stack when it is sent SIGUSR1; it exists once the rank can."""
+        return self.path / f"stack-{rank}"
+
+
+def own_folder() -> JobFolder | None:
+    """The folder of the job that this process is a rank of; None where no launcher of keras_flow started it."""
+    path = os.environ.get(FOLDER_VARIABLE)
+    return JobFolder(path) if path else None

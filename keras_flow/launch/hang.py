@@ -1,0 +1,74 @@
+"""Finds that a job hangs, and which rank the others wait for."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.processes import RankProcess
+
+#: a rank that uses less than this share of one core makes no progress: it sleeps, is stopped, or waits
+_IDLE_SHARE = 0.03
+
+#: frames of a rank that waits for other ranks
+_WAITING = re.compile(r"torch/distributed|backends/torch/devices")
+
+#: innermost frames in which to look for these
+_INNER_FRAMES = 8
+
+#: seconds in which a rank that can must have written its stack
+_ANSWER_SECONDS = 1.0
+
+
+class Watch:
+    """Notices that no rank has used the processor for `timeout` seconds."""
+
+    def __init__(self, timeout: float):
+        self._timeout = timeout
+        self._looked = self._alive = time.monotonic()
+        self._used: dict[int, float] = {}
+
+    def expired(self, running: list[RankProcess]) -> bool:
+        """Look again; whether every rank has been idle for the timeout. Cheap: it looks a few times a second."""
+        now = time.monotonic()
+        passed = now - self._looked
+        if passed < min(1.0, self._timeout / 5):
+            return False
+        self._looked = now
+        for process in running:
+            used = process.cpu_seconds()
+            # a rank whose children have left counts less than before: that is a sign of life too
+            if abs(used - self._used.get(process.rank, 0.0)) > _IDLE_SHARE * passed:
+                self._alive = now
+            self._used[process.rank] = used
+        return now - self._alive > self._timeout
+
+
+def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[int], dict[int, str]]:
+    """Ask every rank where it is.
+
+    Returns:
+        The ranks that the others wait for (those that do not answer, else those that are not inside a collective,
+        else all of them), and the stack of each rank that answered.
+    """
+    able = [process for process in running if folder.stack(process.rank).exists()]
+    for process in able:
+        process.send(signal.SIGUSR1)
+    until = time.monotonic() + _ANSWER_SECONDS
+    stacks: dict[int, str] = {}
+    while len(stacks) < len(able) and time.monotonic() < until:
+        time.sleep(0.05)
+        for process in able:
+            text = folder.stack(process.rank).read_text(encoding="utf-8", errors="replace")
+            if text.strip():
+                stacks[process.rank] = text
+    ranks = [process.rank for process in running]
+    silent = [process.rank for process in able if process.rank not in stacks]
+    busy = [rank for rank, stack in stacks.items() if not _waits(stack)]
+    return sorted(silent or busy or ranks), stacks
+
+
+def _waits(stack: str) -> bool:
+    return any(_WAITING.search(line) for line in stack.splitlines()[: _INNER_FRAMES + 1])

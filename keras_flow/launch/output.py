@@ -1,0 +1,115 @@
+"""What the ranks print: rank 0 as it is, the others only when they fail, or every line of all with its rank."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import IO, TextIO
+
+#: lines kept of a rank whose output is not shown, for the error if it fails
+_KEPT_LINES = 200
+
+_lock = threading.Lock()
+
+
+class RankOutput:
+    """The output of one rank: where its process writes, and what becomes of it.
+
+    Args:
+        rank: the rank.
+        show_all: show every rank, each line behind `[rank k] `; else only rank 0, unchanged.
+    """
+
+    def __init__(self, rank: int, show_all: bool):
+        self._rank = rank
+        self._prefixed = show_all
+        self._shown = show_all or rank == 0
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._pumps: list[threading.Thread] = []
+
+    def targets(self) -> tuple[IO[bytes] | int | None, IO[bytes] | int | None]:
+        """stdout and stderr for `subprocess.Popen`; None lets the rank write to the launcher's own."""
+        if self._shown and not self._prefixed and _is_plain(sys.stdout) and _is_plain(sys.stderr):
+            # its terminal is the launcher's: width, colours and progress bars are as without a launcher
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return None, None
+        return subprocess.PIPE, subprocess.PIPE
+
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass on what `process` writes until it and its children have closed their ends."""
+        for source, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            if source is not None:
+                pump = threading.Thread(target=self._pump, args=(source, name), daemon=True)
+                pump.start()
+                self._pumps.append(pump)
+
+    def finish(self, seconds: float = 2.0) -> None:
+        """Wait until everything is passed on. A grandchild that keeps the pipe open is not waited for for long."""
+        for pump in self._pumps:
+            pump.join(seconds)
+
+    def kept(self) -> str:
+        """The last lines that were not shown."""
+        return "".join(self._kept)
+
+    def _pump(self, source: IO[bytes], name: str) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        line = ""
+        while True:
+            chunk = source.read1(65536)  # pyright: ignore[reportAttributeAccessIssue]  # a BufferedReader
+            text = decoder.decode(chunk, final=not chunk)
+            if self._shown and not self._prefixed:
+                _write(name, text)
+            else:
+                *whole, line = _lines(line + text)
+                for one in whole:
+                    self._take(name, one)
+            if not chunk:
+                break
+        if line:
+            self._take(name, line)
+        source.close()
+
+    def _take(self, name: str, line: str) -> None:
+        if self._shown:
+            _write(name, f"[rank {self._rank}] {line.rstrip()}\n")
+        else:
+            self._kept.append(line)
+
+
+def _lines(text: str) -> list[str]:
+    """Whole lines with a newline at their end, and the unfinished rest. A progress bar's carriage return ends a line.
+
+    Example:
+        >>> _lines("one\\r\\rtwo\\n\\nthree")
+        ['one\\n', 'two\\n', '\\n', 'three']
+    """
+    # a last "\r" may be the first half of "\r\n": it stays in the rest
+    *parts, rest = re.split(r"(\r\n|\n|\r(?!\Z))", text)
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return [f"{line}\n" for line, end in pairs if line.strip("\b ") or end != "\r"] + [rest]
+
+
+def _is_plain(stream: TextIO | None) -> bool:
+    """Whether `stream` is the process's own, not a notebook's or a test's replacement."""
+    if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
+        return False
+    try:
+        return stream.fileno() in (1, 2)
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return False
+
+
+def _write(name: str, text: str) -> None:
+    stream = sys.stderr if name == "stderr" else sys.stdout
+    # a reader that has gone (`| head`) must not stop the pump, else the rank blocks on a full pipe
+    with _lock, contextlib.suppress(OSError, ValueError):
+        stream.write(text)
+        stream.flush()

@@ -1,0 +1,134 @@
+"""Sends a function to the ranks and its result back, between interpreters that share nothing but the file system."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import cloudpickle
+import numpy as np
+
+from keras_flow.errors import FlowError
+
+Result = TypeVar("Result")
+
+#: whether this process is loading what `kf.run` sent: modules imported meanwhile must not start jobs
+_loading = False
+
+
+def is_loading() -> bool:
+    """Whether a rank is importing the module that holds `main`."""
+    return _loading
+
+
+def send(path: Path, main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Write `main` and its arguments: by name where they can be imported, else (from `__main__`) by value.
+
+    Raises:
+        FlowError: something in them cannot be sent; the text names it where it can be found.
+    """
+    try:
+        work = cloudpickle.dumps((main, tuple(args), dict(kwargs), _keras_state()))
+    except Exception as error:  # whatever a __reduce__ raises
+        raise FlowError(_unsendable(main, args, kwargs, error)) from error
+    path.write_bytes(pickle.dumps((list(sys.path), list(sys.argv), work)))
+
+
+def receive(path: Path) -> Callable[[], object]:
+    """Read what `send` wrote; the call without arguments is the call of `main`."""
+    global _loading
+    # written by the launching process into the private folder of the job
+    sys.path[:], sys.argv[:], work = pickle.loads(path.read_bytes())
+    _loading = True
+    try:
+        main, args, kwargs, state = pickle.loads(work)
+    finally:
+        _loading = False
+    _restore(state)
+    return lambda: main(*args, **kwargs)
+
+
+def send_result(path: Path, result: object) -> None:
+    """Write what `main` returned.
+
+    Raises:
+        FlowError: it cannot be sent.
+    """
+    try:
+        path.write_bytes(cloudpickle.dumps(result))
+    except Exception as error:  # whatever a __reduce__ raises
+        raise FlowError(
+            f"main returned a {type(result).__name__}, which cannot be sent back to the process that called kf.run: "
+            f"{error}. Return numbers, strings, numpy arrays, or lists and dicts of these (or None)."
+        ) from error
+
+
+def receive_result(path: Path) -> object:
+    """What `main` returned on rank 0."""
+    return pickle.loads(path.read_bytes())
+
+
+def _keras_state() -> dict[str, object]:
+    """What a script sets up beside `main`: Keras's configuration, custom objects of `__main__`, and random states."""
+    state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
+    keras = sys.modules.get("keras")
+    if keras is not None:
+        custom = keras.saving.get_custom_objects()
+        state["keras"] = {
+            "floatx": keras.config.floatx(),
+            "epsilon": keras.config.epsilon(),
+            "image_data_format": keras.config.image_data_format(),
+            "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
+            "seed": keras.utils.get_random_seed() if hasattr(keras.utils, "get_random_seed") else None,
+            "custom": {name: item for name, item in custom.items() if getattr(item, "__module__", "") == "__main__"},
+        }
+    return state
+
+
+def _restore(state: dict[str, object]) -> None:
+    settings = state.get("keras")
+    if isinstance(settings, dict):
+        import keras
+
+        keras.config.set_floatx(settings["floatx"])
+        keras.config.set_epsilon(settings["epsilon"])
+        keras.config.set_image_data_format(settings["image_data_format"])
+        keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(settings["dtype_policy"]))
+        if settings["seed"] is not None:
+            keras.utils.set_random_seed(settings["seed"])
+        for name, item in settings["custom"].items():
+            package, _, short = name.rpartition(">")
+            keras.saving.register_keras_serializable(package or "Custom", short)(item)
+    random.setstate(state["random"])  # pyright: ignore[reportArgumentType]
+    np.random.set_state(state["numpy"])  # pyright: ignore[reportArgumentType]
+
+
+def _unsendable(
+    main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], error: Exception
+) -> str:
+    name = getattr(main, "__qualname__", repr(main))
+    parts: dict[str, object] = {f"argument {place}": value for place, value in enumerate(args)}
+    parts |= {f"argument {key!r}": value for key, value in kwargs.items()}
+    if inspect.isfunction(main):
+        found = inspect.getclosurevars(main)
+        parts |= {f"the name {key!r}, which it uses": value for key, value in (found.globals | found.nonlocals).items()}
+    culprits = [f"{what} ({type(value).__name__})" for what, value in parts.items() if not _sendable(value)]
+    return (
+        f"kf.run cannot send {name} to the processes of the ranks: {type(error).__name__}: {error}. "
+        + (f"What cannot be sent: {'; '.join(culprits)}. " if culprits else "")
+        + "Every rank is a process of its own: create such objects (open files, locks, generators, connections) inside "
+        f"main, or start the whole script on every rank with `keras-flow launch`, which sends nothing."
+    )
+
+
+def _sendable(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # whatever a __reduce__ raises
+        return False
+    return True

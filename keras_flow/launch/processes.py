@@ -1,0 +1,135 @@
+"""The processes of a job's ranks: started in sessions of their own, ended as whole groups, watched over by a guardian."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from keras_flow.launch import guardian
+from keras_flow.launch.output import RankOutput
+
+#: seconds between asking a rank to end and killing it
+_GRACE_SECONDS = 3.0
+
+
+class RankProcess:
+    """The process of one rank, with whatever it started.
+
+    Attributes:
+        rank: the rank.
+        output: what it prints.
+        code: its exit code, negative for a signal; None while it runs.
+    """
+
+    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], show_all: bool):
+        self.rank = rank
+        self.output = RankOutput(rank, show_all)
+        stdout, stderr = self.output.targets()
+        # A session of its own: Ctrl-C reaches the launcher alone, which then ends each rank with all that it started.
+        self._popen = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        self.output.follow(self._popen)
+        self.code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process number, and that of its group."""
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """Look whether it has left."""
+        if self.code is None:
+            self.code = self._popen.poll()
+        return self.code
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the rank alone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.send_signal(number)
+
+    def send_group(self, number: signal.Signals) -> None:
+        """Send a signal to the rank and to all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the rank and its children have used."""
+        total = 0.0
+        with contextlib.suppress(psutil.Error):
+            own = psutil.Process(self.pid)
+            for process in (own, *own.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += sum(process.cpu_times()[:2])
+        return total
+
+
+class Ranks:
+    """All processes of a job. As a context manager it leaves none of them running, however the body ends."""
+
+    def __init__(self) -> None:
+        self.processes: list[RankProcess] = []
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Ranks:
+        # -I -S: no site packages, which makes it start in milliseconds
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end()
+        except KeyboardInterrupt:  # a second Ctrl-C: no grace
+            for process in self.processes:
+                process.send_group(signal.SIGKILL)
+            self.end(0)
+            raise
+        finally:
+            self._tell_guardian("done")
+            assert self._guardian is not None and self._guardian.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._guardian.stdin.close()
+            self._guardian.wait()
+
+    def start(self, rank: int, command: Sequence[str], env: Mapping[str, str], show_all: bool) -> None:
+        """Start the process of `rank`."""
+        process = RankProcess(rank, command, env, show_all)
+        self.processes.append(process)
+        self._tell_guardian(str(process.pid))
+
+    def running(self) -> list[RankProcess]:
+        """The ranks that have not left."""
+        return [process for process in self.processes if process.poll() is None]
+
+    def end(self, grace: float = _GRACE_SECONDS) -> None:
+        """Ask every rank that runs to end, kill those that have not after `grace` seconds, and their children."""
+        for process in self.running():
+            process.send_group(signal.SIGTERM)
+        until = time.monotonic() + grace
+        while self.running() and time.monotonic() < until:
+            time.sleep(0.02)
+        for process in self.processes:
+            process.send_group(signal.SIGKILL)  # also what a rank that has left had started
+        while self.running():
+            time.sleep(0.02)
+        for process in self.processes:
+            process.output.finish()
+
+    def _tell_guardian(self, line: str) -> None:
+        assert self._guardian is not None and self._guardian.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guardian.stdin.write(f"{line}\n".encode())
+            self._guardian.stdin.flush()

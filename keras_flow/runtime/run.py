@@ -1,0 +1,95 @@
+"""`kf.run`: a function on all ranks, in this process where it drives them all, else in one process per rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+from keras_flow.backends import active
+from keras_flow.errors import FlowError
+from keras_flow.launch import launcher, payload
+from keras_flow.runtime import versions
+from keras_flow.runtime.init import agreed_devices, init
+
+Result = TypeVar("Result")
+
+
+def run(
+    main: Callable[..., Result],
+    devices: int | None = None,
+    *,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    timeout: float | None = None,
+    show_all: bool = False,
+) -> Result:
+    """Call `kf.init(devices)` and then `main(*args, **kwargs)` on all ranks.
+
+    On JAX and TensorFlow, and with one rank, that happens in this process. On torch each rank is a new process, which
+    imports `main` by name, or receives it by value where it stands in the script itself. Inside a rank (of
+    `keras-flow launch`, say) `main` is just called.
+
+    Args:
+        main: what to run. Call `run` under `if __name__ == "__main__":`.
+        devices: number of ranks; None takes that of `keras-flow launch`, else the devices that the engine has (on
+            torch: one rank).
+        args: positional arguments of `main`.
+        kwargs: keyword arguments of `main`.
+        timeout: several processes only: seconds without progress after which the job ends (KERAS_FLOW_TIMEOUT, else
+            1800).
+        show_all: several processes only: show what every rank prints, each line behind `[rank k] `.
+
+    Returns:
+        What `main` returned on rank 0.
+
+    Raises:
+        FlowError: the ranks cannot be had (see `kf.init`), or `main` cannot be sent to them.
+        LaunchError: a rank failed, left early or hung. It names the rank; no rank runs any more.
+    """
+    ranks = agreed_devices(devices)
+    named = dict(kwargs or {})
+    if payload.is_loading():
+        raise FlowError(
+            "kf.run was called while a rank was importing the module that holds main: every rank would start ranks of "
+            'its own. Put the call of kf.run under `if __name__ == "__main__":`.'
+        )
+    engine = active.checked_name()
+    versions.check(engine)
+    if active.drives_all_ranks() or _is_rank() or (ranks or 1) == 1:
+        with _announced(ranks):
+            init(devices)
+            return main(*args, **named)
+    with launcher.job_folder() as folder:
+        payload.send(folder.payload, main, args, named)
+        job = launcher.Job(
+            ranks=ranks or 1,
+            command=(sys.executable, "-m", "keras_flow.launch.child", "main"),
+            timeout=launcher.stated_timeout(timeout),
+            show_all=show_all,
+            env={"KERAS_BACKEND": engine},
+        )
+        launcher.launch(job, folder)
+        return cast(Result, payload.receive_result(folder.result))
+
+
+def _is_rank() -> bool:
+    """Whether a launcher started this process as one rank of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def _announced(devices: int | None) -> Iterator[None]:
+    """Hold every `kf.init` inside to this number of ranks."""
+    before = os.environ.get(active.DEVICES_VARIABLE)
+    if devices is not None:
+        os.environ[active.DEVICES_VARIABLE] = str(devices)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(active.DEVICES_VARIABLE, None)
+        else:
+            os.environ[active.DEVICES_VARIABLE] = before
