@@ -1,0 +1,90 @@
+"""Seeded faults: the grid must see each of them, or it could not fail."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tests.parity.cases import data
+from tests.parity.cases.layers import crossentropy
+from tests.parity.harness import Case, Run, compare, run_once
+
+FAULTS = ("gradient of one rank x 1.01", "dropout mask shifted", "last batch dropped", "one row counted twice")
+RULES = {"hidden/kernel": 1, "hidden/bias": 0, "logits/kernel": 0}
+#: all faults under data parallel, one each for the others
+SEEDED = (*(("dp4", fault) for fault in FAULTS), ("tp4", FAULTS[1]), ("2x2", FAULTS[0]))
+
+
+def _loss(run: Run):
+    """The loss; the faulty one scales the gradient that comes from the rows of data rank 0 by 1.01, not the value."""
+    original = crossentropy()
+    if not (run.distributed and run.fault == FAULTS[0]):
+        return original
+
+    def faulty(true, predicted):
+        rows = ops.shape(predicted)[0]
+        mine = ops.cast(ops.arange(rows) < rows // 4, predicted.dtype)[:, None]
+        return original(true, predicted + 0.01 * mine * (predicted - ops.stop_gradient(predicted)))
+
+    return faulty
+
+
+@contextlib.contextmanager
+def _shifted_masks(on: bool) -> Iterator[None]:
+    """Dropout masks that are moved by one row."""
+    from keras.src import backend
+
+    plain = backend.random.dropout
+    if on:
+        backend.random.dropout = lambda inputs, *args, **kwargs: ops.roll(
+            plain(ops.roll(inputs, 1, axis=0), *args, **kwargs), -1, axis=0
+        )
+    try:
+        yield
+    finally:
+        backend.random.dropout = plain
+
+
+def _program(run: Run) -> None:
+    x, y = data.FEATURES[:64], data.LABELS[:64]
+    steps = 4
+    if run.distributed and run.fault == "last batch dropped":
+        steps = 3
+    if run.distributed and run.fault == "one row counted twice":
+        x, y = x.copy(), y.copy()
+        x[1], y[1] = x[0], y[0]
+    with run.scope(), _shifted_masks(run.distributed and run.fault == "dropout mask shifted"):
+        model = keras.Sequential(
+            [
+                layers.Input((16,)),
+                layers.Dense(32, activation="relu", name="hidden"),
+                layers.Dropout(0.3, seed=4),
+                layers.Dense(8, name="logits"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), _loss(run))
+        for _ in range(5):
+            for step in range(steps):
+                rows = slice(16 * step, 16 * step + 16)
+                loss = model.train_on_batch(x[rows], y[rows])
+        run.record("loss", "last loss", np.ravel(loss)[0])
+    run.record_model(model)
+
+
+def run(folder: str) -> Iterator[dict]:
+    """Each seeded fault against one device; `caught` says whether the comparison saw it. The run without a fault must
+    pass, else nothing would be proven."""
+    case = Case("seeded fault", _program, (), RULES)
+    reference, _ = run_once(case, "1", folder)
+    for layout in ("dp4", "tp4", "2x2"):
+        clean, _ = run_once(case, layout, folder)
+        measured = compare(reference, clean)
+        yield {"case": "no fault", "layout": layout, "caught": bool(measured.over), "over": measured.over}
+    for layout, fault in SEEDED:
+        faulty, _ = run_once(case, layout, folder, fault)
+        measured = compare(reference, faulty)
+        yield {"case": fault, "layout": layout, "caught": bool(measured.over), "over": measured.over}

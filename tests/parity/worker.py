@@ -1,0 +1,102 @@
+"""Runs the grid's cases on one backend and writes one JSON line for each case and layout.
+
+    python -m tests.parity.worker --backend torch --out results.jsonl --layouts dp4,tp4,2x2 --only mlp,cnn
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", required=True, choices=("jax", "tensorflow", "torch"))
+    parser.add_argument("--out", default="-", help="file for the results; - prints them")
+    parser.add_argument("--layouts", default="dp4,tp4,2x2")
+    parser.add_argument("--only", default="", help="regular expression over case names")
+    parser.add_argument("--faults", action="store_true", help="run the seeded faults instead of the cases")
+    parser.add_argument("--trace", action="store_true", help="print tracebacks")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    os.environ["KERAS_BACKEND"] = options.backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras_flow as kf
+
+    kf.run(run_cases, devices=4, args=(vars(options), tempfile.mkdtemp(prefix="parity-")))
+    return 0
+
+
+def run_cases(options: dict, folder: str) -> None:
+    """Run on every rank: the cases in turn. Rank 0 has the reference and writes results."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    from tests.parity import faults
+    from tests.parity.cases import CASES
+
+    chosen = [case for name, case in CASES.items() if re.search(options["only"], name)]
+    if options["faults"]:
+        results = faults.run(folder)
+    else:
+        results = (result for case in chosen for result in run_case(case, options, folder))
+    from keras_flow.runtime import env
+
+    for result in results:
+        if env.process_index() == 0:
+            line = json.dumps({"backend": options["backend"], **result})
+            if options["out"] == "-":
+                print(line, flush=True)
+            else:
+                with open(options["out"], "a") as file:
+                    file.write(line + "\n")
+
+
+def run_case(case, options: dict, folder: str):
+    """One device, then each layout; yields one result for each layout."""
+    from keras_flow import FlowError
+    from tests.parity import harness
+
+    folder = os.path.join(folder, re.sub(r"\W+", "_", case.name))
+    os.makedirs(folder, exist_ok=True)
+    started = time.perf_counter()
+    try:
+        references = [harness.run_once(case, "1", folder)[0]]
+        if case.half:
+            references.append(harness.run_once(case, "1", folder, policy=case.half)[0])
+        single_error = ""
+    except Exception as error:
+        references, single_error = [], f"{type(error).__name__}: {error}"
+        if options["trace"]:
+            traceback.print_exc()
+    for layout in [name for name in options["layouts"].split(",") if name in case.layouts]:
+        result: dict = {"case": case.name, "layout": layout, "features": case.features, "single": single_error[:2000]}
+        try:
+            run, notes = harness.run_once(case, layout, folder, policy=case.half or "float32")
+            result["notes"] = notes
+            if references:
+                measured = harness.compare_half(*references, run) if case.half else harness.compare(references[0], run)
+                result |= {"status": "over" if measured.over else "ok", "over": measured.over, "worst": measured.worst}
+            else:
+                result["status"] = "ok"
+        except FlowError as error:
+            result |= {"status": "refused", "error": str(error)[:2000]}
+        except Exception as error:
+            result |= {"status": "error", "error": f"{type(error).__name__}: {error}"[:2000]}
+            if options["trace"]:
+                traceback.print_exc()
+        result["seconds"] = round(time.perf_counter() - started, 1)
+        started = time.perf_counter()
+        yield result
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
