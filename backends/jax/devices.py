@@ -24,6 +24,8 @@ def init(devices: int | None, type: str | None) -> World:
         FlowError: JAX has fewer devices than asked for, or none of the type.
     """
     global _world
+    if _world is not None and devices is None and type is None:
+        return _world
     started = _started()
     if not started and type in (None, "cpu"):
         if devices is not None:
@@ -40,7 +42,7 @@ def init(devices: int | None, type: str | None) -> World:
             f"Use type={present!r}, or leave type out."
         ) from error
     if devices is not None and len(found) < devices:
-        raise FlowError(_too_few(devices, found, started))
+        raise FlowError(_too_few(devices, found))
     _world = _as_world(found[:devices])
     return _world
 
@@ -114,14 +116,13 @@ def _as_world(devices: list[jax.Device]) -> World:
     )
 
 
-def _too_few(devices: int, found: list[jax.Device], started: bool) -> str:
+def _too_few(devices: int, found: list[jax.Device]) -> str:
     have = f"{len(found)} device{'s' if len(found) > 1 else ''} of type {found[0].platform!r}"
     if found[0].platform != "cpu":
         return (
             f"kf.init was asked for {devices} ranks, but JAX has {have}; a rank needs a device of its own. "
             f"Ask for at most {len(found)}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
         )
-    assert started
     return (
         f"kf.init was asked for {devices} ranks, but JAX is already initialised with {have}, and cannot make more "
         f"afterwards. Creating an array, a Keras layer or model, or calling jax.devices() initialises it: call "

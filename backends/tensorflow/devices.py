@@ -25,6 +25,8 @@ def init(devices: int | None, type: str | None) -> World:
         FlowError: TensorFlow has fewer devices than asked for, or none of the type.
     """
     global _world
+    if _world is not None and devices is None and type is None:
+        return _world
     started = _started()
     chosen = _chosen_type(type)
     if chosen == "cpu" and not started:

@@ -31,6 +31,8 @@ def init(devices: int | None, type: str | None) -> World:
         FlowError: the job has another number of ranks than asked for, or this host too few devices of the type.
     """
     global _world
+    if _world is not None and devices is None and type is None:
+        return _world
     if torch_distributed.is_initialized():
         rank, size = torch_distributed.get_rank(), torch_distributed.get_world_size()
     else:

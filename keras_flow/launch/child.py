@@ -43,6 +43,7 @@ def main() -> None:
         code = leaving.code
         if code not in (None, 0):
             sys.last_value = leaving  # a failure too: what runs at exit must not wait for the other ranks
+            leaving.with_traceback(_without_own_frames(leaving.__traceback__))
             failure.record(folder, rank, leaving, code if isinstance(code, int) else 1)
         raise
 
@@ -67,7 +68,9 @@ def _run_main(folder: JobFolder, rank: int) -> None:
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's first frame on."""
     first = trace
-    while first is not None and first.tb_frame.f_globals.get("__name__") in _OWN_MODULES | {__name__}:
+    while first is not None and (
+        first.tb_frame.f_code.co_filename == __file__ or first.tb_frame.f_globals.get("__name__") in _OWN_MODULES
+    ):
         first = first.tb_next
     return first or trace
 

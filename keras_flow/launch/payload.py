@@ -8,14 +8,11 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import cloudpickle
 import numpy as np
 
 from keras_flow.errors import FlowError
-
-Result = TypeVar("Result")
 
 #: whether this process is loading what `kf.run` sent: modules imported meanwhile must not start jobs
 _loading = False
@@ -78,13 +75,15 @@ def _keras_state() -> dict[str, object]:
     state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
     keras = sys.modules.get("keras")
     if keras is not None:
+        from keras.src.utils import rng_utils  # the seed of set_random_seed has no public name (keras 3.15)
+
         custom = keras.saving.get_custom_objects()
         state["keras"] = {
             "floatx": keras.config.floatx(),
             "epsilon": keras.config.epsilon(),
             "image_data_format": keras.config.image_data_format(),
             "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
-            "seed": keras.utils.get_random_seed() if hasattr(keras.utils, "get_random_seed") else None,
+            "seed": rng_utils.get_random_seed(),
             "custom": {name: item for name, item in custom.items() if getattr(item, "__module__", "") == "__main__"},
         }
     return state
@@ -122,7 +121,7 @@ def _unsendable(
         f"kf.run cannot send {name} to the processes of the ranks: {type(error).__name__}: {error}. "
         + (f"What cannot be sent: {'; '.join(culprits)}. " if culprits else "")
         + "Every rank is a process of its own: create such objects (open files, locks, generators, connections) inside "
-        f"main, or start the whole script on every rank with `keras-flow launch`, which sends nothing."
+        "main, or start the whole script on every rank with `keras-flow launch`, which sends nothing."
     )
 
 

@@ -1,4 +1,4 @@
-"""The processes of a job's ranks: started in sessions of their own, ended as whole groups, watched over by a guardian."""
+"""The processes of a job's ranks: started in sessions of their own, ended as whole groups, watched by a guardian."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""The command line `keras-flow`. Loads neither Keras nor an engine: the commands do, when they run."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from keras_flow.cli.compare import compare
+from keras_flow.cli.launch import launch
+from keras_flow.errors import FlowError
+
+app = typer.Typer(
+    name="keras-flow",
+    help="Distribution for Keras 3 on JAX, TensorFlow and PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(compare)
+app.command(context_settings={"allow_interspersed_args": False})(launch)
+
+
+def main() -> None:
+    """Entry point of the console script. An error of keras_flow is its text and exit status 1, without a traceback."""
+    try:
+        app()
+    except FlowError as error:
+        print(f"keras-flow: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("keras-flow: interrupted; every rank was ended", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

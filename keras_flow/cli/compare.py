@@ -1,0 +1,52 @@
+"""`keras-flow compare`: the same training on every backend and layout, and how far the numbers lie apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_flow.errors import FlowError
+
+
+def compare(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Defines build_model(), load_data(), and distributions() or rules().", metavar="FILE.py"),
+    ],
+    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = "jax,tensorflow,torch",
+    layouts: Annotated[
+        str, typer.Option(help="1, dpN, tpN, AxB, or names from distributions(), separated by commas.")
+    ] = "1,dp4,tp4,2x2",
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to train; default: whole epochs.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to train.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a global batch.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights and of the order of samples.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("compare-out"),
+    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out backends not installed.")] = False,
+) -> None:
+    """Train FILE.py on several backends and layouts from the same weights, and report how far they deviate.
+
+    Exit status 1 if a deviation is over the tolerance, or a layout used fewer ranks than it names.
+    """
+    if not file.is_file():
+        raise FlowError(f"keras-flow compare was asked for {file}, which is not a file.")
+    from keras_flow.compare.runner import CompareOptions, compare  # loads keras
+
+    options = CompareOptions(
+        file=file,
+        backends=_names(backends),
+        layouts=_names(layouts),
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        out=out,
+        skip_missing=skip_missing,
+    )
+    raise typer.Exit(compare(options))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
