@@ -1,1 +1,26 @@
-"""The TensorFlow backend."""
+"""TensorFlow: DTensor under Keras's stock trainer, or MirroredStrategy where it is asked for by name."""
+
+from keras_flow.backends.tensorflow import devices, hooks, layouts, spmd, trainer, variables
+from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
+
+spmd.allow_whole_operations()
+
+
+class TensorFlowBackend:
+    """The engine interface on TensorFlow; see `keras_flow.backends.interface.Backend`."""
+
+    name = "tensorflow"
+    capabilities = CAPABILITIES
+    init = staticmethod(devices.init)
+    world = staticmethod(devices.world)
+    engine_layout = staticmethod(layouts.engine_layout)
+    constrain = staticmethod(layouts.constrain)
+    place = staticmethod(variables.place)
+    shards = staticmethod(variables.shards)
+    enter = staticmethod(trainer.enter)
+    forget_steps = staticmethod(trainer.forget_steps)
+    recover = staticmethod(trainer.recover)
+    hooks = staticmethod(hooks.hooks)
+
+
+BACKEND = TensorFlowBackend()

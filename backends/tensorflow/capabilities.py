@@ -1,0 +1,24 @@
+"""What TensorFlow can hold and do under a distribution, as data."""
+
+from __future__ import annotations
+
+from keras_flow.backends.interface import Capabilities
+
+_CONV = "TensorFlow's DTensor needs it whole ('Filter for convolution must have fully replicated layout')"
+
+CAPABILITIES = Capabilities(
+    drives_all_ranks=True,
+    several_axes_on_one_dim=False,
+    uneven_batches="broadcast",
+    whole_variables={
+        "BaseConv": (("kernel",), _CONV),
+        "BaseConvTranspose": (("kernel",), _CONV),
+        "BaseDepthwiseConv": (("kernel",), _CONV),
+        "BaseSeparableConv": (("depthwise_kernel", "pointwise_kernel"), _CONV),
+    },
+    strategies=frozenset({"mirrored"}),
+    refused={
+        "jit_compile=True": "DTensor makes the program of each rank itself and does not hand the flag on",
+        "keras.remat": "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled",
+    },
+)

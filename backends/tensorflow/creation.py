@@ -1,0 +1,167 @@
+"""Values of new variables, made shard by shard: those that one device would have, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from keras.src.initializers import constant_initializers, random_initializers
+from tensorflow.experimental import dtensor
+from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
+from tensorflow.python.ops import random_ops_util
+
+from keras_flow.distributions.placed import PlacedLayout
+
+#: most elements of one draw that is cut into columns
+_CHUNK = 1 << 20
+#: kind of draw -> (operation, Philox counters that it uses for four values). Checked bit by bit with TensorFlow 2.21.
+_DRAWS = {
+    "uniform": (random_ops.stateless_random_uniform_v2, 1),
+    "normal": (random_ops.stateless_random_normal_v2, 1),
+    "truncated_normal": (random_ops.stateless_truncated_normal_v2, 256),
+}
+_SAME_EVERYWHERE = (constant_initializers.Zeros, constant_initializers.Ones)
+_DRAWN = (
+    random_initializers.RandomNormal,
+    random_initializers.RandomUniform,
+    random_initializers.TruncatedNormal,
+    random_initializers.VarianceScaling,
+)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A draw that is not made yet: `values * scale + shift` of a whole tensor.
+
+    Attributes:
+        kind: a key of the table of draws.
+        shape: logical shape, in elements.
+        seed: the two seed words.
+        scale: factor.
+        shift: summand.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    seed: np.ndarray
+    scale: tf.Tensor
+    shift: tf.Tensor
+
+
+_recording: ContextVar[list[Draw] | None] = ContextVar("keras_flow_recorded_draws", default=None)
+_creating: ContextVar[bool] = ContextVar("keras_flow_creating_values", default=False)
+
+
+def recording() -> bool:
+    """Whether an initializer is asked which draw it would make."""
+    return _recording.get() is not None
+
+
+def creating_values() -> bool:
+    """Whether values of a variable are being made: on the host, not on a mesh."""
+    return _creating.get()
+
+
+def record(draw: Draw) -> tf.Tensor:
+    """Take note of a draw; the initializer gets an empty tensor in its place."""
+    draws = _recording.get()
+    assert draws is not None  # the caller's condition
+    draws.append(draw)
+    return tf.zeros((0,), draw.scale.dtype)
+
+
+def components(
+    initializer: Callable, shape: tuple[int, ...], dtype: str, placed: PlacedLayout, layout: dtensor.Layout
+) -> list[object]:
+    """The components of a new variable, in the order of `dtensor.pack`.
+
+    Constants are made for each shard. Keras's random initializers are drawn in blocks of the whole draw. Any other
+    initializer makes one full value in host memory, which is cut.
+    """
+    from keras_flow.backends.tensorflow.variables import cut, to_host
+
+    with tf.init_scope(), tf.device("CPU:0"), _values_are_made():
+        if not layout.is_fully_replicated():
+            local = placed.placed.layout.local_shape(placed.placed.layout.placement.ranks[0])
+            if isinstance(initializer, _SAME_EVERYWHERE) or _is_scalar_constant(initializer):
+                return [np.asarray(initializer(local, dtype=dtype))] * layout.mesh.num_local_devices()
+            if isinstance(initializer, _DRAWN) and dtype == "float32":
+                return _drawn(_draw_of(initializer, shape, dtype), layout)
+        value = initializer(shape, dtype=dtype)
+        value = to_host(value) if isinstance(value, tf.Tensor | tf.Variable) else np.asarray(value)
+        return cut(value.astype(tf.as_dtype(dtype).as_numpy_dtype), layout)
+
+
+def _is_scalar_constant(initializer: object) -> bool:
+    return isinstance(initializer, constant_initializers.Constant) and np.ndim(initializer.value) == 0
+
+
+@contextmanager
+def _values_are_made() -> Iterator[None]:
+    token = _creating.set(True)
+    try:
+        yield
+    finally:
+        _creating.reset(token)
+
+
+def _draw_of(initializer: Callable, shape: tuple[int, ...], dtype: str) -> Draw:
+    token = _recording.set([])
+    try:
+        initializer(shape, dtype=dtype)
+        draws = _recording.get()
+    finally:
+        _recording.reset(token)
+    assert draws is not None and len(draws) == 1  # each of these initializers makes one draw
+    return draws[0]
+
+
+def _drawn(draw: Draw, layout: dtensor.Layout) -> list[np.ndarray]:
+    """Each rank's elements: a draw is a flat sequence, so rows `a:b` of it are made alone and cut to columns."""
+    rows, columns = draw.shape[0], int(np.prod(draw.shape[1:]))
+    empty = np.empty
+    out: dict[tuple, np.ndarray] = {}
+    order = []
+    for where in layout.mesh.local_device_locations():
+        index = []
+        for dim, spec in enumerate(layout.sharding_specs):
+            size = draw.shape[dim] // (1 if spec == dtensor.UNSHARDED else layout.mesh.dim_size(spec))
+            start = 0 if spec == dtensor.UNSHARDED else where[spec] * size
+            index.append((start, start + size))
+        order.append(tuple(index))
+        out.setdefault(tuple(index), empty([b - a for a, b in index], "float32"))
+    smallest = max(1, min(b - a for (a, b), *_ in order) if layout.sharding_specs[0] != dtensor.UNSHARDED else rows)
+    parts = layout.mesh.num_local_devices()
+    step = max(1, min(smallest, -(-rows // parts), _CHUNK // max(1, columns)))
+    for first in range(0, rows, step):
+        last = min(rows, first + step)
+        block = _rows(draw, first, last)
+        for index, shard in out.items():
+            low, high = max(first, index[0][0]), min(last, index[0][1])
+            if low < high:
+                inner = tuple(slice(a, b) for a, b in index[1:])
+                shard[low - index[0][0] : high - index[0][0]] = block[(slice(low - first, high - first), *inner)]
+    return [out[index] for index in order]
+
+
+def _rows(draw: Draw, first: int, last: int) -> np.ndarray:
+    """Rows `first:last` of a draw, in float32.
+
+    Philox is a counter-based generator (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"): every
+    value is a function of the key and of its position, four values to a counter.
+    """
+    op, counters = _DRAWS[draw.kind]
+    columns = int(np.prod(draw.shape[1:]))
+    start, stop = first * columns, last * columns
+    skipped = start // 4
+    key, counter, algorithm = random_ops_util.get_key_counter_alg(tf.constant(draw.seed), "auto_select")
+    low, high = (int(word) for word in counter.numpy())
+    total = low + (high << 64) + skipped * counters
+    counter = tf.constant(np.array([total & (2**64 - 1), (total >> 64) & (2**64 - 1)], np.uint64))
+    flat = op([stop - skipped * 4], key=key, counter=counter, dtype=tf.float32, alg=algorithm)
+    flat = flat[start - skipped * 4 :] * draw.scale + draw.shift
+    return flat.numpy().reshape((last - first, *draw.shape[1:]))

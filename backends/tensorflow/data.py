@@ -1,0 +1,116 @@
+"""Batches on TensorFlow: every tensor of a batch becomes a DTensor, its rows split over the data ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow.layouts import MeshView, view_of
+from keras_flow.backends.tensorflow.variables import is_dtensor
+from keras_flow.distributions.batch import rows_of
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.errors import FlowError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch on the mesh.
+
+    Attributes:
+        data: the structure of DTensors.
+        rows: rows of the logical batch; None where no tensor has any.
+        divides: whether the rows are split. If not, every rank computes the whole batch.
+    """
+
+    data: object
+    rows: int | None
+    divides: bool
+
+
+def batch_axis(distribution: FlowDistribution, view: MeshView) -> tuple[str | None, int]:
+    """The mesh axis that splits rows, and its size.
+
+    Batch axes that are one mesh axis split together. If other tensors use them separately, DTensor can put only one on
+    the rows: the largest.
+    """
+    names = {view.axes[axis] for axis in distribution.batch_axes}
+    sizes = sorted(((view.mesh.dim_size(name), name) for name in names), reverse=True)
+    return (sizes[0][1], sizes[0][0]) if sizes else (None, 1)
+
+
+def lay_batch(data: object, distribution: FlowDistribution, model: keras.Model | None = None) -> Batch:
+    """Lay a batch: rows split where those of every tensor divide, else the whole batch on every rank.
+
+    Raises:
+        FlowError: a tensor that DTensor cannot hold (text, sparse, ragged).
+    """
+    view = view_of(distribution)
+    axis, size = batch_axis(distribution, view)
+    data = tree.map_structure(_tensor, data)
+    leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
+    for leaf in leaves:
+        _refuse(leaf, model)
+    rows = rows_of(leaves)
+    divides = axis is not None and bool(rows) and all(count % size == 0 for count in rows)
+    laid = tree.map_structure(lambda leaf: _lay(leaf, view, axis if divides else None), data)
+    return Batch(laid, rows[0] if rows else None, divides)
+
+
+def _tensor(value: object) -> object:
+    if value is None or isinstance(value, tf.experimental.Optional):  # how Keras's adapters pass None
+        return None
+    if isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor):
+        return value
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach().cpu().numpy()
+    with tf.device("CPU:0"):
+        return tf.convert_to_tensor(value)
+
+
+def _lay(tensor: object, view: MeshView, axis: str | None) -> object:
+    if tensor is None or is_dtensor(tensor):
+        return tensor
+    ndim = tensor.shape.rank
+    if axis is None or ndim == 0 or view.mesh.dim_size(axis) == 1:
+        return dtensor.pack([tensor] * view.mesh.num_local_devices(), dtensor.Layout.replicated(view.mesh, ndim))
+    parts = tf.split(tensor, view.mesh.dim_size(axis))
+    pieces = [parts[where[axis]] for where in view.mesh.local_device_locations()]
+    return dtensor.pack(pieces, dtensor.Layout([axis] + [dtensor.UNSHARDED] * (ndim - 1), view.mesh))
+
+
+def _refuse(tensor: object, model: keras.Model | None) -> None:
+    kind = "sparse" if isinstance(tensor, tf.SparseTensor) else "ragged" if isinstance(tensor, tf.RaggedTensor) else ""
+    if not kind and tensor.dtype != tf.string:
+        return
+    what = f"a {kind} tensor" if kind else "text"
+    layers = [layer.name for layer in model._flatten_layers() if _reads(layer, kind)] if model is not None else []
+    reader = f" (read by layer {', '.join(map(repr, layers))})" if layers else ""
+    cure = (
+        "give it dense (`tf.sparse.to_dense`)"
+        if kind == "sparse"
+        else "give it padded (`.to_tensor()`)"
+        if kind == "ragged"
+        else "apply the layer in the input pipeline (`dataset.map(lambda x, y: (layer(x), y))`)"
+    )
+    raise FlowError(
+        f"the batch has {what} of shape {list(tensor.shape)}{reader}, which TensorFlow's DTensor cannot hold on the ranks: "
+        f"{cure}"
+    )
+
+
+def _reads(layer: keras.Layer, kind: str) -> bool:
+    if kind:
+        return isinstance(layer, keras.layers.InputLayer) and getattr(layer, kind, False)
+    return type(layer).__name__ in ("TextVectorization", "StringLookup", "Hashing", "HashedCrossing") or (
+        isinstance(layer, keras.layers.InputLayer) and layer.dtype == "string"
+    )
+
+
+def is_numpy_like(value: object) -> bool:
+    """A host value or a plain tensor, which a model on a mesh cannot take as it is."""
+    return isinstance(value, np.ndarray) or (isinstance(value, tf.Tensor) and not is_dtensor(value))

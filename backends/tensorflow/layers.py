@@ -1,0 +1,85 @@
+"""Layers on TensorFlow: models called outside of a step, and operations that DTensor cannot partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.common import global_state
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.data import is_numpy_like, lay_batch
+from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
+from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
+from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.distributions.models import distribution_of
+
+
+def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
+    """Condition: an eager call, outside of a step and of other layers, of a layer with variables on a mesh."""
+    if not tf.executing_eagerly() or dtensor.get_default_mesh() is not None:
+        return False
+    if global_state.get_global_attribute("current_call_ctx") is not None:
+        return False
+    if not any(is_numpy_like(value) for value in tree.flatten((args, kwargs))):
+        return False
+    distribution = active()
+    if distribution is not None and not layer.built:  # its variables are made in this call
+        return not mirrored.is_mirrored(distribution)
+    return any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
+
+
+def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+    """`Layer.__call__` on plain values: they are laid as a batch, the result is the logical one as plain tensors."""
+    distribution = distribution_of(layer)
+    assert distribution is not None and not mirrored.is_mirrored(distribution)  # its variables lie on a mesh
+    flat = tree.flatten((args, kwargs))
+    plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
+    tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
+    laid = _to_mesh(tensors, distribution)
+    for index, tensor in zip(plain, laid, strict=True):
+        flat[index] = tensor
+    args, kwargs = tree.pack_sequence_as((args, kwargs), flat)
+    with distribution.scope(), on_mesh(view_of(distribution).mesh):
+        outputs = original(layer, *args, **kwargs)
+    return tree.map_structure(_from_mesh, outputs)
+
+
+def _to_mesh(tensors: list[tf.Tensor], distribution: FlowDistribution) -> list[tf.Tensor]:
+    return list(lay_batch(tensors, distribution).data)  # type: ignore[call-overload]
+
+
+def _from_mesh(output: object) -> object:
+    """The logical value of a DTensor; the gradient goes back to the mesh."""
+    if not is_dtensor(output):
+        return output
+    layout = dtensor.fetch_layout(output)
+
+    @tf.custom_gradient
+    def logical(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            whole = dtensor.Layout.replicated(layout.mesh, upstream.shape.rank)
+            return pack([upstream] * layout.mesh.num_local_devices(), whole)
+
+        return to_logical(value), gradient
+
+    return logical(output)
+
+
+def confusion_matrix(
+    original: Callable[..., object],
+    labels: object,
+    predictions: object,
+    num_classes: int,
+    weights: object = None,
+    dtype: str = "int32",
+) -> object:
+    """`confusion_matrix` as a product of one-hot matrices; DTensor has no scatter for it."""
+    rows = tf.one_hot(tf.cast(labels, "int32"), num_classes)
+    columns = tf.one_hot(tf.cast(predictions, "int32"), num_classes)
+    if weights is not None:
+        columns = columns * tf.cast(weights, "float32")[:, None]
+    return tf.cast(tf.matmul(rows, columns, transpose_a=True), dtype)

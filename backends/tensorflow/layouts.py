@@ -1,0 +1,167 @@
+"""Layouts on TensorFlow: a DTensor mesh for each placement, and a DTensor layout for each layout."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from tensorflow.experimental import dtensor
+
+from keras_flow import sbp as _sbp
+from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from keras_flow.sbp import NdSbp, PartialSum, Split
+
+
+@dataclass(frozen=True)
+class MeshView:
+    """The DTensor mesh of a placement.
+
+    DTensor puts one mesh axis on a dim. Axes that a distribution only uses together are therefore one mesh axis, whose
+    name joins theirs: `("a", "b")` is `"a_b"`.
+
+    Attributes:
+        mesh: the DTensor mesh.
+        ranks: rank of each component of a DTensor, in the order of `dtensor.pack` and `dtensor.unpack`.
+        axes: placement axis -> the mesh axis that stands for it.
+        parts: mesh axis -> the placement axes that it stands for, outer first.
+    """
+
+    mesh: dtensor.Mesh
+    ranks: tuple[int, ...]
+    axes: Mapping[str, str] = field(hash=False)
+    parts: Mapping[str, tuple[str, ...]] = field(hash=False)
+
+    def layout(self, nd_sbp: NdSbp, axis_names: Sequence[str], ndim: int) -> dtensor.Layout:
+        """The DTensor layout of a tensor with `ndim` dims; a mesh axis is used only where all of its axes agree."""
+        specs = [dtensor.UNSHARDED] * ndim
+        by_axis = dict(zip(axis_names, nd_sbp, strict=True))
+        for name, parts in self.parts.items():
+            found = {by_axis[axis] for axis in parts}
+            if len(found) == 1 and isinstance(part := found.pop(), Split):
+                specs[part.dim % ndim] = name
+        return dtensor.Layout(specs, self.mesh)
+
+
+@functools.lru_cache(maxsize=64)
+def mesh_view(placement: Placement, joined: tuple[tuple[str, ...], ...] = ()) -> MeshView:
+    """The mesh of `placement`, with the axes of each group in `joined` made one. The order of ranks is kept."""
+    groups: list[tuple[str, ...]] = []
+    for axis in placement.axis_names:
+        group = next((group for group in joined if axis in group), (axis,))
+        if group not in groups:
+            groups.append(group)
+    order = [placement.axis_names.index(axis) for group in groups for axis in group]
+    ranks = np.asarray(placement.ranks).reshape(placement.hierarchy).transpose(order).ravel()
+    dims = [("_".join(group), int(np.prod([placement.axis_size(axis) for axis in group]))) for group in groups]
+    kind = (placement.type or "cpu").upper()
+    mesh = dtensor.create_mesh(dims, devices=[f"{kind}:{rank}" for rank in ranks])
+    return MeshView(
+        mesh,
+        tuple(int(rank) for rank in ranks),
+        {axis: name for (name, _), group in zip(dims, groups, strict=True) for axis in group},
+        {name: group for (name, _), group in zip(dims, groups, strict=True)},
+    )
+
+
+def view_of(distribution: FlowDistribution) -> MeshView:
+    """The mesh of a distribution's placement."""
+    return mesh_view(distribution.placement, distribution.joined_axes)
+
+
+def engine_layout(layout: Layout) -> dtensor.Layout:
+    """The DTensor layout of `layout`, on the mesh of the active distribution where it has the same placement."""
+    distribution = active()
+    if distribution is not None and distribution.placement == layout.placement:
+        return layout_on(layout, view_of(distribution))
+    groups = (layout.axes_of_dim(dim) for dim in range(len(layout.shape)))
+    return layout_on(layout, mesh_view(layout.placement, tuple(group for group in groups if len(group) > 1)))
+
+
+def layout_on(layout: Layout, view: MeshView) -> dtensor.Layout:
+    """The DTensor layout of `layout` on a mesh.
+
+    Raises:
+        FlowError: the layout is a partial sum, or splits one dim over axes that the mesh keeps apart.
+    """
+    if layout.has_partial:
+        raise FlowError(f"{layout}: TensorFlow's DTensor has no layout for partial_sum; use split or broadcast")
+    for dim in range(len(layout.shape)):
+        used = {view.axes[axis] for axis in layout.axes_of_dim(dim)}
+        if len(used) > 1:
+            raise FlowError(
+                f"{layout}: TensorFlow's DTensor holds one axis on a dim, dim {dim} asks for "
+                f"{list(layout.axes_of_dim(dim))}; jax and torch hold several"
+            )
+    return view.layout(layout.nd_sbp, layout.placement.axis_names, len(layout.shape))
+
+
+def replicated(mesh: dtensor.Mesh, ndim: int) -> dtensor.Layout:
+    """The layout of a tensor that every rank holds whole."""
+    return dtensor.Layout.replicated(mesh, ndim)
+
+
+@contextmanager
+def on_mesh(mesh: dtensor.Mesh) -> Iterator[None]:
+    """Operations inside run on DTensor's device, with `mesh` for those whose inputs name none.
+
+    `dtensor.default_mesh` stays set when its body raises (TensorFlow 2.21), so the error leaves it first here.
+    """
+    error: BaseException | None = None
+    with dtensor.default_mesh(mesh):
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+    if error is not None:
+        raise error
+
+
+def in_step() -> bool:
+    """Whether a step is being traced, or run eagerly on a mesh."""
+    return not tf.executing_eagerly() or dtensor.get_default_mesh() is not None
+
+
+def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:
+    """Lay a layer's output tensors as an `activations` rule says; outside of a step nothing is laid."""
+    distribution = active()
+    if distribution is None or distribution.strategy == "mirrored" or not in_step():
+        return outputs
+    view = view_of(distribution)
+
+    def lay(tensor: object) -> object:
+        return dtensor.relayout(tensor, _activation(view, nd_sbp, tensor, path)) if tf.is_tensor(tensor) else tensor
+
+    return tree.map_structure(lay, outputs)
+
+
+def _activation(view: MeshView, nd_sbp: NdSbp, tensor: tf.Tensor, path: str) -> dtensor.Layout:
+    distribution = active()
+    assert distribution is not None  # the caller's condition
+    shape = tuple(tensor.shape)
+    names = distribution.placement.axis_names
+    dims = [part.dim for part in nd_sbp if isinstance(part, Split)]
+    if any(isinstance(part, PartialSum) for part in nd_sbp):
+        raise FlowError(f"{path}: activations ask for partial_sum; an output is split or broadcast")
+    if any(not -len(shape) <= dim < len(shape) for dim in dims):
+        raise FlowError(
+            f"{path}: activations ask for {_sbp.text(nd_sbp)}, but the output has shape {list(shape)}: "
+            f"{len(shape)} dims"
+        )
+    layout = view.layout(nd_sbp, names, len(shape))
+    specs = [
+        dtensor.MATCH
+        if spec != dtensor.UNSHARDED and length is None
+        else spec
+        if spec == dtensor.UNSHARDED or length % view.mesh.dim_size(spec) == 0
+        else dtensor.UNSHARDED  # an uneven batch is broadcast, and so are its activations
+        for spec, length in zip(layout.sharding_specs, shape, strict=True)
+    ]
+    return dtensor.Layout(specs, view.mesh)

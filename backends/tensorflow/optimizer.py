@@ -1,0 +1,70 @@
+"""Optimizers on TensorFlow: slots lie as their variables, and updates need no strategy of `tf.distribute`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers import base_optimizer
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow import mirrored
+from keras_flow.distributions.distribution import active
+
+
+def on_dtensor(*args: object, **kwargs: object) -> bool:
+    """Condition: the active distribution works by DTensor."""
+    distribution = active()
+    return distribution is not None and not mirrored.is_mirrored(distribution)
+
+
+def updates_dtensor(optimizer: keras.Optimizer, variable: object, value: object) -> bool:
+    """Condition: a dense or sparse update of a variable on a mesh."""
+    variable = variable._value if isinstance(variable, keras.Variable) else variable
+    return isinstance(variable, dtensor.DVariable)
+
+
+def add_variable_from_reference(
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    reference_variable: object,
+    name: str | None = None,
+    initializer: object = "zeros",
+) -> object:
+    """Keras's base method, which hands on the reference's layout; TensorFlow's one colocates, which DTensor cannot."""
+    return base_optimizer.BaseOptimizer.add_variable_from_reference(
+        optimizer, reference_variable, name=name, initializer=initializer
+    )
+
+
+def backend_update_step(
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    grads: list,
+    trainable_variables: list,
+    learning_rate: object,
+) -> None:
+    """One update for each variable; gradients are already those of the logical batch."""
+    for gradient, variable in zip(grads, trainable_variables, strict=True):
+        if gradient is not None:
+            variable = variable.value if isinstance(variable, keras.Variable) else variable
+            optimizer.update_step(gradient, variable, learning_rate)
+
+
+def assign_add(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
+    """`assign_add` of a dense value."""
+    _plain(variable).assign_add(_dense(value, variable))
+
+
+def assign_sub(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
+    """`assign_sub` of a dense value."""
+    _plain(variable).assign_sub(_dense(value, variable))
+
+
+def _plain(variable: object) -> tf.Variable:
+    return variable._value if isinstance(variable, keras.Variable) else variable
+
+
+def _dense(value: object, variable: object) -> tf.Tensor:
+    return tf.convert_to_tensor(tf.cast(value, _plain(variable).dtype))  # IndexedSlices become dense

@@ -1,0 +1,132 @@
+"""Random values on TensorFlow: the same for every layout, and those of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import random as keras_random
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
+from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
+from keras_flow.distributions.distribution import active
+
+
+def draws_in_step(*args: object, **kwargs: object) -> bool:
+    """Condition: a draw inside a step on a mesh."""
+    distribution = active()
+    return (
+        distribution is not None
+        and not mirrored.is_mirrored(distribution)
+        and in_step()
+        and not creation.creating_values()
+    )
+
+
+def draws_or_records(*args: object, **kwargs: object) -> bool:
+    """Condition: a draw inside a step, or one that an initializer is asked for."""
+    return creation.recording() or draws_in_step()
+
+
+def draw(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """A draw of which every rank has the whole, so that its values do not depend on how it is used."""
+    return _whole(original(*args, **kwargs))
+
+
+def normal(
+    original: Callable[..., object],
+    shape: object,
+    mean: object = 0.0,
+    stddev: object = 1.0,
+    dtype: str | None = None,
+    seed: object = None,
+) -> object:
+    """`random.normal`."""
+    if creation.recording():
+        return creation.record(_draw("normal", shape, seed, stddev, mean, dtype))
+    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed))
+
+
+def truncated_normal(
+    original: Callable[..., object],
+    shape: object,
+    mean: object = 0.0,
+    stddev: object = 1.0,
+    dtype: str | None = None,
+    seed: object = None,
+) -> object:
+    """`random.truncated_normal`."""
+    if creation.recording():
+        return creation.record(_draw("truncated_normal", shape, seed, stddev, mean, dtype))
+    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed))
+
+
+def uniform(
+    original: Callable[..., object],
+    shape: object,
+    minval: object = 0.0,
+    maxval: object = 1.0,
+    dtype: str | None = None,
+    seed: object = None,
+) -> object:
+    """`random.uniform`."""
+    if creation.recording():
+        low, high = tf.cast(minval, dtype or "float32"), tf.cast(maxval, dtype or "float32")
+        return creation.record(_draw("uniform", shape, seed, high - low, low, dtype))
+    return _whole(original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed))
+
+
+def dropout(
+    original: Callable[..., object], inputs: object, rate: float, noise_shape: object = None, seed: object = None
+) -> object:
+    """`random.dropout` by the formula of `tf.nn.dropout`, on a mask that every rank draws whole."""
+    if rate in (0.0, 1.0):
+        return original(inputs, rate, noise_shape, seed)
+    words = keras_random._cast_seed(keras_random.draw_seed(seed))
+    shape = keras_random._get_concrete_noise_shape(inputs, noise_shape)
+    mask = _whole(tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype) >= rate)
+    return tf.where(mask, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
+
+
+def shuffle(original: Callable[..., object], x: object, axis: int = 0, seed: object = None) -> object:
+    """`random.shuffle` by an order that every rank draws whole."""
+    words = keras_random._cast_seed(keras_random.draw_seed(seed))
+    order = _whole(tf.argsort(_whole(tf.random.stateless_uniform(shape=[tf.shape(x)[axis]], seed=words))))
+    return tf.gather(_whole(x), order, axis=axis)
+
+
+def cast_seed(original: Callable[..., object], seed: object) -> object:
+    """Seed words for a draw on the host: those of a generator whose state lies on a mesh are read first."""
+    return original(to_logical(seed))
+
+
+def seed_is_on_mesh(seed: object) -> bool:
+    """Condition: an eager draw outside of a step, by a generator whose state lies on a mesh."""
+    if not tf.executing_eagerly() or not is_dtensor(seed):
+        return False
+    return dtensor.get_default_mesh() is None or creation.creating_values()
+
+
+def _whole(value: object) -> object:
+    distribution = active()
+    if distribution is None or not tf.is_tensor(value):
+        return value
+    mesh = view_of(distribution).mesh
+    if tf.executing_eagerly() and not is_dtensor(value):
+        return dtensor.pack([value] * mesh.num_local_devices(), replicated(mesh, value.shape.rank))
+    return dtensor.relayout(value, replicated(mesh, value.shape.rank))
+
+
+def _draw(kind: str, shape: object, seed: object, scale: object, shift: object, dtype: str | None) -> creation.Draw:
+    words = keras_random._cast_seed(keras_random.draw_seed(seed))
+    dtype = dtype or "float32"
+    return creation.Draw(
+        kind,
+        tuple(int(length) for length in shape),  # type: ignore[union-attr]
+        np.asarray(words),
+        tf.cast(scale, dtype),
+        tf.cast(shift, dtype),
+    )

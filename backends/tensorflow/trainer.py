@@ -1,0 +1,206 @@
+"""Keras's trainer on TensorFlow: one compiled step for each shape of batch, on the mesh of the distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from weakref import WeakSet
+
+import keras
+import tensorflow as tf
+from keras.src import tree
+from keras.src.trainers.trainer import Trainer
+
+from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
+from keras_flow.backends.tensorflow.data import Batch, lay_batch
+from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
+from keras_flow.backends.tensorflow.variables import to_logical
+from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.errors import FlowError
+
+#: models whose `compile` was told `jit_compile=True`, in so many words
+_asked_for_jit: WeakSet[keras.Model] = WeakSet()
+#: so many different numbers of rows get a trace of their own; more share one whose rows are open
+_MOST_TRACES = 8
+
+
+class Steps:
+    """A step method of a model, compiled for each number of rows, and run on the mesh.
+
+    Args:
+        model: the model.
+        step: `train_step`, `test_step` or `predict_step`.
+        distribution: where it runs.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable, distribution: FlowDistribution):
+        self.model = model
+        self.step = step
+        self.distribution = distribution
+        self._functions: dict[object, Callable] = {}
+        self._source: object = None
+
+    def __call__(self, data: object, source: object = None) -> object:
+        """Run one step on host data; the results are logical tensors.
+
+        Args:
+            data: a batch of host values or plain tensors.
+            source: the iterator it came from; its first batch decides whether the batch size divides.
+        """
+        _build(self.model, data)
+        batch = lay_batch(data, self.distribution, self.model)
+        if source is not None and source is not self._source:
+            self._source = source
+            if batch.rows is not None:
+                self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
+        with on_mesh(view_of(self.distribution).mesh):
+            outputs = self._function(batch)(batch.data)
+        return tree.map_structure(to_logical, outputs)
+
+    def _function(self, batch: Batch) -> Callable:
+        if self.model.run_eagerly:
+            return self.step
+        key = (batch.rows, batch.divides)
+        if key not in self._functions and len(self._functions) >= _MOST_TRACES:
+            key = (None, batch.divides)
+        if key not in self._functions:
+            step = tf.autograph.experimental.do_not_convert(lambda data: self.step(data))
+            # no jit_compile: DTensor makes and compiles the program of each rank itself
+            self._functions[key] = tf.function(step, reduce_retracing=True)
+        return self._functions[key]
+
+
+def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:
+    """`TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution` steps."""
+    distribution = _distribution()
+    _refuse_jit(model)
+    steps = Steps(model, step, distribution)
+
+    def function(iterator: Iterator) -> object:
+        outputs = None
+        for number in range(model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if number == 0:
+                    raise StopIteration from None
+                break
+            outputs = steps(data, iterator)
+        return outputs
+
+    return function
+
+
+def make_predict_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> None:
+    """`TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
+    if model.predict_function is not None and not force:
+        return
+    _refuse_jit(model)
+    steps = Steps(model, model.predict_step, _distribution())
+
+    def function(batches: list) -> object:
+        outputs = [steps(data) for data in batches]
+        return outputs[0] if len(outputs) == 1 else tree.map_structure(_joined, *outputs)
+
+    model.predict_function = function
+
+
+def _joined(*parts: tf.Tensor) -> tf.Tensor:
+    return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
+
+
+def _distribution() -> FlowDistribution:
+    distribution = active()
+    assert distribution is not None  # the hooks' condition
+    return distribution
+
+
+def _build(model: keras.Model, data: object) -> None:
+    """Make all variables before the step is traced, and have the layouts checked.
+
+    A model with its own `train_step` may have no `call` to build by; its variables are then made as the step is traced.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if model.built and (optimizer is None or optimizer.built) and _compiled_parts_are_built(model):
+        return
+    own_step = type(model).train_step is not keras.Model.train_step
+    shapes = tree.map_structure(_spec, data)
+    try:
+        model._symbolic_build(data_batch=shapes)
+    except FlowError:
+        raise
+    except Exception:
+        if not own_step:
+            raise
+
+
+def _compiled_parts_are_built(model: keras.Model) -> bool:
+    parts = (getattr(model, "_compile_metrics", None), getattr(model, "_compile_loss", None))
+    return all(part is None or part.built for part in parts)
+
+
+def _spec(value: object) -> object:
+    if value is None or isinstance(value, tf.experimental.Optional):
+        return None
+    if not hasattr(value, "dtype"):
+        value = tf.convert_to_tensor(value)
+    return keras.KerasTensor(tuple(value.shape), keras.backend.standardize_dtype(value.dtype))
+
+
+# ---- jit_compile and remat
+
+
+def compile(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    """`Trainer.compile`: remembers an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
+    if kwargs.get("jit_compile") is True or (len(args) > 7 and args[7] is True):
+        _asked_for_jit.add(model)
+    else:
+        _asked_for_jit.discard(model)
+    return original(model, *args, **kwargs)
+
+
+def always(*args: object, **kwargs: object) -> bool:
+    """Condition of a hook that only takes note."""
+    return True
+
+
+def _refuse_jit(model: keras.Model) -> None:
+    if model in _asked_for_jit and model.jit_compile:
+        raise FlowError(
+            f"model {model.name!r} is compiled with jit_compile=True, which the tensorflow backend cannot do under a "
+            f"distribution: {CAPABILITIES.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
+            "or the jax backend, which compiles every step with XLA"
+        )
+
+
+def refuse_remat(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """`keras.remat` inside a step."""
+    raise FlowError(
+        "keras.remat (and keras.RematScope) does not work on the tensorflow backend, with one device or several: "
+        f"TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or torch backend"
+    )
+
+
+# ---- what the interface asks
+
+
+def enter(distribution: FlowDistribution) -> None:
+    """Make the mesh, or the strategy, of a distribution."""
+    if mirrored.is_mirrored(distribution):
+        mirrored.strategy_of(distribution)
+    else:
+        view_of(distribution)
+
+
+def forget_steps(model: keras.Model) -> None:
+    """Drop the step functions of a model."""
+    if isinstance(model, Trainer):
+        model.train_function = None
+        model.test_function = None
+        model.predict_function = None
+
+
+def recover(model: keras.Model) -> None:
+    """After a step raised. Updates are the last operations of a step, so weights are the last good ones; steps whose
+    trace was interrupted are dropped."""
+    forget_steps(model)

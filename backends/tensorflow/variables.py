@@ -1,0 +1,251 @@
+"""Variables on TensorFlow: created as DTensor variables, assigned and read shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow.layouts import layout_on, on_mesh, replicated, view_of
+from keras_flow.distributions.distribution import active
+from keras_flow.distributions.placed import PlacedLayout, placed_layout
+
+# ---- DTensors and host values
+
+
+def is_dtensor(value: object) -> bool:
+    """Whether an eager tensor or variable lies on a mesh."""
+    if isinstance(value, dtensor.DVariable):
+        return True
+    return isinstance(value, tf.Tensor) and hasattr(value, "_numpy_internal") and dtensor.is_dtensor(value)
+
+
+def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
+    """The components of a host value, in the order of `dtensor.pack`; views, not copies."""
+    parts = []
+    for where in layout.mesh.local_device_locations():
+        index = [slice(None)] * value.ndim
+        for dim, spec in enumerate(layout.sharding_specs):
+            if spec != dtensor.UNSHARDED:
+                size = value.shape[dim] // layout.mesh.dim_size(spec)
+                index[dim] = slice(where[spec] * size, (where[spec] + 1) * size)
+        parts.append(value[tuple(index)])
+    return parts
+
+
+def pack(components: Sequence[object], layout: dtensor.Layout, dtype: object = None) -> tf.Tensor:
+    """A DTensor from the components of all ranks; each is copied to its own device only."""
+    with tf.init_scope():
+        tensors = []
+        for component, device in zip(components, layout.mesh.local_devices(), strict=True):
+            with tf.device(device):
+                tensors.append(tf.identity(tf.convert_to_tensor(component, dtype)))
+        return dtensor.pack(tensors, layout)
+
+
+def from_host(value: object, layout: dtensor.Layout, dtype: object = None) -> tf.Tensor:
+    """A DTensor from a host value."""
+    array = np.asarray(value)
+    if dtype is not None:
+        parts = [part.astype(tf.as_dtype(dtype).as_numpy_dtype) for part in cut(array, layout)]
+    else:
+        parts = cut(array, layout)
+    return pack(parts, layout, dtype)
+
+
+def to_host(value: object) -> np.ndarray:
+    """The logical value of an eager DTensor or variable, in host memory."""
+    if isinstance(value, tf.Variable):
+        value = value.read_value()
+    if not is_dtensor(value):
+        return value.numpy()
+    return _join(value, lambda part: part.numpy(), np.concatenate)
+
+
+def to_logical(value: object) -> object:
+    """The logical value of an eager DTensor as a plain tensor; anything else as it is."""
+    if not is_dtensor(value):
+        return value
+    with tf.device("CPU:0"):
+        return _join(value, tf.identity, tf.concat)
+
+
+def _join(value: tf.Tensor, read: Callable, concat: Callable) -> object:
+    layout = dtensor.fetch_layout(value)
+    parts = dtensor.unpack(value)
+    where = layout.mesh.local_device_locations()
+    used = [(dim, spec) for dim, spec in enumerate(layout.sharding_specs) if spec != dtensor.UNSHARDED]
+
+    def joined(level: int, fixed: dict[str, int]) -> object:
+        if level == len(used):
+            return read(
+                next(p for p, at in zip(parts, where, strict=True) if all(at[k] == i for k, i in fixed.items()))
+            )
+        dim, spec = used[level]
+        blocks = [joined(level + 1, {**fixed, spec: i}) for i in range(layout.mesh.dim_size(spec))]
+        return concat(blocks, dim)
+
+    return joined(0, {})
+
+
+# ---- creation
+
+
+def initialize_with_initializer(
+    original: Callable[..., object], variable: keras.Variable, initializer: Callable
+) -> object:
+    """`Variable._initialize_with_initializer`: the shards are made, each for its rank, with one device's values."""
+    placed = _layout_for(variable)
+    if mirrored.is_mirrored(placed.distribution):
+        return mirrored.create(original, variable, initializer, placed)
+    layout = layout_on(placed.placed.layout, view_of(placed.distribution))
+    components = creation.components(initializer, tuple(variable._shape), variable._dtype, placed, layout)
+    _set_value(variable, pack(components, layout, variable._dtype), placed)
+    return None
+
+
+def initialize(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+    """`Variable._initialize`: a variable from a value."""
+    if callable(value) or isinstance(value, tf.Variable) or not _is_known(value):
+        return original(variable, value)
+    if variable._shape is None:
+        variable._shape = tuple(int(length) for length in value.shape)  # Keras sets it later, the layout needs it now
+    placed = _layout_for(variable)
+    if mirrored.is_mirrored(placed.distribution):
+        return mirrored.create(original, variable, value, placed)
+    layout = layout_on(placed.placed.layout, view_of(placed.distribution))
+    _set_value(variable, from_host(_host(value), layout, variable._dtype), placed)
+    return None
+
+
+def register_uninitialized(original: Callable[..., object], variable: keras.Variable) -> object:
+    """A variable that gets its value later: its layer is known now only, so its layout is chosen now."""
+    variable._layout = _layout_for(variable)
+    return original(variable)
+
+
+def _is_known(value: object) -> bool:
+    return not isinstance(value, tf.Tensor) or hasattr(value, "_numpy_internal")
+
+
+def _layout_for(variable: keras.Variable) -> PlacedLayout:
+    distribution = active()
+    placed = placed_layout(variable)
+    if placed is not None and (distribution is None or placed.distribution is distribution):
+        return placed
+    assert distribution is not None  # the hooks' condition
+    return distribution.get_variable_layout(variable) if placed is None else PlacedLayout(placed.placed, distribution)
+
+
+def _set_value(variable: keras.Variable, value: tf.Tensor, placed: PlacedLayout) -> None:
+    old = getattr(variable, "_value", None)
+    with tf.init_scope():
+        variable._value = dtensor.DVariable(
+            value, dtype=variable._dtype, trainable=variable.trainable, name=variable.name
+        )
+    if old is not None:  # optimizers find their slots by this id
+        variable._value._unique_id = old._unique_id
+    variable._layout = placed
+
+
+# ---- assignment and reading
+
+
+def assigns_on_host(variable: keras.Variable, *args: object, **kwargs: object) -> bool:
+    """Condition of the assignment hook: an eager assignment to a DTensor variable."""
+    return (
+        isinstance(getattr(variable, "_value", None), dtensor.DVariable)
+        and tf.executing_eagerly()
+        and not in_stateless_scope()
+    )
+
+
+def assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+    """`Variable.assign`: host values are cut on the host; no device gets the whole value of a split variable."""
+    target = variable._value
+    if isinstance(value, keras.Variable):
+        value = value._value
+    if isinstance(value, tf.Variable):
+        value = value.read_value()
+    if is_dtensor(value) and dtensor.fetch_layout(value).mesh == target.layout.mesh:
+        if tuple(value.shape) != tuple(variable._shape):
+            return original(variable, value)  # Keras's own error
+        with on_mesh(target.layout.mesh):
+            value = tf.cast(value, target.dtype)
+            if dtensor.fetch_layout(value) != target.layout:
+                value = dtensor.relayout(value, target.layout)
+    else:
+        array = _host(value)
+        if tuple(array.shape) != tuple(variable._shape):
+            return original(variable, value)
+        value = from_host(array, target.layout, target.dtype)
+    target.assign(value)
+    return value
+
+
+def to_numpy(original: Callable[..., object], value: object, *args: object, **kwargs: object) -> np.ndarray:
+    """`convert_to_numpy` and `Variable.numpy` of what lies on a mesh."""
+    return to_host(value._value if isinstance(value, keras.Variable) else value)
+
+
+def to_array(original: Callable[..., object], variable: keras.Variable, dtype: object = None) -> np.ndarray:
+    """`Variable.__array__` of what lies on a mesh."""
+    return np.asarray(to_host(variable._value), dtype=dtype)
+
+
+def lies_on_mesh(value: object, *args: object, **kwargs: object) -> bool:
+    """Condition of the reading hooks: an eager DTensor, or a variable that is one."""
+    if isinstance(value, keras.Variable):
+        value = value._value
+        return isinstance(value, dtensor.DVariable) and tf.executing_eagerly()
+    return isinstance(value, tf.Tensor | tf.Variable) and tf.executing_eagerly() and is_dtensor(value)
+
+
+def _host(value: object) -> np.ndarray:
+    if is_dtensor(value):
+        return to_host(value)
+    return value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+
+
+# ---- what the interface asks
+
+
+def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+    """Lay an existing variable anew, keeping its value."""
+    if variable._value is None:  # made by a symbolic build that has not ended
+        variable._layout = layout
+        return
+    if mirrored.is_mirrored(layout.distribution) or mirrored.is_mirrored_variable(variable._value):
+        mirrored.place(variable, layout)
+        if mirrored.is_mirrored(layout.distribution):
+            return
+    target = layout_on(layout.placed.layout, view_of(layout.distribution))
+    old = variable._value
+    if isinstance(old, dtensor.DVariable) and old.layout == target:
+        variable._layout = layout
+        return
+    _set_value(variable, from_host(to_host(old), target, variable._dtype), layout)
+
+
+def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
+    """rank -> the component that its device holds."""
+    placed = placed_layout(variable)
+    value = variable._value
+    if mirrored.is_mirrored_variable(value):
+        return mirrored.shards(variable)
+    if placed is None or not isinstance(value, dtensor.DVariable):
+        return {0: to_host(value)}
+    parts = dtensor.unpack(value.read_value())
+    return {rank: part.numpy() for rank, part in zip(view_of(placed.distribution).ranks, parts, strict=True)}
+
+
+def gathered(value: object, ndim: int) -> tf.Tensor:
+    """A tensor of a step, laid whole on every rank."""
+    distribution = active()
+    assert distribution is not None  # inside a step
+    return dtensor.relayout(value, replicated(view_of(distribution).mesh, ndim))
