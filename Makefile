@@ -1,0 +1,41 @@
+# `make demo` and `make test` set up .venv by themselves; a second run does nothing but the work.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+TORCH := $(shell grep '^torch==' requirements-cpu.txt)
+STAMP := .venv/.installed
+
+.PHONY: venv demo test test-full lint types wheel
+
+venv: $(STAMP)
+
+# torch first, alone and pinned: whatever is installed after it finds it there and pulls no other build.
+# The editable install is setuptools' default one: its import finder maps keras_flow.backends to the folder backends/
+# (the "compat" mode would not).
+$(STAMP): pyproject.toml setup.py requirements-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt -e '.[examples,test]'
+	touch $@
+
+demo: venv
+	$(BIN)/keras-flow compare examples/digits.py --out demo-out
+
+test: venv
+	$(BIN)/python -m pytest -q
+
+test-full: venv
+	$(BIN)/python -m pytest -q -m "full or not full"
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Types are checked on the installed package: keras_flow.backends has its name only there.
+types: venv
+	rm -rf build/types build/lib
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/types .
+	$(BIN)/pyright
+
+wheel: venv
+	rm -rf dist build/lib
+	$(BIN)/python -m build --wheel --outdir dist .
