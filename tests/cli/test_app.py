@@ -1,0 +1,69 @@
+"""The command line: light to load, and clear about what it is given."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def run(*arguments: str, backend: str = "torch", **variables: str) -> tuple[int, str, str]:
+    return programs.finish(programs.start(["-m", "keras_flow.cli.app", *arguments], backend, **variables))
+
+
+@pytest.mark.parametrize("command", [[], ["launch"], ["compare"]])
+def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
+    program = (
+        "import sys\nfrom keras_flow.cli.app import app\n"
+        f"try: app({[*command, '--help']!r})\nexcept SystemExit as end: assert not end.code\n"
+        "assert not {'keras', 'jax', 'tensorflow', 'torch'} & set(sys.modules)"
+    )
+    code, out, err = programs.finish(programs.start(["-c", program]))
+    assert code == 0, err
+    assert "Usage" in out
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_one_process_with_the_number_of_devices(tmp_path: Path, backend: str) -> None:
+    script = programs.write(
+        tmp_path, "import os, sys\nprint(os.environ['KERAS_FLOW_DEVICES'], sys.argv[1:])\nsys.exit(7)"
+    )
+    code, out, _ = run("launch", "--devices", "4", str(script), "--epochs", "2", backend=backend)
+    assert (code, out) == (7, "4 ['--epochs', '2']\n")
+
+
+def test_arguments_reach_the_script_on_torch(tmp_path: Path) -> None:
+    script = programs.write(tmp_path, "import sys\nprint(sys.argv[1:], __name__)")
+    code, out, _ = run("launch", "--nproc_per_node", "2", str(script), "--devices", "9")
+    assert (code, out) == (0, "['--devices', '9'] __main__\n")
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_several_processes_are_an_error_that_names_devices(tmp_path: Path, backend: str) -> None:
+    script = programs.write(tmp_path, "")
+    code, _, err = run("launch", "--nproc_per_node", "4", str(script), backend=backend)
+    assert code == 1
+    assert f"on {backend} one process drives all devices of a host. Use --devices 4" in err
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    code, _, err = run("launch", "--devices", "2", str(tmp_path / "none.py"))
+    assert (code, "none.py, which is not a file" in err) == (1, True)
+    script = str(programs.write(tmp_path, ""))
+    code, _, err = run("launch", script)
+    assert (code, "give --devices N" in err) == (1, True)
+    code, _, err = run("launch", "--devices", "2", script, backend="mxnet")
+    assert (code, "'mxnet'; supported are jax, tensorflow, torch" in err) == (1, True)
+    code, _, err = run("compare", str(tmp_path / "none.py"))
+    assert (code, "none.py, which is not a file" in err) == (1, True)
+
+
+def test_console_script_is_this() -> None:
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="keras-flow")
+    assert script.value == "keras_flow.cli.app:main"
+    assert Path(sys.executable).with_name("keras-flow").exists()
