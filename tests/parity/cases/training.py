@@ -150,10 +150,11 @@ def _lora(run: Run) -> None:
         model.get_layer("hidden").enable_lora(4)
         model.compile(keras.optimizers.Adam(1e-2), crossentropy())
         run.fit(model, data.FEATURES, data.LABELS, batch_size=data.BATCH, epochs=2)
-        model.get_layer("logits").trainable = False
         model.compile(keras.optimizers.Adam(1e-2), crossentropy())
+        model.get_layer("logits").trainable = False  # flipped after compile, before the optimizer is built
         run.fit(model, data.FEATURES, data.LABELS, batch_size=data.BATCH, epochs=1)
-        model.get_layer("logits").trainable = True  # flipped after compile
+        model.get_layer("logits").trainable = True
+        model.compile(keras.optimizers.Adam(1e-2), crossentropy())
         run.fit(model, data.FEATURES, data.LABELS, batch_size=data.BATCH, epochs=1)
     run.record_model(model)
 

@@ -1,0 +1,56 @@
+"""How far two runs lie apart, and how far they may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: steps for which the tolerances are stated; longer runs may drift in proportion, as rounding does
+STEPS = 20
+LOSS_RELATIVE, LOSS_ABSOLUTE, WEIGHTS = 1e-5, 1e-7, 1e-4
+#: the same weights, evaluated by another engine
+EVALUATION = 1e-4
+#: two engines from the same weights over the same samples: they sum in other orders and use other kernels
+BETWEEN_BACKENDS = 1e-3
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The largest deviation of a run from its reference.
+
+    Attributes:
+        value: the deviation itself.
+        of_tolerance: the largest share of the tolerance; over 1 is a failure.
+    """
+
+    value: float
+    of_tolerance: float
+
+
+def drift(steps: int) -> float:
+    """The factor on the tolerances of a run of this many steps."""
+    return max(1.0, steps / STEPS)
+
+
+def of_losses(found: Sequence[float], expected: Sequence[float]) -> Deviation:
+    """Loss at each step: `|a - b| <= 1e-5 |b| + 1e-7` for 20 steps."""
+    a, b = np.asarray(found, "float64"), np.asarray(expected, "float64")
+    if a.shape != b.shape or not np.isfinite(a).all():
+        return Deviation(float("inf"), float("inf"))
+    gap = np.abs(a - b)
+    limit = (LOSS_RELATIVE * np.abs(b) + LOSS_ABSOLUTE) * np.maximum(1.0, np.arange(1, len(b) + 1) / STEPS)
+    return Deviation(float(gap.max()), float((gap / limit).max()))
+
+
+def of_weights(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], steps: int) -> Deviation:
+    """Final weights: `max|a - b| <= 1e-4 max(1, max|b|)` for each variable, for 20 steps."""
+    worst = Deviation(0.0, 0.0)
+    for a, b in zip(found, expected, strict=True):
+        if not b.size:
+            continue
+        gap = float(np.abs(a.astype("float64") - b.astype("float64")).max())
+        share = gap / (WEIGHTS * max(1.0, float(np.abs(b).max())) * drift(steps))
+        worst = Deviation(max(worst.value, gap), max(worst.of_tolerance, share))
+    return worst

@@ -1,0 +1,69 @@
+"""What a comparison run is asked to do, and the job that each backend's process gets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """The command line of `keras-flow compare`.
+
+    Attributes:
+        file: the user's program.
+        backends: Keras backends, in the order in which they run.
+        layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"` or a name from the program's `distributions()`.
+        steps: training steps; None trains whole epochs.
+        epochs: epochs; None is 1 without `steps`, else as many as the steps need.
+        batch_size: rows of a global batch.
+        seed: seed of the initial weights and of the order of samples.
+        out: folder for the report.
+        skip_missing: leave out backends that are not installed.
+    """
+
+    file: Path
+    backends: tuple[str, ...] = ("jax", "tensorflow", "torch")
+    layouts: tuple[str, ...] = ("1", "dp4", "tp4", "2x2")
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    out: Path = Path("compare-out")
+    skip_missing: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one backend's process has to do; travels as JSON.
+
+    Attributes:
+        file: the user's program, absolute.
+        backend: Keras backend of the process.
+        layouts: layouts to train, `"1"` first.
+        steps: see `CompareOptions`.
+        epochs: see `CompareOptions`.
+        batch_size: rows of a global batch.
+        seed: see `CompareOptions`.
+        folder: where weights, events and results of all processes lie.
+    """
+
+    file: str
+    backend: str
+    layouts: tuple[str, ...]
+    steps: int | None
+    epochs: int | None
+    batch_size: int
+    seed: int
+    folder: str
+
+    def write(self, path: Path) -> None:
+        """Write the job for the process."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(path: str | Path) -> Job:
+        """Read a job that `write` wrote."""
+        values = json.loads(Path(path).read_text())
+        return Job(**{**values, "layouts": tuple(values["layouts"])})

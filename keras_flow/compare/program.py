@@ -1,0 +1,160 @@
+"""The user's file: its functions, and the distributions that its layouts name."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+_DATA = re.compile(r"dp(\d+)$")
+_TENSOR = re.compile(r"tp(\d+)$")
+_HYBRID = re.compile(r"(\d+)x(\d+)$")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What `load_data` gave: training rows, and validation rows where there are any."""
+
+    x: object
+    y: object
+    x_val: object = None
+    y_val: object = None
+
+
+def load(file: str | Path) -> ModuleType:
+    """Import the user's file.
+
+    Raises:
+        FlowError: it defines no `build_model` or no `load_data`.
+    """
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise FlowError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that Keras can name the file's own layers when it saves them
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    missing = [name for name in ("build_model", "load_data") if not callable(getattr(module, name, None))]
+    if missing:
+        raise FlowError(
+            f"{path} defines no {' and no '.join(missing)}: a comparison needs build_model(), which returns a compiled "
+            "model, and load_data(), which returns (x, y) or (x, y, x_val, y_val)"
+        )
+    return module
+
+
+def load_data(module: ModuleType) -> Data:
+    """The rows of the program.
+
+    Raises:
+        FlowError: not two or four arrays, or no rows.
+    """
+    values = module.load_data()
+    if not isinstance(values, tuple | list) or len(values) not in (2, 4):
+        raise FlowError(f"load_data() must return (x, y) or (x, y, x_val, y_val), got {type(values).__name__}")
+    data = Data(*values)
+    from keras_flow.compare.order import length_of
+
+    if length_of(data.x) == 0:
+        raise FlowError("load_data() returned no rows")
+    return data
+
+
+def build_model(module: ModuleType) -> keras.Model:
+    """The program's compiled model.
+
+    Raises:
+        FlowError: it is no Keras model, or not compiled.
+    """
+    import keras
+
+    model = module.build_model()
+    if not isinstance(model, keras.Model):
+        raise FlowError(f"build_model() must return a compiled keras.Model, got {type(model).__name__}")
+    if not model.compiled:
+        raise FlowError("build_model() returned a model that is not compiled: call model.compile(...) in it")
+    return model
+
+
+def ranks_of(layout: str) -> int | None:
+    """How many ranks a layout's name says, or None where it says nothing.
+
+    Example:
+        >>> [ranks_of(name) for name in ("1", "dp4", "2x2", "mine")]
+        [1, 4, 4, None]
+    """
+    if layout == "1":
+        return 1
+    if match := _DATA.match(layout) or _TENSOR.match(layout):
+        return int(match[1])
+    if match := _HYBRID.match(layout):
+        return int(match[1]) * int(match[2])
+    return None
+
+
+def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDistribution] | None:
+    """What makes the distribution of a layout; None for one device.
+
+    Raises:
+        FlowError: an unknown name, or a layout that needs rules where the program has none (with a skeleton of rules).
+    """
+    if layout == "1":
+        return None
+    named: Mapping[str, Callable[[], FlowDistribution]] = module.distributions() if hasattr(module, "distributions") else {}
+    if layout in named:
+        return named[layout]
+    import keras_flow as kf
+
+    if match := _DATA.match(layout):
+        count = int(match[1])
+        return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)))
+    tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
+    if not tensor and not hybrid:
+        raise FlowError(
+            f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB"
+            + (f", or one of distributions(): {sorted(named)}" if named else ", or a name from the file's distributions()")
+        )
+    if not hasattr(module, "rules"):
+        raise FlowError(
+            f"layout {layout!r} splits variables, and {Path(str(module.__file__)).name} has neither rules() nor "
+            f"distributions(). A skeleton from the model's own paths, to edit and paste into it:\n\n{skeleton(module)}"
+        )
+    placement = (
+        kf.Placement(range(int(tensor[1])), axis_names=("model",))
+        if tensor
+        else kf.Placement(np.arange(int(hybrid[1]) * int(hybrid[2])).reshape(int(hybrid[1]), -1), ("data", "model"))  # type: ignore[index]
+    )
+    return lambda: kf.ModelParallel(placement, rules=module.rules())
+
+
+def skeleton(module: ModuleType) -> str:
+    """A `rules()` function with a line for each variable of two dimensions and more: in turn split by columns (last
+    dim) and by rows (first of the last two), as pairs of dense layers want it."""
+    model = build_model(module)
+    if not model.built:
+        return "# the model is not built: give its first layer an Input, then ask again"
+    lines, columns = [], True
+    for variable in model.trainable_variables:
+        rank = len(variable.shape)
+        if rank < 2:
+            continue
+        dim = rank - 1 if columns else rank - 2
+        pattern = re.escape(variable.path) + "$"
+        lines.append(f'        r"{pattern}": {{"model": kf.sbp.split({dim})}},  # shape {tuple(variable.shape)}')
+        columns = not columns
+    return "import keras_flow as kf\n\n\ndef rules():\n    return {\n" + "\n".join(lines) + "\n    }\n"

@@ -1,0 +1,84 @@
+"""The outcome of a comparison, as values: what the table, the report and the exit status are made from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One backend under one layout.
+
+    Attributes:
+        backend: Keras backend.
+        layout: name of the layout.
+        losses: loss of each step.
+        evaluation: loss and metrics of the final weights on the validation rows (training rows where there are none).
+        step_seconds: median seconds of a step, the first half of the steps left out.
+        bytes_per_rank: rank -> bytes of weights that it physically holds.
+        shapes: rank -> variable path -> shape that it physically holds.
+        declared: variable path -> nd_sbp.
+        ranks_named: ranks that the layout names.
+        loss_deviation: largest deviation from this backend's single-device run, loss of a step.
+        loss_share: the same, as a share of the tolerance.
+        weights_deviation: largest deviation of a final weight.
+        weights_share: the same, as a share of the tolerance.
+        between_backends: largest deviation of a step's loss from the first backend's run of the same layout.
+        evaluated: backend -> loss of these final weights, evaluated there on one device.
+    """
+
+    backend: str
+    layout: str
+    losses: list[float]
+    evaluation: dict[str, float]
+    step_seconds: float
+    bytes_per_rank: dict[int, int]
+    shapes: dict[int, dict[str, list[int]]]
+    declared: dict[str, str]
+    ranks_named: int
+    loss_deviation: float
+    loss_share: float
+    weights_deviation: float
+    weights_share: float
+    between_backends: float | None
+    evaluated: dict[str, float]
+    hierarchy: list[int] = field(default_factory=list)
+
+    @property
+    def ranks_used(self) -> int:
+        """Ranks that hold weights."""
+        return sum(held > 0 for held in self.bytes_per_rank.values())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs, and what is wrong with them.
+
+    Attributes:
+        program: name of the user's file.
+        runs: backend by backend, layout by layout.
+        failures: a sentence for each deviation over the tolerance and each layout that used too few ranks.
+        batch_size: rows of a global batch.
+        seed: seed of weights and order.
+        versions: package -> version.
+        random_layers: whether the model draws random numbers, so that backends differ from each other by nature.
+        skipped: backends left out, with the reason.
+    """
+
+    program: str
+    runs: list[RunResult]
+    failures: list[str]
+    batch_size: int
+    seed: int
+    versions: dict[str, str]
+    random_layers: bool
+    skipped: dict[str, str]
+
+    def write(self, path: Path) -> None:
+        """Write report.json."""
+        values = asdict(self)
+        for run, source in zip(values["runs"], self.runs, strict=True):
+            run["ranks_used"] = source.ranks_used
+        path.write_text(json.dumps(values, indent=1))

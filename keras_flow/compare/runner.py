@@ -1,0 +1,249 @@
+"""`keras-flow compare`: starts a process for each backend, shows how far they are, and judges what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from keras_flow.compare import deviations, html, table
+from keras_flow.compare.options import CompareOptions, Job
+from keras_flow.compare.program import ranks_of
+from keras_flow.compare.result import Comparison, RunResult
+from keras_flow.errors import FlowError
+from keras_flow.runtime import versions
+
+_BATCH = 64
+_BACKENDS = ("jax", "tensorflow", "torch")
+
+
+def compare(options: CompareOptions, console: Console | None = None) -> int:
+    """Run a comparison, print its table and write `report.html` and `report.json`.
+
+    Returns:
+        0, or 1 if a deviation is over the tolerance or a layout used fewer ranks than it names.
+
+    Raises:
+        FlowError: an unknown or missing backend, or an error of the user's file.
+    """
+    console = console or Console()
+    backends, skipped = _backends(options)
+    layouts = ("1", *(name for name in options.layouts if name != "1"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
+        folder = Path(name)
+        jobs = [_job(options, backend, layouts, folder) for backend in backends]
+        with _progress(console) as progress:
+            for job in jobs:
+                _run(job, "train", progress)
+            for job in jobs:
+                _run(job, "evaluate", progress)
+        result = judge(options, jobs, folder, skipped)
+    result.write(options.out / "report.json")
+    (options.out / "report.html").write_text(html.page(result), encoding="utf-8")
+    table.show(result, console)
+    console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}")
+    return 1 if result.failures else 0
+
+
+def _backends(options: CompareOptions) -> tuple[list[str], dict[str, str]]:
+    unknown = [name for name in options.backends if name not in _BACKENDS]
+    if unknown or not options.backends:
+        raise FlowError(f"unknown backend {unknown}: legal are {', '.join(_BACKENDS)}")
+    present, skipped = [], {}
+    for name in dict.fromkeys(options.backends):
+        if versions.installed(name) is not None:
+            present.append(name)
+        elif options.skip_missing:
+            skipped[name] = "not installed"
+        else:
+            raise FlowError(
+                f"backend {name!r} is not installed: pip install 'keras-flow[{name}]', leave it out of --backends, or pass "
+                "--skip-missing"
+            )
+    if not present:
+        raise FlowError(f"none of the backends {list(options.backends)} is installed")
+    return present, skipped
+
+
+def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> Job:
+    job = Job(
+        file=str(options.file.resolve()),
+        backend=backend,
+        layouts=layouts,
+        steps=options.steps,
+        epochs=options.epochs,
+        batch_size=options.batch_size or _BATCH,
+        seed=options.seed,
+        folder=str(folder),
+    )
+    job.write(folder / f"job-{backend}.json")
+    return job
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _run(job: Job, action: str, progress: Progress) -> None:
+    """Run one process of a job to its end, showing its steps.
+
+    Raises:
+        FlowError: it failed; the text is its own error.
+    """
+    folder = Path(job.folder)
+    log = folder / f"log-{job.backend}-{action}.txt"
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": job.backend}
+    command = [sys.executable, "-m", "keras_flow.compare.worker", action, str(folder / f"job-{job.backend}.json")]
+    label = f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
+    waiting = progress.add_task(label, total=1, note="")
+    tasks: dict[str, TaskID] = {}
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, stdin=subprocess.DEVNULL)
+        try:
+            while process.poll() is None:
+                _follow(job, tasks, progress)
+                if tasks:
+                    progress.update(waiting, visible=False)
+                time.sleep(0.2)
+            _follow(job, tasks, progress)
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    if process.returncode:
+        reason = folder / f"failed-{job.backend}-{action}.txt"
+        text = reason.read_text() if reason.exists() else log.read_text()[-3000:]
+        raise FlowError(f"{job.backend}: {text.strip()}")
+    progress.update(waiting, completed=1, visible=not tasks)
+
+
+def _follow(job: Job, tasks: dict[str, TaskID], progress: Progress) -> None:
+    events = Path(job.folder) / f"events-{job.backend}.jsonl"
+    if not events.exists():
+        return
+    last: dict[str, dict] = {}
+    for line in events.read_text().splitlines():
+        if line.endswith("}"):
+            event = json.loads(line)
+            last[event["layout"]] = event
+    for layout, event in last.items():
+        if layout not in tasks:
+            tasks[layout] = progress.add_task(f"{job.backend}: {layout}", total=event["steps"], note="")
+        progress.update(tasks[layout], completed=event["step"], note=f"loss {event['loss']:.4f}")
+
+
+def judge(options: CompareOptions, jobs: list[Job], folder: Path, skipped: dict[str, str]) -> Comparison:
+    """Compare what the processes wrote."""
+    runs: list[RunResult] = []
+    failures: list[str] = []
+    random_layers = False
+    found_versions: dict[str, str] = {}
+    evaluated = {job.backend: json.loads((folder / f"evaluated-{job.backend}.json").read_text()) for job in jobs}
+    raw = {
+        (job.backend, layout): json.loads((folder / f"run-{job.backend}-{layout}.json").read_text())
+        for job in jobs
+        for layout in job.layouts
+    }
+    for (backend, layout), run in raw.items():
+        random_layers |= run["random_layers"]
+        found_versions |= run["versions"]
+        result = _judge_one(folder, run, raw, evaluated, ranks_of(layout))
+        runs.append(result)
+        failures += _failures(result, raw[(jobs[0].backend, layout)]["random_layers"])
+    return Comparison(
+        program=options.file.name,
+        runs=runs,
+        failures=failures,
+        batch_size=jobs[0].batch_size,
+        seed=options.seed,
+        versions=found_versions,
+        random_layers=random_layers,
+        skipped=skipped,
+    )
+
+
+def _judge_one(folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None) -> RunResult:
+    backend, layout = run["backend"], run["layout"]
+    shapes, bytes_of, declared = _held(folder, backend, layout)
+    single = raw[(backend, "1")]
+    first = next(iter(raw.values()))["backend"]
+    loss = deviations.of_losses(run["losses"], single["losses"])
+    weights = deviations.of_weights(
+        _weights(folder, backend, layout), _weights(folder, backend, "1"), len(run["losses"])
+    )
+    between = None if backend == first else deviations.of_losses(run["losses"], raw[(first, layout)]["losses"]).value
+    hierarchy = list(run["placement"]["hierarchy"]) if run["placement"] else [1]
+    return RunResult(
+        backend=backend,
+        layout=layout,
+        losses=run["losses"],
+        evaluation=run["evaluation"],
+        step_seconds=run["step_seconds"],
+        bytes_per_rank=bytes_of,
+        shapes=shapes,
+        declared=declared,
+        ranks_named=named or int(np.prod(hierarchy)),
+        loss_deviation=loss.value,
+        loss_share=loss.of_tolerance,
+        weights_deviation=weights.value,
+        weights_share=weights.of_tolerance,
+        between_backends=between,
+        evaluated={name: values[f"{backend}-{layout}"] for name, values in evaluated.items()},
+        hierarchy=hierarchy,
+    )
+
+
+def _failures(run: RunResult, random_layers: bool) -> list[str]:
+    name = f"{run.backend} {run.layout}"
+    out = []
+    if not run.loss_share <= 1:
+        out.append(f"{name}: loss deviates by {run.loss_deviation:.2g}, {run.loss_share:.2g} times the tolerance")
+    if not run.weights_share <= 1:
+        out.append(f"{name}: weights deviate by {run.weights_deviation:.2g}, {run.weights_share:.2g} times the tolerance")
+    if run.ranks_used < run.ranks_named:
+        out.append(f"{name}: used {run.ranks_used} of the {run.ranks_named} ranks that it names")
+    own = run.evaluated[run.backend]
+    for backend, loss in run.evaluated.items():
+        if not abs(loss - own) <= deviations.EVALUATION * max(1.0, abs(own)):
+            out.append(f"{name}: its weights evaluate to {loss:.6g} on {backend}, to {own:.6g} on {run.backend}")
+    if run.between_backends is not None and not random_layers:
+        limit = deviations.BETWEEN_BACKENDS * max(1.0, max(map(abs, run.losses))) * deviations.drift(len(run.losses))
+        if not run.between_backends <= limit:
+            out.append(f"{name}: loss deviates by {run.between_backends:.2g} from the first backend's (limit {limit:.2g})")
+    return out
+
+
+def _held(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, int], dict[str, str]]:
+    shapes: dict[int, dict[str, list[int]]] = {}
+    bytes_of: dict[int, int] = {}
+    declared: dict[str, str] = {}
+    for file in sorted(folder.glob(f"held-{backend}-{layout}-*.json")):
+        held = json.loads(file.read_text())
+        shapes |= {int(rank): paths for rank, paths in held["shapes"].items()}
+        bytes_of |= {int(rank): count for rank, count in held["bytes"].items()}
+        declared |= held["declared"]
+    return dict(sorted(shapes.items())), dict(sorted(bytes_of.items())), declared
+
+
+def _weights(folder: Path, backend: str, layout: str) -> list[np.ndarray]:
+    with np.load(folder / f"final-{backend}-{layout}.npz") as file:
+        return [file[name] for name in file.files]

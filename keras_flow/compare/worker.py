@@ -1,0 +1,218 @@
+"""The process of one backend: trains every layout from the same weights, or evaluates the weights of all runs.
+
+    python -m keras_flow.compare.worker train|evaluate job.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from keras_flow.compare.options import Job
+from keras_flow.errors import FlowError
+
+
+def main(action: str, path: str) -> int:
+    job = Job.read(path)
+    os.environ["KERAS_BACKEND"] = job.backend
+    import keras_flow as kf
+    from keras_flow.compare import program
+
+    ranks = max((program.ranks_of(name) or 4 for name in job.layouts), default=1)
+    try:
+        if action == "train":
+            kf.run(train, devices=ranks, args=(path,))
+        else:
+            kf.run(evaluate, devices=1, args=(path,))
+    except FlowError as error:
+        _failed(job, action, str(error))
+        return 2
+    except Exception:
+        _failed(job, action, traceback.format_exc())
+        return 3
+    return 0
+
+
+def _failed(job: Job, action: str, text: str) -> None:
+    (Path(job.folder) / f"failed-{job.backend}-{action}.txt").write_text(text)
+
+
+def train(path: str) -> None:
+    """Train the job's layouts in turn; runs on every rank."""
+    from keras_flow.compare import program
+    from keras_flow.runtime import env
+
+    job = Job.read(path)
+    module = program.load(job.file)
+    makers = {layout: program.distribution_maker(module, layout) for layout in job.layouts}
+    data = program.load_data(module)
+    leads = env.process_index() == 0
+    for layout, make in makers.items():
+        if make is None and not leads:
+            continue  # one device: the other ranks' processes have nothing to do
+        _train_one(job, module, data, layout, make, leads)
+
+
+def _train_one(job: Job, module: object, data: object, layout: str, make: object, leads: bool) -> None:
+    import contextlib
+
+    import keras
+    import numpy as np
+
+    from keras_flow.compare import program
+    from keras_flow.compare.order import Ordered
+
+    folder = Path(job.folder)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(job.seed)
+    distribution = make() if make is not None else None  # type: ignore[operator]
+    with distribution.scope() if distribution is not None else contextlib.nullcontext():
+        model = program.build_model(module)  # type: ignore[arg-type]
+        batches = Ordered(data.x, data.y, job.batch_size, job.seed)  # type: ignore[attr-defined]
+        if not model.built:
+            model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
+        initial = folder / "initial.weights.h5"
+        if not initial.exists():
+            model.save_weights(initial)
+        model.load_weights(initial)
+        epochs = job.epochs or (-(-job.steps // len(batches)) if job.steps else 1)
+        steps = min(job.steps or epochs * len(batches), epochs * len(batches))
+        watch = _watch(job, layout, steps, leads, batches.sizes)
+        model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[watch])
+        rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
+        logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)
+        model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
+        weights = model.get_weights()
+    _write_held(folder, job.backend, layout, model)
+    if not leads:
+        return
+    np.savez(folder / f"final-{job.backend}-{layout}.npz", *weights)
+    (folder / f"run-{job.backend}-{layout}.json").write_text(
+        json.dumps(
+            {
+                "backend": job.backend,
+                "layout": layout,
+                "losses": watch.losses,
+                "evaluation": {name: float(value) for name, value in logs.items()},
+                "step_seconds": watch.median_seconds(),
+                "steps": len(watch.losses),
+                "random_layers": any("seed_generator" in v.path for v in model.variables),
+                "placement": _placement(distribution),
+                "batch_axes": list(getattr(distribution, "batch_axes", ())),
+                "paths": [v.path for v in model.weights],
+                "versions": _versions(job.backend),
+            }
+        )
+    )
+
+
+def _placement(distribution: object) -> dict | None:
+    if distribution is None:
+        return None
+    placement = distribution.placement  # type: ignore[attr-defined]
+    return {"hierarchy": placement.hierarchy, "axis_names": placement.axis_names, "ranks": placement.ranks}
+
+
+def _versions(backend: str) -> dict[str, str]:
+    from keras_flow.runtime import versions
+
+    return {name: versions.installed(name) or "" for name in ("keras", backend)}
+
+
+def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
+    """What the ranks of this process hold, read from the engine's live arrays."""
+    from keras_flow.backends.active import backend as engine
+    from keras_flow.distributions.placed import placed_layout
+
+    held: dict[str, dict[str, list[int]]] = {}
+    declared = {}
+    bytes_of: dict[str, int] = {}
+    for variable in model.weights:  # type: ignore[attr-defined]
+        layout_of = placed_layout(variable)
+        if layout == "1":
+            shards = {0: variable.numpy()}
+        else:
+            shards = engine().shards(variable)
+        declared[variable.path] = repr(list(layout_of.placed.layout.nd_sbp)) if layout_of else "one device"
+        for rank, shard in shards.items():
+            held.setdefault(str(rank), {})[variable.path] = list(shard.shape)
+            bytes_of[str(rank)] = bytes_of.get(str(rank), 0) + shard.nbytes
+            if layout_of and tuple(shard.shape) != layout_of.placed.layout.local_shape(rank):
+                raise FlowError(
+                    f"{variable.path}: rank {rank} holds {shard.shape}, its layout says "
+                    f"{layout_of.placed.layout.local_shape(rank)}: the declared split is not physical"
+                )
+    name = f"held-{backend}-{layout}-{'-'.join(sorted(held))}.json"
+    (folder / name).write_text(json.dumps({"shapes": held, "bytes": bytes_of, "declared": declared}))
+
+
+def _watch(job: Job, layout: str, steps: int, leads: bool, sizes: list[int]):
+    """A callback that keeps losses and step times, tells the parent how far the run is, and stops after `steps`."""
+    import keras
+    import numpy as np
+
+    events = Path(job.folder) / f"events-{job.backend}.jsonl"
+
+    class Watch(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[float] = []
+            self.seconds: list[float] = []
+            self._began = self._sum = 0.0
+
+        def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+            self._sum = 0.0
+
+        def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+            self._began = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+            mean = float(logs["loss"])  # type: ignore[index]  # reading it waits for the step
+            self.seconds.append(time.perf_counter() - self._began)
+            # Keras logs the mean over the epoch so far, weighted by rows: the step's own loss is what it added
+            rows = sum(sizes[: batch + 1])
+            self.losses.append((mean * rows - self._sum) / sizes[batch])
+            self._sum = mean * rows
+            if leads and (len(self.losses) % 5 == 0 or len(self.losses) == steps):
+                line = {"backend": job.backend, "layout": layout, "step": len(self.losses), "steps": steps, "loss": self.losses[-1]}
+                with events.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            if len(self.losses) >= steps:
+                self.model.stop_training = True
+
+        def median_seconds(self) -> float:
+            """Median over the second half of the steps: without compilation."""
+            return float(np.median(self.seconds[len(self.seconds) // 2 :]))
+
+    return Watch()
+
+
+def evaluate(path: str) -> None:
+    """Load the final weights of every run and evaluate them on one device of this backend."""
+    import keras
+
+    from keras_flow.compare import program
+
+    job = Job.read(path)
+    folder = Path(job.folder)
+    module = program.load(job.file)
+    data = program.load_data(module)
+    rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)
+    keras.utils.set_random_seed(job.seed)
+    model = program.build_model(module)
+    if not model.built:
+        model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))
+    losses = {}
+    for file in sorted(folder.glob("final-*.weights.h5")):
+        model.load_weights(file)
+        loss = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)["loss"]
+        losses[file.name.removeprefix("final-").removesuffix(".weights.h5")] = float(loss)
+    (folder / f"evaluated-{job.backend}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))
