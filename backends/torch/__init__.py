@@ -1,1 +1,24 @@
-"""The PyTorch backend."""
+"""PyTorch: DTensors for the consistent view, local tensors for data parallel; one process per rank."""
+
+from keras_flow.backends.torch import devices, hooks, layouts, trainer, variables
+from keras_flow.backends.torch.capabilities import CAPABILITIES
+
+
+class TorchBackend:
+    """The engine interface on PyTorch; see `keras_flow.backends.interface.Backend`."""
+
+    name = "torch"
+    capabilities = CAPABILITIES
+    init = staticmethod(devices.init)
+    world = staticmethod(devices.world)
+    engine_layout = staticmethod(layouts.engine_layout)
+    constrain = staticmethod(layouts.constrain)
+    place = staticmethod(variables.place)
+    shards = staticmethod(variables.shards)
+    enter = staticmethod(trainer.enter)
+    forget_steps = staticmethod(trainer.forget_steps)
+    recover = staticmethod(trainer.recover)
+    hooks = staticmethod(hooks.hooks)
+
+
+BACKEND = TorchBackend()

@@ -1,0 +1,19 @@
+"""What PyTorch can hold and do."""
+
+from __future__ import annotations
+
+from keras_flow.backends.interface import Capabilities
+
+CAPABILITIES = Capabilities(
+    drives_all_ranks=False,
+    several_axes_on_one_dim=True,
+    # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
+    uneven_batches="broadcast",
+    refused={
+        "jit_compile=True": (
+            "RuntimeError: During the backward, we encountered a tensor subclass where we guessed its metadata "
+            "incorrectly. Expected a DTensor tangent but got a plain Tensor"
+        ),
+        "steps_per_execution>1": "ValueError: `steps_per_execution` must be 1 with the PyTorch backend.",
+    },
+)

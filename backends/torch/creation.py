@@ -1,0 +1,162 @@
+"""Values made sharded: this rank's piece of what one device would draw, without ever holding the whole.
+
+torch's CPU generator is a stream: a tensor drawn in chunks of rows (multiples of 16 elements, the last chunk of at least
+16, because `normal_` fills blocks of 16 and redraws the tail) has the bits of one draw. Each rank walks the stream and
+keeps its piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from keras.src import initializers
+from keras.src.backend.torch import core
+from keras.src.backend.torch import random as keras_random
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends.torch import layouts
+
+_CHUNK_ELEMENTS = 1 << 20
+#: initialisers that return one draw of Keras's as it is; a user's own, or Orthogonal, need the whole value
+_STREAMED = (
+    initializers.RandomNormal,
+    initializers.RandomUniform,
+    initializers.TruncatedNormal,
+    initializers.VarianceScaling,
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The variable whose value is being drawn."""
+
+    shape: tuple[int, ...]
+    mesh: DeviceMesh
+    placements: layouts.TorchPlacements
+
+
+_target: ContextVar[Target | None] = ContextVar("keras_flow_creation", default=None)
+
+
+@contextlib.contextmanager
+def target(
+    initializer: object, shape: tuple[int, ...], mesh: DeviceMesh, placements: layouts.TorchPlacements
+) -> Iterator[None]:
+    """Draws of this shape inside return this rank's piece, where the initialiser is one of Keras's that just draws."""
+    streamed = (
+        isinstance(initializer, _STREAMED)
+        and type(initializer).__module__.startswith("keras.")
+        and any(part.is_shard() for part in placements)
+        and core.get_device() == "cpu"  # a GPU's generator is no stream
+    )
+    token = _target.set(Target(shape, mesh, placements) if streamed else None)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def constant_piece(
+    initializer: object, shape: tuple[int, ...], dtype: str, mesh: DeviceMesh, placements: layouts.TorchPlacements
+) -> DTensor | None:
+    """This rank's piece of zeros, ones or a scalar constant; None for other initialisers."""
+    if isinstance(initializer, initializers.Zeros):
+        value = 0.0
+    elif isinstance(initializer, initializers.Ones):
+        value = 1.0
+    elif isinstance(initializer, initializers.Constant) and isinstance(initializer.value, int | float):
+        value = initializer.value
+    else:
+        return None
+    local = [part.stop - part.start for part in layouts.local_slices(shape, mesh, placements)]
+    piece = torch.full(local, value, dtype=core.to_torch_dtype(dtype), device=core.get_device())
+    return layouts.from_local(piece, shape, mesh, placements)
+
+
+def is_drawing(*args: object, **kwargs: object) -> bool:
+    """The condition of the hooks on Keras's random functions."""
+    return _target.get() is not None
+
+
+def uniform(original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
+    """Hook: the piece of a uniform draw."""
+    return _piece(original, shape, ("minval", "maxval"), _uniform, args, kwargs)
+
+
+def normal(original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
+    """Hook: the piece of a normal draw."""
+    return _piece(original, shape, ("mean", "stddev"), _normal, args, kwargs)
+
+
+def truncated_normal(
+    original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
+    """Hook: the piece of a truncated normal draw."""
+    return _piece(original, shape, ("mean", "stddev"), _truncated_normal, args, kwargs)
+
+
+def _piece(
+    original: Callable[..., object],
+    shape: tuple[int, ...],
+    names: tuple[str, str],
+    draw: Callable[..., torch.Tensor],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
+    wanted = _target.get()
+    if wanted is None or tuple(shape) != wanted.shape or not wanted.shape:
+        return original(shape, *args, **kwargs)
+    given = dict(zip((*names, "dtype", "seed"), args, strict=False), **kwargs)
+    low, high = (given.get(name, default) for name, default in zip(names, (0.0, 1.0), strict=True))
+    dtype = core.to_torch_dtype(given.get("dtype") or "float32")
+    generator = keras_random.torch_seed_generator(given.get("seed"))
+    local = _walk(wanted, dtype, lambda size: draw(size, low, high, dtype, generator))
+    return layouts.from_local(local, wanted.shape, wanted.mesh, wanted.placements)
+
+
+def _walk(wanted: Target, dtype: torch.dtype, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
+    """Draw the whole stream in chunks of rows, and keep this rank's elements."""
+    slices = layouts.local_slices(wanted.shape, wanted.mesh, wanted.placements)
+    rows, inner = wanted.shape[0], math.prod(wanted.shape[1:])
+    step = max(1, _CHUNK_ELEMENTS // max(1, inner))
+    step = max(16, step - step % 16)
+    starts = list(range(0, rows, step))
+    if len(starts) > 1 and (rows - starts[-1]) * inner < 16:
+        starts.pop()
+    out = torch.empty([part.stop - part.start for part in slices], dtype=dtype)
+    first, last = slices[0].start, slices[0].stop
+    for start, stop in zip(starts, [*starts[1:], rows], strict=True):
+        piece = draw((stop - start, *wanted.shape[1:]))
+        low, high = max(start, first), min(stop, last)
+        if low < high:
+            out[low - first : high - first] = piece[(slice(low - start, high - start), *slices[1:])]
+    return out
+
+
+# ---- the arithmetic of keras/src/backend/torch/random.py, on a chunk, with a generator that lives across chunks
+
+
+def _uniform(
+    size: tuple[int, ...], low: float, high: float, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    return (high - low) * torch.rand(size, generator=generator, dtype=dtype) + low
+
+
+def _normal(
+    size: tuple[int, ...], mean: float, stddev: float, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    return torch.normal(mean, stddev, size=size, generator=generator, dtype=dtype)
+
+
+def _truncated_normal(
+    size: tuple[int, ...], mean: float, stddev: float, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    drawn = torch.normal(0, 1, size=(*size, 4), generator=generator, dtype=dtype)
+    inside = ((drawn > -2) & (drawn < 2)).max(-1, keepdim=True)[1]
+    return drawn.gather(-1, inside).squeeze(-1).mul_(stddev).add_(mean)

@@ -1,0 +1,126 @@
+"""Batches on PyTorch: every rank reads the logical batch; its part is cut here, without communication."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as torch_distributed
+from keras.src import tree
+from keras.src.backend.torch import core
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends.torch import layouts
+from keras_flow.distributions.batch import rows_of
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: the first batches of each data source are compared across ranks, and then every so many
+_FIRST, _EVERY = 3, 100
+
+
+def to_tensors(data: object) -> object:
+    """The batch as torch tensors; None and strings stay."""
+
+    def convert(leaf: object) -> object:
+        if leaf is None or isinstance(leaf, DTensor | str | bytes):
+            return leaf
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":
+            return leaf
+        return core.convert_to_tensor(leaf)
+
+    return tree.map_structure(convert, data)
+
+
+def rows(data: object) -> int:
+    """Rows of the logical batch: those of its first tensor. 0 where it has none."""
+    found = rows_of(tree.flatten(data))
+    return found[0] if found else 0
+
+
+def lay(data: object, distribution: FlowDistribution) -> object:
+    """The batch as DTensors. One that does not divide is laid whole on every rank: DTensor cannot flatten dimensions of
+    uneven shards."""
+    mesh = layouts.mesh(distribution.placement)
+    count = rows(data)
+    split = layouts.engine_layout(distribution.batch_layout((count,)))
+    whole = layouts.replicated(mesh)
+
+    def one(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
+            return leaf
+        mask = getattr(leaf, "_keras_mask", None)
+        laid = layouts.from_full(leaf, mesh, split if leaf.shape[0] == count else whole)
+        if mask is not None:
+            laid._keras_mask = one(mask)  # type: ignore[attr-defined]
+        return laid
+
+    return tree.map_structure(one, data)
+
+
+class BatchWatch:
+    """Finds ranks that are fed different batches, which would train on without any error.
+
+    It compares checksums of the first batches of a data source and of every 100th.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def restart(self) -> None:
+        """A new data source: look at its first batches."""
+        self._seen = 0
+
+    def see(self, data: object) -> bool:
+        """Compare this batch where it is due. Returns whether it is the first of its source.
+
+        Raises:
+            FlowError: on all ranks, naming the ranks and the input that differ.
+        """
+        index, self._seen = self._seen, self._seen + 1
+        if torch_distributed.is_initialized() and (index < _FIRST or index % _EVERY == 0):
+            _compare(data, index)
+        return index == 0
+
+
+def _compare(data: object, index: int) -> None:
+    mine = {name: _checksum(leaf) for name, leaf in _named(data)}
+    everyone: list[dict[str, tuple[str, int]]] = [{} for _ in range(torch_distributed.get_world_size())]
+    torch_distributed.all_gather_object(everyone, mine)
+    for name in sorted({name for one in everyone for name in one}):
+        differ = [rank for rank, one in enumerate(everyone) if one.get(name) != everyone[0].get(name)]
+        if differ:
+            held = ", ".join(f"rank {rank}: {everyone[rank].get(name, ('nothing', 0))[0]}" for rank in (0, differ[0]))
+            raise FlowError(
+                f"the ranks are fed different batches: input {name!r} of batch {index} differs on rank"
+                f"{'s' if len(differ) > 1 else ''} {', '.join(map(str, differ))} from rank 0 ({held}). Every rank must "
+                "read the same logical batch in the same order: seed what shuffles or augments (a DataLoader's "
+                "generator, tf.data's shuffle(seed=...), a generator's own random state), and do not shard the data "
+                "by rank"
+            )
+
+
+def _named(data: object) -> list[tuple[str, object]]:
+    out = []
+    for role, part in zip(("x", "y", "sample_weight"), _roles(data), strict=False):
+        for path, leaf in tree.flatten_with_path(part):
+            if leaf is not None:
+                out.append((role + "".join(f"[{key!r}]" for key in path), leaf))
+    return out
+
+
+def _roles(data: object) -> tuple[object, ...]:
+    """(x, y, sample_weight) of what a step function receives: a list of one batch."""
+    batch = data[0] if isinstance(data, list) and len(data) == 1 else data
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def _checksum(leaf: object) -> tuple[str, int]:
+    if not isinstance(leaf, torch.Tensor):
+        return (type(leaf).__name__, zlib.crc32(repr(leaf).encode()))
+    value = leaf.detach().cpu().contiguous().reshape(-1)
+    return (f"{leaf.dtype} of shape {list(leaf.shape)}", zlib.crc32(value.view(torch.uint8).numpy()))

@@ -1,0 +1,180 @@
+"""Every place of Keras and torch that keras_flow wraps on PyTorch. Checked against keras 3.15.1 and torch 2.13.0."""
+
+from __future__ import annotations
+
+from keras_flow.backends.hooking import Hook, is_placed
+from keras_flow.backends.torch import creation, layers, optimizer, random, saving, step, trainer, variables
+
+_KERAS = "keras.src.backend.torch"
+_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
+
+
+def hooks() -> tuple[Hook, ...]:
+    """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
+    return (*_variables(), *_steps(), *_layers(), *_random(), *_saving())
+
+
+def _variables() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            f"{_KERAS}.core",
+            "Variable._initialize_with_initializer",
+            variables.initialize_with_initializer,
+            "variables are created sharded; without it every rank makes the whole value",
+        ),
+        Hook(
+            f"{_KERAS}.core",
+            "Variable._initialize",
+            variables.initialize,
+            "variables of the consistent view are DTensors; Keras 3.15 has no distribution on torch",
+        ),
+        Hook(
+            f"{_KERAS}.core",
+            "Variable._direct_assign",
+            variables.assign,
+            "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
+            when=is_placed,
+        ),
+        Hook(
+            "torch.distributed.tensor",
+            "DTensor.__array__",
+            variables.to_array,
+            "numpy(), get_weights and saving of DTensors: `.numpy() is not supported for tensor subclasses`",
+            when=lambda *args, **kwargs: True,  # torch itself can only raise here
+        ),
+    )
+
+
+def _steps() -> tuple[Hook, ...]:
+    return (
+        *(
+            Hook(
+                f"{_KERAS}.trainer",
+                f"TorchTrainer.make_{name}_function",
+                trainer.make_function,
+                "batches become this rank's part, and logs and outputs logical again",
+            )
+            for name in ("train", "test", "predict")
+        ),
+        Hook(
+            f"{_KERAS}.trainer",
+            "TorchEpochIterator.__init__",
+            trainer.new_source,
+            "the first batches of each data source are compared across ranks",
+        ),
+        Hook(
+            "keras.src.optimizers.base_optimizer",
+            "BaseOptimizer.apply",
+            optimizer.apply,
+            "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
+            when=optimizer.holds_dtensors,
+        ),
+    )
+
+
+def _layers() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.layers.layer",
+            "Layer.__call__",
+            layers.call,
+            "data parallel computes own rows in it; partial sums leave it reduced; model(x) outside a step works",
+            when=layers.is_concerned,
+        ),
+        Hook(
+            _NORMALIZATION,
+            "BatchNormalization._moments",
+            layers.moments,
+            "statistics of all rows, not of this rank's",
+            when=step.in_step,
+        ),
+        Hook(
+            _NORMALIZATION,
+            "BatchNormalization.call",
+            layers.batch_normalization,
+            'batch_statistics="replica"',
+            when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _random() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            f"{_KERAS}.random",
+            "dropout",
+            random.dropout,
+            "one mask for the logical tensor; without it ranks repeat the mask of their rows",
+            when=step.in_step,
+        ),
+        *(
+            Hook(
+                f"{_KERAS}.random",
+                name,
+                random.draw,
+                "noise for all rows, of which a rank takes its own",
+                when=step.inside_rows,
+            )
+            for name in ("normal", "uniform", "truncated_normal", "randint")
+        ),
+        *(
+            Hook(
+                f"{_KERAS}.random",
+                name,
+                getattr(creation, name),
+                "initial values are drawn piece by piece",
+                when=creation.is_drawing,
+            )
+            for name in ("normal", "uniform", "truncated_normal")
+        ),
+    )
+
+
+def _saving() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.saving.saving_api",
+            "save_model",
+            saving.save,
+            "all ranks call it with one path: rank 0 writes",
+            when=saving.is_shared,
+            also=("keras.saving:save_model", "keras.models:save_model"),
+        ),
+        Hook(
+            "keras.src.saving.saving_api",
+            "save_weights",
+            saving.save,
+            "all ranks call it with one path: rank 0 writes",
+            when=saving.is_shared,
+        ),
+        Hook(
+            "keras.src.callbacks.backup_and_restore",
+            "BackupAndRestore._save_model",
+            saving.callback_writes_model,
+            "folders and metadata are written by rank 0 only",
+            when=saving.callback_is_shared,
+        ),
+        Hook(
+            "keras.src.callbacks.backup_and_restore",
+            "BackupAndRestore.on_train_end",
+            saving.callback_writes,
+            "the folder is removed by rank 0 only",
+            when=saving.callback_is_shared,
+        ),
+        *(
+            Hook(
+                "keras.src.callbacks.csv_logger",
+                f"CSVLogger.{name}",
+                saving.callback_writes,
+                "one file, written by rank 0",
+                when=saving.callback_is_shared,
+            )
+            for name in ("on_train_begin", "on_epoch_end", "on_train_end")
+        ),
+        Hook(
+            "keras.src.callbacks.tensorboard",
+            "TensorBoard.set_model",
+            saving.throw_away_logs,
+            "one log folder, written by rank 0",
+        ),
+    )

@@ -1,0 +1,194 @@
+"""Layers on PyTorch: calls by own rows or as logical tensors, and BatchNormalization's statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from keras.src import tree
+from keras.src.backend.config import epsilon
+from keras.src.backend.torch import core
+from torch.distributed.tensor import DTensor, Replicate
+
+from keras_flow.backends.torch import data, layouts, mirrored
+from keras_flow.backends.torch.step import Step, current_step, running
+from keras_flow.distributions.placed import placed_layout
+from keras_flow.layout import balanced
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+
+def is_concerned(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
+    """The condition: a step is running, or the layer's variables are DTensors; never while Keras infers shapes."""
+    if core.get_device() == "meta":
+        return False
+    return current_step() is not None or _distribution_of(layer) is not None
+
+
+def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+    """Hook on `Layer.__call__`."""
+    step = current_step()
+    if step is None:
+        return _call_outside(original, layer, args, kwargs)
+    if not step.consistent:
+        if step.inside:
+            return original(layer, *args, **kwargs)
+        return mirrored.call(original, step, layer, args, kwargs)
+    outputs = original(layer, *args, **kwargs)
+    if isinstance(outputs, torch.Tensor):
+        return pin(outputs)
+    return tree.map_structure(pin, outputs)
+
+
+def _call_outside(
+    original: Callable[..., object], layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """A call by the program itself: logical tensors in, logical tensors out."""
+    distribution = _distribution_of(layer)
+    if distribution is None or any(_is_symbolic(leaf) for leaf in tree.flatten((args, kwargs))):
+        return original(layer, *args, **kwargs)
+
+    def convert(leaf: object) -> object:
+        return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
+
+    args, kwargs = tree.map_structure(convert, (args, kwargs))
+    args, kwargs = data.lay((args, kwargs), distribution)  # type: ignore[misc]
+    with running(Step(distribution, consistent=True)):
+        outputs = original(layer, *args, **kwargs)
+        return tree.map_structure(_plain_with_mask, outputs)
+
+
+def _plain_with_mask(leaf: object) -> object:
+    mask = getattr(leaf, "_keras_mask", None)
+    whole = layouts.plain(leaf)
+    if mask is not None and whole is not leaf:
+        whole._keras_mask = layouts.plain(mask)  # type: ignore[attr-defined]
+    return whole
+
+
+def _is_symbolic(leaf: object) -> bool:
+    import keras
+
+    return isinstance(leaf, keras.KerasTensor)
+
+
+def _distribution_of(layer: keras.Layer) -> FlowDistribution | None:
+    for variable in layer.variables:
+        if isinstance(variable._value, DTensor):
+            layout = placed_layout(variable)
+            return layout.distribution if layout is not None else None
+    return None
+
+
+# ---- outputs that are sums
+
+
+def pin(value: object) -> object:
+    """Reduce a partial sum once, and its gradient too, instead of by every consumer."""
+    if not isinstance(value, DTensor):
+        return value
+    pinned = _Pin.apply(value) if value.requires_grad and torch.is_grad_enabled() else _reduced(value)
+    mask = getattr(value, "_keras_mask", None)
+    if mask is not None and pinned is not value:
+        pinned._keras_mask = mask  # Keras carries masks on the tensor
+    return pinned
+
+
+def _reduced(value: DTensor) -> DTensor:
+    if not any(part.is_partial() for part in value.placements):
+        return value
+    return value.redistribute(
+        value.device_mesh, [Replicate() if part.is_partial() else part for part in value.placements]
+    )
+
+
+class _Pin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):  # noqa: ANN001, ANN205
+        out = _reduced(value)
+        return value.view_as(value) if out is value else out
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205
+        return _reduced(grad)
+
+
+# ---- BatchNormalization
+
+
+def moments(
+    original: Callable[..., object], layer: keras.Layer, inputs: torch.Tensor, mask: torch.Tensor | None
+) -> object:
+    """Hook on `BatchNormalization._moments`: statistics of all rows, by one reduction where Keras would make two."""
+    step = current_step()
+    assert step is not None  # the hook's condition
+    if not step.inside and not isinstance(inputs, DTensor):
+        return original(layer, inputs, mask)
+    if step.inside and step.distribution.batch_statistics == "replica":
+        return original(layer, inputs, mask)
+    axes = tuple(layer._reduction_axes)
+    if mask is None:
+        sums = torch.stack([inputs.sum(axes), inputs.square().sum(axes)])
+        count = math.prod(inputs.shape[axis] for axis in axes)
+        if step.inside:
+            count *= step.distribution.num_model_replicas
+        mean, square = _total(sums, step) / count
+        return mean, square - mean.square()
+    # Keras's two passes for masked rows: deviations are taken from the mean
+    keep = mask.bool().unsqueeze(-1).expand(inputs.shape)
+    zero = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
+    sums = _total(torch.stack([torch.where(keep, inputs, zero).sum(axes), keep.to(inputs.dtype).sum(axes)]), step)
+    count = sums[1] + epsilon()
+    mean = sums[0] / count
+    deviation = _total(torch.where(keep, inputs - mean, zero).square().sum(axes), step)
+    return mean, deviation / count
+
+
+def _total(sums: torch.Tensor, step: Step) -> torch.Tensor:
+    return mirrored.all_sum(sums, step.distribution.placement) if step.inside else pin(sums)  # type: ignore[return-value]
+
+
+def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> bool:
+    """The condition: `batch_statistics="replica"` in a running step."""
+    step = current_step()
+    return step is not None and step.distribution.batch_statistics == "replica"
+
+
+def batch_normalization(
+    original: Callable[..., torch.Tensor],
+    layer: keras.Layer,
+    inputs: torch.Tensor,
+    training: bool | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Hook on `BatchNormalization.call`: statistics of each group of rows, and their mean for the moving statistics."""
+    step = current_step()
+    assert step is not None  # the hook's condition
+    if not (training and layer.trainable):
+        return original(layer, inputs, training=training, mask=mask)
+    moving = layer.non_trainable_variables
+    if step.inside:  # the own rows are the group
+        output = original(layer, inputs, training=training, mask=mask)
+        with torch.no_grad():
+            count = len(step.distribution.placement.ranks)
+            for variable in moving:
+                variable.assign(mirrored.all_sum(variable.value.detach(), step.distribution.placement) / count)
+        return output
+    replicas, rows = step.distribution.num_model_replicas, inputs.shape[0]
+    bounds = [block for block in (balanced(rows, replicas, i) for i in range(replicas)) if block[0] < block[1]]
+    before = [variable.value.detach().clone() for variable in moving]
+    outputs, after = [], []
+    for first, last in bounds:
+        for variable, value in zip(moving, before, strict=True):
+            variable.assign(value)
+        part = None if mask is None else mask[first:last]
+        outputs.append(original(layer, inputs[first:last], training=training, mask=part))
+        after.append([variable.value.detach().clone() for variable in moving])
+    for index, variable in enumerate(moving):
+        variable.assign(sum(values[index] for values in after) / len(after))
+    return torch.cat(outputs)

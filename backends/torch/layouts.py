@@ -1,0 +1,138 @@
+"""From layouts to DTensor: meshes, placements, process groups."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as torch_distributed
+from keras.src import tree
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement as TorchPlacement
+
+from keras_flow import sbp
+from keras_flow.backends.torch import devices
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+
+TorchPlacements = tuple[TorchPlacement, ...]
+
+
+@functools.cache
+def mesh(placement: Placement) -> DeviceMesh:
+    """The DTensor mesh of a placement. The first call is a collective of the whole job: it makes process groups."""
+    ranks = torch.tensor(placement.ranks, dtype=torch.int).reshape(placement.hierarchy)
+    kind = "cuda" if devices.world().type == "gpu" else "cpu"
+    return DeviceMesh(kind, ranks, mesh_dim_names=placement.axis_names)
+
+
+@functools.cache
+def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
+    """The process group of these ranks. The first call is a collective of the whole job."""
+    if sorted(ranks) == list(range(devices.world().size)):
+        return torch_distributed.group.WORLD
+    return torch_distributed.new_group(sorted(ranks))
+
+
+def this_rank() -> int:
+    """The rank of this process."""
+    return devices.world().local_ranks[0]
+
+
+def is_member(placement: Placement) -> bool:
+    """Whether this process's rank belongs to the placement. One that does not computes everything whole, alone."""
+    return this_rank() in placement.ranks
+
+
+def distributed(placement: Placement) -> bool:
+    """Whether there is anything to share: several ranks, this process's among them."""
+    return len(placement.ranks) > 1 and is_member(placement)
+
+
+def engine_layout(layout: Layout) -> TorchPlacements:
+    """DTensor placements, one for each axis of the placement."""
+    return to_placements(layout.nd_sbp)
+
+
+def to_placements(nd_sbp: sbp.NdSbp) -> TorchPlacements:
+    """DTensor placements of an nd_sbp."""
+    return tuple(
+        Shard(part.dim) if isinstance(part, sbp.Split) else Partial() if part == sbp.partial_sum else Replicate()
+        for part in nd_sbp
+    )
+
+
+def replicated(device_mesh: DeviceMesh) -> TorchPlacements:
+    """Every rank holds the whole tensor."""
+    return (Replicate(),) * device_mesh.ndim
+
+
+def local_slices(shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements) -> tuple[slice, ...]:
+    """The logical elements that this rank holds."""
+    lengths, offsets = compute_local_shape_and_global_offset(torch.Size(shape), device_mesh, placements)
+    return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
+
+
+def from_full(full: torch.Tensor, device_mesh: DeviceMesh, placements: TorchPlacements) -> DTensor:
+    """Lay a logical tensor, equal on all ranks, without communication; keeps no reference to the whole where it is cut."""
+    local = full[local_slices(full.shape, device_mesh, placements)] if full.ndim else full
+    if local.numel() != full.numel():
+        local = local.clone(memory_format=torch.contiguous_format)
+    return from_local(local.contiguous(), full.shape, device_mesh, placements)
+
+
+def from_local(
+    local: torch.Tensor, shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements
+) -> DTensor:
+    """A DTensor of logical `shape` from this rank's piece."""
+    strides = torch.empty(tuple(shape), device="meta").stride()
+    return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
+
+
+def plain(value: object) -> object:
+    """The logical tensor of a DTensor (a collective where it is split); anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
+    """Lay the tensors of a layer's output; a dimension that does not divide stays whole on that axis."""
+    wanted = to_placements(nd_sbp)
+    if any(part.is_partial() for part in wanted):
+        raise FlowError(f"{path}: activations ask for partial_sum; the output of a layer is split or broadcast")
+    return tree.map_structure(lambda leaf: _constrain_one(leaf, nd_sbp, wanted, path), outputs)
+
+
+def _constrain_one(leaf: object, nd_sbp: sbp.NdSbp, wanted: TorchPlacements, path: str) -> object:
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        return leaf
+    for part in wanted:
+        if isinstance(part, Shard) and not -len(shape) <= part.dim < len(shape):
+            raise FlowError(
+                f"{path}: activations ask for {sbp.text(nd_sbp)}, the output has shape {list(shape)}: "
+                f"it has no dimension {part.dim}"
+            )
+    if not isinstance(leaf, DTensor):
+        return leaf
+    parts, placements = [1] * len(shape), []
+    for axis, part in enumerate(wanted):
+        if isinstance(part, Shard):
+            dim = part.dim % len(shape)
+            parts[dim] *= leaf.device_mesh.size(axis)
+            if shape[dim] % parts[dim]:
+                parts[dim] //= leaf.device_mesh.size(axis)
+                part = Replicate()
+            else:
+                part = Shard(dim)
+        placements.append(part)
+    if tuple(placements) == leaf.placements:
+        return leaf
+    mask = getattr(leaf, "_keras_mask", None)
+    laid = leaf.redistribute(leaf.device_mesh, placements)
+    if mask is not None:
+        laid._keras_mask = mask  # Keras carries masks on the tensor
+    return laid

@@ -1,0 +1,218 @@
+"""Data parallel with local tensors: a layer that acts row by row computes this rank's rows; all else is logical.
+
+Every rank runs the step on the logical batch. Around the outermost row-wise layer (usually the model) inputs are cut to
+this rank's rows and outputs gathered, so that losses, masks, metrics and a user's `train_step` see logical tensors, equal
+on all ranks. The gradient of a logical tensor is the logical gradient; inside, gradients are those of the own rows times
+the number of ranks. Averaged over the ranks, weights then get the sum over all rows, and terms that every rank computes
+whole (weight regularisers, a batch that does not divide) count once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as torch_distributed
+from keras.src import tree
+
+from keras_flow.backends.torch import layouts, rowwise
+from keras_flow.backends.torch.random import own_rows
+from keras_flow.backends.torch.step import Step
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+
+if TYPE_CHECKING:
+    import keras
+
+#: bytes of gradients that travel together, while the backward pass goes on
+_BUCKET_BYTES = 4 << 20
+
+
+def call(
+    original: Callable[..., object], step: Step, layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """Call a layer within a mirrored step: by own rows where it acts row by row and they divide, else on all rows."""
+    rows = _common_rows((args, kwargs))
+    if rows is None or rows % step.distribution.num_model_replicas or rowwise.reason_of(layer) is not None:
+        return original(layer, *args, **kwargs)
+    placement = step.distribution.placement
+    first, last = own_rows(rows, step.distribution)
+    cut = functools.partial(_cut, first=first, last=last, placement=placement)
+    args, kwargs = tree.map_structure(cut, (args, kwargs))
+    reducer(placement).on = True
+    step.inside = True
+    try:
+        outputs = original(layer, *args, **kwargs)
+    finally:
+        step.inside = False
+    return tree.map_structure(lambda leaf: _gather(leaf, last - first, placement, layer), outputs)
+
+
+def all_sum(value: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
+    return _AllSum.apply(value, layouts.group(placement.ranks))
+
+
+def _common_rows(inputs: object) -> int | None:
+    found = {leaf.shape[0] for leaf in tree.flatten(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim}
+    others = [leaf for leaf in tree.flatten(inputs) if hasattr(leaf, "shape") and not isinstance(leaf, torch.Tensor)]
+    return found.pop() if len(found) == 1 and not others else None
+
+
+def _cut(leaf: object, first: int, last: int, placement: Placement) -> object:
+    if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
+        return leaf
+    own = _Cut.apply(leaf, first, last, placement) if leaf.requires_grad else leaf[first:last]
+    mask = getattr(leaf, "_keras_mask", None)
+    if mask is not None:
+        own._keras_mask = mask[first:last]
+    return own
+
+
+def _gather(leaf: object, rows: int, placement: Placement, layer: keras.Layer) -> object:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if not leaf.ndim or leaf.shape[0] != rows:
+        raise FlowError(
+            f"layer {layer.name!r} was given {rows} rows and returned a tensor of shape {list(leaf.shape)}: data "
+            "parallel needs an output with a row for each row of its input. Use kf.ModelParallel, which has no such rule"
+        )
+    whole = _Gather.apply(leaf, placement)
+    mask = getattr(leaf, "_keras_mask", None)
+    if mask is not None:
+        whole._keras_mask = _all_gather(mask, placement)
+    return whole
+
+
+def _all_gather(value: torch.Tensor, placement: Placement) -> torch.Tensor:
+    count = len(placement.ranks)
+    value = value.contiguous()
+    out = value.new_empty((count, *value.shape))
+    torch_distributed.all_gather_single(out.view(-1, *value.shape[1:]), value, group=layouts.group(placement.ranks))
+    order = [sorted(placement.ranks).index(rank) for rank in placement.ranks]  # a group counts by rank
+    if order != list(range(count)):
+        out = out[order]
+    return out.reshape(-1, *value.shape[1:])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, placement):  # noqa: ANN001, ANN205
+        ctx.placement, ctx.rows = placement, value.shape[0]
+        return _all_gather(value, placement)
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205
+        index = ctx.placement.ranks.index(layouts.this_rank())
+        return grad[index * ctx.rows : (index + 1) * ctx.rows] * len(ctx.placement.ranks), None
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, first, last, placement):  # noqa: ANN001, ANN205
+        ctx.placement = placement
+        return value[first:last]
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205
+        return _all_gather(grad, ctx.placement) / len(ctx.placement.ranks), None, None, None
+
+
+class _AllSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, group):  # noqa: ANN001, ANN205
+        ctx.group = group
+        value = value.clone()
+        torch_distributed.all_reduce(value, group=group)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205
+        grad = grad.contiguous().clone()
+        torch_distributed.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+@functools.cache
+def reducer(placement: Placement) -> Reducer:
+    """The gradient reducer of a placement's ranks."""
+    return Reducer(placement)
+
+
+class Reducer:
+    """Averages gradients over the ranks while the backward pass goes on, in buckets, complete when `backward` returns.
+
+    Gradients become ready in the same order on all ranks, because all run the same graph, so buckets are filled as they
+    come.
+
+    Attributes:
+        on: a layer of this step was computed by own rows; otherwise all ranks hold the same gradients already.
+        collectives: number of all-reduces so far.
+    """
+
+    def __init__(self, placement: Placement):
+        self._placement = placement
+        self._waiting: list[torch.nn.Parameter] = []
+        self._bytes = 0
+        self._sent: list[tuple[torch.distributed.Work | None, torch.Tensor, list[torch.nn.Parameter]]] = []
+        self._closing = False
+        self.on = False
+        self.collectives = 0
+
+    def attach(self, variables: Sequence[keras.Variable]) -> None:
+        """Watch the gradients of these variables; called before each training step, so new ones are found."""
+        self.reset()
+        for variable in variables:
+            held = variable._value
+            if held is not None and held.requires_grad and getattr(held, "_keras_flow_reducer", None) is not self:
+                held.register_post_accumulate_grad_hook(self._ready)
+                held._keras_flow_reducer = self
+
+    def reset(self) -> None:
+        """Forget a pass that did not end."""
+        self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
+
+    def average(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Average gradients that `torch.autograd.grad` returned."""
+        group, count = layouts.group(self._placement.ranks), len(self._placement.ranks)
+        out: list[torch.Tensor | None] = []
+        for grad in grads:
+            if grad is not None:
+                grad = grad / count
+                torch_distributed.all_reduce(grad, group=group)
+            out.append(grad)
+        return out
+
+    def _ready(self, parameter: torch.nn.Parameter) -> None:
+        if not self.on:
+            return
+        if not self._closing:
+            self._closing = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if self._waiting and self._waiting[-1].dtype != parameter.dtype:
+            self._send()
+        self._waiting.append(parameter)
+        self._bytes += parameter.numel() * parameter.element_size()
+        if self._bytes >= _BUCKET_BYTES:
+            self._send()
+
+    def _send(self) -> None:
+        if not self._waiting:
+            return
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._waiting])  # type: ignore[union-attr]
+        flat.div_(len(self._placement.ranks))
+        work = torch_distributed.all_reduce(flat, group=layouts.group(self._placement.ranks), async_op=True)
+        self._sent.append((work, flat, self._waiting))
+        self._waiting, self._bytes = [], 0
+        self.collectives += 1
+
+    def _finish(self) -> None:
+        self._send()
+        sent, self._sent, self._closing = self._sent, [], False
+        for work, flat, parameters in sent:
+            if work is not None:
+                work.wait()
+            for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad = piece.view(parameter.shape)

@@ -1,0 +1,183 @@
+"""DTensor's sharding rules that torch 2.13 lacks or has wrong. Registered once, before operators are first used.
+
+A rule is a list of signatures: placements of the outputs, placements of the inputs (None for what is no tensor). `R` is
+broadcast, `S(d)` split, `P` partial sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.experimental import register_sharding
+
+from keras_flow.errors import FlowWarning
+
+aten = torch.ops.aten
+R, P, S = Replicate(), Partial(), Shard
+Signature = tuple[list[object], list[object]]
+
+
+@functools.cache
+def register() -> None:
+    """Register all rules. Only operators on DTensors are concerned."""
+    _register_convolution()
+    _register_attention()
+    for name in ("hardswish", "hardtanh", "hardsigmoid"):
+        _register_like(getattr(aten, f"{name}_backward").default, tensors=2)
+    for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"):
+        _register_like(getattr(aten, f"{name}_backward").default, tensors=2, dims=(0, 1))
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers[aten.unbind.int] = _unbind
+    # torch's handler gathers local winners as if all shards were equal; uneven ones abort the process in gloo
+    handlers[aten.argmax.default] = handlers[aten.argmin.default] = _arg_extremum
+    _register_fallback()
+
+
+def _register_convolution() -> None:
+    """Built-in: splits of the batch. Added: splits of channels in and out, where there is one group."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    for operator in (aten.convolution.default, aten.convolution_backward.default):
+        handlers.pop(operator, None)
+
+    @register_sharding(aten.convolution.default)
+    def _(x, w, b, stride, padding, dilation, transposed, output_padding, groups):  # noqa: ANN001, ANN202
+        def signature(out: object, x_in: object, w_in: object, b_in: object) -> Signature:
+            return [out], [x_in, w_in, b_in if b is not None else None, *[None] * 6]
+
+        found = [signature(R, R, R, R), signature(S(0), S(0), R, R)]
+        if groups == 1:
+            out_dim = 1 if transposed else 0
+            found.append(signature(S(1), R, S(out_dim), S(0)))
+            found.append(signature(P, S(1), S(1 - out_dim), P))
+        return found
+
+    @register_sharding(aten.convolution_backward.default)
+    def _(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):  # noqa: ANN001, ANN202
+        def signature(gx: object, gw: object, gb: object, g_in: object, x_in: object, w_in: object) -> Signature:
+            outputs = [part if wanted else None for part, wanted in zip((gx, gw, gb), mask, strict=True)]
+            return outputs, [g_in, x_in, w_in, *[None] * 8]
+
+        found = [signature(R, R, R, R, R, R), signature(S(0), P, P, S(0), S(0), R)]
+        if groups == 1:
+            out_dim = 1 if transposed else 0
+            found.append(signature(P, S(out_dim), S(0), S(1), R, S(out_dim)))
+            found.append(signature(S(1), S(1 - out_dim), R, R, S(1), S(1 - out_dim)))
+        return found
+
+
+def _register_attention() -> None:
+    """CPU attention has no rule in torch: split over the batch or over the heads."""
+
+    def of_mask(part: object, mask: object) -> list[object]:
+        if mask is None:
+            return []
+        splits = part.is_shard() and mask.ndim == 4 and mask.shape[part.dim] != 1  # type: ignore[attr-defined]
+        return [part if splits else R]
+
+    @register_sharding(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    def _(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):  # noqa: ANN001, ANN202
+        return [([p, p], [p, p, p, None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
+
+    @register_sharding(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    def _(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):  # noqa: ANN001, ANN202
+        return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
+
+
+def _register_like(operator: object, tensors: int, dims: Sequence[int] | None = None) -> None:
+    """All tensors of the operator are laid alike."""
+
+    @register_sharding(operator)
+    def _(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+        rest = [None] * (len(args) - tensors)
+        splits = [S(dim) for dim in (dims or range(args[0].ndim))]
+        return [([part], [part] * tensors + rest) for part in (R, *splits)]
+
+
+# ---- operators that are run on local pieces
+
+
+def _unbind(operator: Callable[..., object], args: tuple, kwargs: dict) -> object:
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % args[0].ndim
+    x, placements = _undivided(args[0], dim)
+    shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
+    return [_wrap(x, piece, _without(placements, dim), shape) for piece in operator(x._local_tensor, dim)]  # type: ignore[attr-defined]
+
+
+def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> object:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+    if dim is not None:
+        dim %= args[0].ndim
+    x, placements = _undivided(args[0], dim)
+    shape = list(x.shape)
+    if dim is None:
+        shape = [1] * x.ndim if keep else []
+    elif keep:
+        shape[dim] = 1
+    else:
+        del shape[dim]
+        placements = _without(placements, dim)
+    return _wrap(x, operator(x._local_tensor, dim, keep), placements, shape)
+
+
+def _undivided(x: DTensor, dim: int | None) -> tuple[DTensor, list]:
+    """The tensor with dimension `dim` (None: all) not split, and its placements."""
+    placements = [R if p.is_partial() or (p.is_shard() and dim in (None, p.dim)) else p for p in x.placements]
+    return (x.redistribute(x.device_mesh, placements) if tuple(placements) != x.placements else x), placements
+
+
+def _without(placements: Sequence, dim: int) -> list:
+    return [S(part.dim - 1) if part.is_shard() and part.dim > dim else part for part in placements]
+
+
+def _wrap(x: DTensor, local: torch.Tensor, placements: Sequence, shape: Sequence[int]) -> DTensor:
+    strides = torch.empty(tuple(shape), device="meta").stride()
+    meta = TensorMeta(torch.Size(shape), strides, local.dtype)
+    return DTensor(local, DTensorSpec(x.device_mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
+
+
+# ---- any other operator
+
+
+def _register_fallback() -> None:
+    """An operator without a rule runs on gathered inputs: right, not parallel, said once for each."""
+    from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
+    from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
+    from torch.distributed.tensor._sharding_prop import LocalLRUCache
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    original = propagator.propagate_op_sharding_non_cached
+
+    def gathered(schema):  # noqa: ANN001, ANN202
+        outputs = len(schema.op._schema.returns)
+        inputs = len(schema.args_strategy) + sum(isinstance(v, OpStrategy) for v in schema.kwargs_schema.values())
+        mesh = schema.get_mesh_from_args()
+        signature = [R] * (outputs + inputs)
+        return expand_to_full_mesh_op_strategy(
+            mesh, schema, [signature], input_index=outputs, inplace_op=schema.is_inplace_op()
+        )
+
+    def propagate(schema):  # noqa: ANN001, ANN202
+        try:
+            return original(schema)
+        except NotImplementedError as error:
+            composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+                schema.op.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+            )
+            if "does not have a sharding strategy" not in str(error) or composite:  # composites are decomposed
+                raise
+            warnings.warn(
+                f"torch's DTensor has no rule for {schema.op}: it runs on gathered tensors (right, not parallel)",
+                FlowWarning,
+                stacklevel=2,
+            )
+            propagator.register_op_strategy(schema.op, gathered, RuntimeSchemaInfo(0, needs_pytree=True))
+            return original(schema)
+
+    propagator.propagate_op_sharding_non_cached = propagate
+    propagator.propagate_op_sharding = LocalLRUCache(propagate)

@@ -1,0 +1,166 @@
+"""Steps on PyTorch: Keras's stock step functions, run in the view that keeps a model's numbers exact."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from keras.src import tree
+
+from keras_flow.backends.torch import data as batches
+from keras_flow.backends.torch import layouts, mirrored, operators, random, rowwise, variables
+from keras_flow.backends.torch.step import Step, running
+from keras_flow.distributions import models
+from keras_flow.distributions.distribution import active
+from keras_flow.errors import FlowError, FlowWarning
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: model -> the distribution that its view was chosen for, and whether it is the consistent one
+_views: WeakKeyDictionary[keras.Model, tuple[FlowDistribution, bool]] = WeakKeyDictionary()
+_watch = batches.BatchWatch()
+
+
+def enter(distribution: FlowDistribution) -> None:
+    """Make the mesh and the process groups, and take rank 0's random states."""
+    placement = distribution.placement
+    layouts.mesh(placement)
+    layouts.group(placement.ranks)
+    operators.register()
+    random.align()
+
+
+def forget_steps(model: keras.Model) -> None:
+    """Drop what was chosen for the old layouts, and let torch's modules see the new parameters."""
+    _views.pop(model, None)
+    model.train_function = model.test_function = model.predict_function = None
+    retrack(model)
+
+
+def recover(model: keras.Model) -> None:
+    """After a step raised: drop its half-made gradients. Weights are changed only by a finished backward pass."""
+    distribution = models.distribution_of(model)
+    if distribution is not None:
+        mirrored.reducer(distribution.placement).reset()
+    for variable in model.trainable_variables:
+        if variable._value is not None:
+            variable._value.grad = None
+
+
+def make_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> object:
+    """Hook on `make_{train,test,predict}_function`: wrap the step function that Keras stores."""
+    _refuse(model)
+    original(model, force)
+    name = original.__name__.removeprefix("make_")
+    function = getattr(model, name)
+    if not hasattr(function, "keras_flow_step"):
+        setattr(model, name, _wrapped(model, function, trains=name == "train_function"))
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    _settle(model, distribution)
+    return getattr(model, name)
+
+
+def new_source(original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
+    """Hook: a loop over new data begins."""
+    _watch.restart()
+    return original(iterator, *args, **kwargs)
+
+
+def retrack(model: keras.Model) -> None:
+    """Keras hands torch's modules the parameters once, in `_track_variables`; `zero_grad` misses those replaced later."""
+    for layer in model._flatten_layers():
+        tracked = layer.__dict__.get("_modules", {}).get("_torch_params")
+        if tracked is None:
+            continue
+        if any(
+            variable.path not in tracked or tracked[variable.path] is not variable._value
+            for variable in layer.variables
+            if variable._value is not None
+        ):
+            layer._track_variables()
+
+
+def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) -> Callable[..., object]:
+    def step(data: object) -> object:
+        distribution = active()
+        if distribution is None or not layouts.distributed(distribution.placement):
+            return function(data)
+        data = batches.to_tensors(data)
+        if _watch.see(data):
+            distribution.uneven_notice.see(batches.rows(data), distribution.num_model_replicas)
+        if _settled(model, distribution):
+            with running(Step(distribution, consistent=True)):
+                return tree.map_structure(layouts.plain, function(batches.lay(data, distribution)))
+        if trains:
+            mirrored.reducer(distribution.placement).attach(model.trainable_variables)
+        with running(Step(distribution, consistent=False)):
+            return function(data)
+
+    step.keras_flow_step = True  # type: ignore[attr-defined]
+    return step
+
+
+def _settled(model: keras.Model, distribution: FlowDistribution) -> bool:
+    known = _views.get(model)
+    if known is None or known[0] is not distribution:
+        return _settle(model, distribution)
+    return known[1]
+
+
+def _settle(model: keras.Model, distribution: FlowDistribution) -> bool:
+    """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
+    consistent = not distribution.mirrored_view
+    if distribution.mirrored_view and layouts.distributed(distribution.placement):
+        reason = rowwise.reason_against(model)
+        consistent = reason is not None
+        if reason is not None and _views.get(model, (None, False)) != (distribution, True):
+            warnings.warn(
+                f"DataParallel: {reason}, so model {model.name!r} is trained by the consistent view (logical tensors; "
+                "the same numbers, more slowly)",
+                FlowWarning,
+                stacklevel=5,
+            )
+        for variable in _variables_of(model):
+            variables.as_view(variable, consistent)
+    for variable in model.metrics_variables:
+        variables.mark_metric_state(variable)
+        variables.as_view(variable, consistent=False)
+    retrack(model)
+    _views[model] = (distribution, consistent)
+    return consistent
+
+
+def _variables_of(model: keras.Model) -> list[keras.Variable]:
+    own = {id(variable) for variable in model.metrics_variables}
+    found = [variable for variable in model.variables if id(variable) not in own]
+    for optimizer in optimizers_of(model):
+        found += [variable for variable in optimizer.variables if len(variable.shape)]
+    return found
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and others that are its attributes (a GAN has two)."""
+    import keras
+
+    found = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
+    return list(found.values())
+
+
+def _refuse(model: keras.Model) -> None:
+    if model.jit_compile is True:
+        raise FlowError(
+            "jit_compile=True cannot be used under a keras_flow distribution on torch: torch.compile does not trace the "
+            'gradients of distributed tensors ("During the backward, we encountered a tensor subclass where we guessed '
+            'its metadata incorrectly"). Leave it at "auto", which does not compile on torch; the jax backend compiles'
+        )
+    if model.steps_per_execution > 1:
+        raise FlowError(
+            f'steps_per_execution={model.steps_per_execution} cannot be used on torch: Keras says "`steps_per_execution` '
+            'must be 1 with the PyTorch backend". Use 1 here; the jax and tensorflow backends can do more'
+        )

@@ -1,0 +1,222 @@
+"""Variables on PyTorch: DTensors in the consistent view, plain tensors where all ranks compute with whole values."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as torch_distributed
+from keras.src.backend.torch import core
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends.torch import creation, layouts
+from keras_flow.backends.torch.step import current_step
+from keras_flow.distributions.creating import creator
+from keras_flow.distributions.distribution import active
+from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
+from keras_flow.errors import FlowWarning
+from keras_flow.layout import Layout
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+
+def initialize_with_initializer(
+    original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]
+) -> None:
+    """Hook: choose the layout before the value is made, and make only this rank's piece where Keras's initialisers allow."""
+    layout = _layout_at_creation(variable, tuple(variable._shape))
+    if not _as_dtensor(variable._dtype, variable._shape, layout):
+        original(variable, initializer)
+        return
+    placements = layouts.engine_layout(layout.placed.layout)
+    mesh = layouts.mesh(layout.distribution.placement)
+    piece = creation.constant_piece(initializer, tuple(variable._shape), variable._dtype, mesh, placements)
+    if piece is not None:
+        _set(variable, piece)
+        return
+    with creation.target(initializer, tuple(variable._shape), mesh, placements):
+        original(variable, initializer)
+
+
+def initialize(original: Callable[..., None], variable: keras.Variable, value: object) -> None:
+    """Hook: lay the first value of a variable."""
+    if isinstance(value, torch.nn.Parameter) or getattr(value, "is_meta", False):
+        original(variable, value)
+        return
+    tensor = core.convert_to_tensor(value, dtype=variable._dtype)
+    if variable._shape is None:
+        variable._shape = tuple(tensor.shape)
+    layout = _layout_at_creation(variable, tuple(tensor.shape))
+    if not _as_dtensor(variable._dtype, tensor.shape, layout):
+        original(variable, layouts.plain(tensor))
+    else:
+        _set(variable, _lay(tensor.detach(), layout))
+
+
+def assign(original: Callable[..., None], variable: keras.Variable, value: object) -> None:
+    """Hook: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
+    held = variable._value
+    if not isinstance(held, DTensor):
+        original(variable, layouts.plain(value))
+        return
+    with torch.no_grad():
+        if not isinstance(value, DTensor):
+            tensor = core.convert_to_tensor(value).to(held.dtype).expand(held.shape)
+            held.to_local().copy_(tensor[layouts.local_slices(held.shape, held.device_mesh, held.placements)])
+            return
+        if value.placements != held.placements:
+            value = value.redistribute(held.device_mesh, held.placements)
+        held.copy_(value)
+
+
+def to_array(original: Callable[..., object], tensor: DTensor, dtype: object = None, copy: object = None) -> np.ndarray:
+    """Hook: the logical value as numpy. A gather where it is split: all ranks must take part."""
+    array = tensor.detach().full_tensor().cpu().numpy()
+    return array.astype(dtype) if dtype is not None else array
+
+
+def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+    """Lay a variable anew with the value it has; one that is not distributed yet takes rank 0's value."""
+    before = placed_layout(variable)
+    variable._layout = layout
+    held = variable._value
+    if held is None:
+        return  # made later, with this layout
+    full = held.detach()
+    if isinstance(full, DTensor):
+        full = full.full_tensor()
+    elif before is None:
+        full = _value_of_rank_0(variable, full, layout.distribution)
+    if _as_dtensor(variable._dtype, full.shape, layout, of_layer=True):
+        _set(variable, _lay(full, layout))
+    elif isinstance(held, DTensor) or full is not held:
+        variable._value = torch.nn.Parameter(full.clone(), requires_grad=held.requires_grad)
+
+
+def as_view(variable: keras.Variable, consistent: bool) -> bool:
+    """Hold a broadcast variable of a data-parallel model as a DTensor (`consistent`) or plain. True where it changed."""
+    layout, held = placed_layout(variable), variable._value
+    if layout is None or held is None or isinstance(held, DTensor) == consistent:
+        return False
+    if isinstance(held, DTensor):
+        variable._value = torch.nn.Parameter(held.detach().full_tensor(), requires_grad=held.requires_grad)
+        return True
+    if not held.is_floating_point() or _is_metric_state(variable):
+        return False
+    if not layouts.distributed(layout.distribution.placement):
+        return False
+    _set(variable, _lay(held.detach(), layout))
+    return True
+
+
+def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
+    """The piece that this process's rank holds, from the live tensor."""
+    layout, held = placed_layout(variable), variable._value
+    if layout is not None and not layouts.is_member(layout.distribution.placement):
+        return {}
+    local = held.detach()
+    if isinstance(local, DTensor):
+        local = local.to_local()
+    return {layouts.this_rank(): np.asarray(core.convert_to_numpy(local))}
+
+
+def mark_metric_state(variable: keras.Variable) -> None:
+    """`fit` reads metrics outside the step, so their state stays plain in every view."""
+    variable._keras_flow_metric = True
+
+
+def _is_metric_state(variable: keras.Variable) -> bool:
+    return getattr(variable, "_keras_flow_metric", False)
+
+
+def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> PlacedLayout:
+    made_by = creator()
+    if made_by is not None and made_by.kind == "metric":
+        mark_metric_state(variable)
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    layout = placed_layout(variable)
+    if layout is None:
+        layout = distribution.get_variable_layout(variable)
+    elif layout.placed.layout.shape != shape:  # a slot of another shape than its variable: broadcast
+        layout = PlacedLayout(Placed(Layout(distribution.placement, {}, shape), "default"), layout.distribution)
+    variable._layout = layout
+    return layout
+
+
+def _as_dtensor(dtype: str, shape: object, layout: PlacedLayout, of_layer: bool = False) -> bool:
+    """Whether a value is held as DTensor. Plain: integers and seeds, metric state, an optimizer's scalars (read outside
+    the step), everything in the mirrored view, and all on ranks outside the placement."""
+    if not layouts.distributed(layout.distribution.placement) or not core.to_torch_dtype(dtype).is_floating_point:
+        return False
+    made_by = creator()
+    if made_by is not None and made_by.kind == "metric":
+        return False
+    if not len(tuple(shape)) and not of_layer and (made_by is None or made_by.kind != "layer"):  # type: ignore[arg-type]
+        return False
+    if layout.distribution.mirrored_view:
+        step = current_step()
+        return step is not None and step.consistent
+    return True
+
+
+def _lay(full: torch.Tensor, layout: PlacedLayout) -> DTensor:
+    if isinstance(full, DTensor):  # made as a piece
+        return full
+    mesh = layouts.mesh(layout.distribution.placement)
+    return layouts.from_full(full, mesh, layouts.engine_layout(layout.placed.layout))
+
+
+def _set(variable: keras.Variable, value: torch.Tensor) -> None:
+    variable._value = torch.nn.Parameter(value, requires_grad=variable._trainable and value.is_floating_point())
+
+
+def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution: FlowDistribution) -> torch.Tensor:
+    """What each rank made on its own before the scope: rank 0's holds."""
+    if not torch_distributed.is_initialized():
+        return full
+    value = full.contiguous().cpu()
+    mine = zlib.crc32(value.view(torch.uint8).numpy() if value.ndim else value.reshape(1).view(torch.uint8).numpy())
+    sums = torch.zeros(torch_distributed.get_world_size(), dtype=torch.int64)
+    sums[torch_distributed.get_rank()] = mine
+    torch_distributed.all_reduce(sums)
+    if bool((sums == sums[0]).all()):
+        return full
+    torch_distributed.broadcast(value, src=0)
+    if not getattr(distribution, "_said_rank_0", False):
+        distribution._said_rank_0 = True  # type: ignore[attr-defined]
+        ranks = [rank for rank, other in enumerate(sums.tolist()) if other != int(sums[0])]
+        warnings.warn(
+            f"{variable.path} was made before the scope with other values on ranks {ranks} than on rank 0: all weights "
+            "made before the scope are taken from rank 0. Build the model inside `with dist.scope():`, or seed it with "
+            "keras.utils.set_random_seed",
+            FlowWarning,
+            stacklevel=3,
+        )
+    return value.to(full.device)
+
+
+@contextlib.contextmanager
+def whole(variables: Iterator[keras.Variable], here: bool) -> Iterator[None]:
+    """Gather variables on all ranks; where `here`, the program inside finds them as plain tensors, without collectives."""
+    swapped: list[tuple[keras.Variable, torch.Tensor]] = []
+    for variable in variables:
+        held = variable._value
+        if isinstance(held, DTensor):
+            full = held.detach().full_tensor()
+            if here:
+                swapped.append((variable, held))
+                variable._value = torch.nn.Parameter(full, requires_grad=held.requires_grad)
+    try:
+        yield
+    finally:
+        for variable, held in swapped:
+            variable._value = held
