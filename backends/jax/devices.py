@@ -6,6 +6,7 @@ import os
 import re
 
 import jax
+from jax import Device  # as a name: pyright takes `jax.Device` for a variable
 
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
@@ -30,7 +31,7 @@ def init(devices: int | None, type: str | None) -> World:
     if not started and type in (None, "cpu"):
         if devices is not None:
             jax.config.update("jax_num_cpu_devices", max(devices, _announced_cpu_devices()))
-        if type == "cpu" and not jax.config.jax_platforms:
+        if type == "cpu" and not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
             jax.config.update("jax_platforms", "cpu")
     _start(devices)
     try:
@@ -55,7 +56,7 @@ def world() -> World:
     return _world or init(announced_devices(), None)
 
 
-def rank_devices() -> tuple[jax.Device, ...]:
+def rank_devices() -> tuple[Device, ...]:
     """The device of each rank, in the order of ranks."""
     here = world()
     return tuple(jax.devices(here.type)[: here.size])
@@ -98,14 +99,14 @@ def _threads() -> int:
 
 def _announced_cpu_devices() -> int:
     """The number of CPU devices that JAX's configuration or XLA_FLAGS ask for."""
-    configured = jax.config.jax_num_cpu_devices
+    configured = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     if configured > 0:
         return configured
     flag = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return int(flag[-1]) if flag else 1
 
 
-def _as_world(devices: list[jax.Device]) -> World:
+def _as_world(devices: list[Device]) -> World:
     mine = tuple(rank for rank, device in enumerate(devices) if device.process_index == jax.process_index())
     return World(
         size=len(devices),
@@ -116,7 +117,7 @@ def _as_world(devices: list[jax.Device]) -> World:
     )
 
 
-def _too_few(devices: int, found: list[jax.Device]) -> str:
+def _too_few(devices: int, found: list[Device]) -> str:
     have = f"{len(found)} device{'s' if len(found) > 1 else ''} of type {found[0].platform!r}"
     if found[0].platform != "cpu":
         return (

@@ -59,7 +59,7 @@ def rank_devices() -> tuple[str, ...]:
 
 def _started() -> bool:
     # private: TensorFlow has no public name for this (checked with TensorFlow 2.21)
-    return bool(context.context()._initialized)
+    return bool(context.context()._initialized)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _chosen_type(type: str | None) -> str:

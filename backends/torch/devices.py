@@ -102,8 +102,8 @@ def _chosen_type(type: str | None) -> str:
     wanted = type or present
     if wanted == "gpu" and not torch.cuda.is_available():
         raise FlowError(
-            f"kf.init was asked for devices of type 'gpu', but torch has none: its devices are of type {present!r}. "
-            f"Use type={present!r}, or leave type out."
+            "kf.init was asked for devices of type 'gpu', but torch has none. Use type='cpu', or leave type out (and "
+            "KERAS_TORCH_DEVICE out of the environment)."
         )
     if wanted != present or wanted not in ("cpu", "gpu"):
         engine_name = "cuda" if wanted == "gpu" else "cpu"

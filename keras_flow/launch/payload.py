@@ -115,7 +115,9 @@ def _unsendable(
     parts |= {f"argument {key!r}": value for key, value in kwargs.items()}
     if inspect.isfunction(main):
         found = inspect.getclosurevars(main)
-        parts |= {f"the name {key!r}, which it uses": value for key, value in (found.globals | found.nonlocals).items()}
+        parts |= {
+            f"the name {key!r}, which it uses": value for key, value in {**found.globals, **found.nonlocals}.items()
+        }
     culprits = [f"{what} ({type(value).__name__})" for what, value in parts.items() if not _sendable(value)]
     return (
         f"kf.run cannot send {name} to the processes of the ranks: {type(error).__name__}: {error}. "

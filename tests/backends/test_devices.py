@@ -1,0 +1,108 @@
+"""Ranks of each engine: made, counted, and refused with one clear error."""
+
+import pytest
+
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(120)
+
+SINGLE = ["jax", "tensorflow"]
+
+#: runs lines of a program; an error of keras_flow is its last line of output
+FRAME = """
+import importlib, os
+from keras_flow.errors import FlowError
+devices = importlib.import_module("keras_flow.backends." + os.environ["KERAS_BACKEND"] + ".devices")
+try:
+{body}
+except FlowError as error:
+    print(error)
+"""
+
+
+def tell(body: str, backend: str, **variables: str) -> list[str]:
+    """What the lines of `body` print."""
+    program = FRAME.format(body="".join(f"    {line}\n" for line in body.splitlines()))
+    code, out, err = programs.finish(programs.start(["-c", program], backend, **variables), 100)
+    assert code == 0, err
+    return out.splitlines()
+
+
+@pytest.mark.parametrize("backend", SINGLE)
+def test_virtual_devices(backend: str) -> None:
+    body = """
+import keras
+print(devices.init(4, None))
+x = keras.ops.ones(3)
+print(len(devices.rank_devices()), devices.init(None, None) == devices.world())
+print(devices.init(2, "cpu"))
+print(devices.init(None, "gpu"))
+"""
+    world, known, fewer, wrong = tell(body, backend)
+    assert world == "World(size=4, type='cpu', local_ranks=(0, 1, 2, 3), process_index=0, process_count=1)"
+    assert known == "4 True"
+    assert fewer.startswith("World(size=2, type='cpu', local_ranks=(0, 1)")
+    assert "asked for devices of type 'gpu'" in wrong
+    assert "Use type='cpu'" in wrong
+
+
+def test_tensorflow_number_from_the_launcher_and_flag() -> None:
+    body = "print(devices.world().size, os.environ['DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION'])"
+    known = {"KERAS_FLOW_DEVICES": "3", "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": "1"}
+    assert tell(body, "tensorflow", **known) == ["3 0"]
+
+
+FIRST_USE = {"jax": "import jax\njax.numpy.ones(3)", "tensorflow": "import tensorflow as tf\ntf.ones(3)"}
+
+
+@pytest.mark.parametrize("backend", SINGLE)
+def test_initialised_with_fewer(backend: str) -> None:
+    (text,) = tell(f"{FIRST_USE[backend]}\ndevices.init(4, None)", backend)
+    assert "asked for 4 ranks" in text
+    assert "is already initialised with 1 device of type 'cpu'" in text
+    assert "call kf.init(4) (or kf.run(main, devices=4)) before" in text
+
+
+def test_jax_pool_is_large_enough_and_never_made_smaller() -> None:
+    body = "print(devices.world().size, os.environ['NPROC'], devices.must_await_steps())"
+    assert tell(body, "jax", KERAS_FLOW_DEVICES="8") == ["8 16 False"], "the number from the launcher"
+    flags = "--xla_force_host_platform_device_count=2"
+    assert tell(body, "jax", XLA_FLAGS=flags, NPROC="64") == ["2 64 False"]
+
+
+def test_jax_awaits_steps_where_the_pool_is_too_small() -> None:
+    body = """
+import jax
+jax.devices()
+print(devices.init(2, None).size, devices.must_await_steps())
+"""
+    flags = "--xla_force_host_platform_device_count=8"
+    assert tell(body, "jax", XLA_FLAGS=flags, NPROC="4") == ["2 True"]
+
+
+def test_torch() -> None:
+    body = """
+def error(size, *arguments):
+    os.environ["WORLD_SIZE"] = size
+    try: devices.init(*arguments)
+    except FlowError as error: print(error)
+print(devices.world())
+error("1", 4, None)
+error("2", 4, None)
+error("1", None, "gpu")
+import torch
+torch.cuda.is_available = lambda: True
+error("1", None, "gpu")
+torch.cuda.device_count = lambda: 1
+devices.keras_torch.get_device = lambda: "cuda"
+error("2", 2, None)
+"""
+    one, alone, other, no_gpu, keras_on_cpu, few_gpus = tell(body, "torch")
+    assert one == "World(size=1, type='cpu', local_ranks=(0,), process_index=0, process_count=1)"
+    assert "kf.run(main, devices=4)" in alone
+    assert "`keras-flow launch --devices 4 script.py`" in alone
+    assert "asked for 4 ranks, but this job was launched with 2" in other
+    assert "asked for devices of type 'gpu', but torch has none" in no_gpu
+    assert "Keras computes on 'cpu'" in keras_on_cpu
+    assert "KERAS_TORCH_DEVICE=cuda" in keras_on_cpu
+    assert "the job has 2 ranks on this host, but torch has 1 device of type 'gpu'" in few_gpus

@@ -1,0 +1,54 @@
+"""Supported versions: one place says them, and others are refused."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from keras_flow.errors import FlowError
+from keras_flow.runtime import versions
+
+
+@pytest.fixture(autouse=True)
+def _no_memory() -> None:
+    versions.check.cache_clear()
+
+
+def test_what_is_installed_is_supported() -> None:
+    for engine in ("jax", "tensorflow", "torch"):
+        versions.check(engine)
+
+
+@pytest.mark.parametrize("found", ["3.14.9", "3.16.0"])
+def test_other_keras_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(versions, "version", lambda name: found if name == "keras" else "0")
+    with pytest.raises(FlowError, match=rf"needs keras >=3\.15,<3\.16, found keras {found}.*pip install"):
+        versions.check("jax")
+
+
+def test_other_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = versions.version
+    monkeypatch.setattr(versions, "version", lambda name: "2.0.1+cu118" if name == "torch" else real(name))
+    with pytest.raises(FlowError, match=r"needs torch >=2\.13,<2\.14, found torch 2\.0\.1\+cu118"):
+        versions.check("torch")
+    versions.check("jax")
+
+
+def test_missing_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "keras":
+            return "3.15.1"
+        raise versions.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", version)
+    with pytest.raises(FlowError, match=r"found none; install it with `pip install 'keras-flow\[tensorflow\]'`"):
+        versions.check("tensorflow")
+
+
+def test_the_package_asks_for_the_same_ranges() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert f"keras{versions.SUPPORTED['keras']}" in project["dependencies"]
+    extras = project["optional-dependencies"]
+    assert extras["jax"] == [f"jax{versions.SUPPORTED['jax']}"]
+    assert extras["tensorflow"] == [f"tensorflow-cpu{versions.SUPPORTED['tensorflow']}"]
+    assert extras["torch"] == [f"torch{versions.SUPPORTED['torch']}"]
