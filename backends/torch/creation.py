@@ -1,8 +1,8 @@
 """Values made sharded: this rank's piece of what one device would draw, without ever holding the whole.
 
-torch's CPU generator is a stream: a tensor drawn in chunks of rows (multiples of 16 elements, the last chunk of at least
-16, because `normal_` fills blocks of 16 and redraws the tail) has the bits of one draw. Each rank walks the stream and
-keeps its piece.
+torch's CPU generator is a stream: a tensor drawn in chunks of rows (multiples of 16 elements, the last chunk of at
+least 16, because `normal_` fills blocks of 16 and redraws the tail) has the bits of one draw. Each rank walks the
+stream and keeps its piece.
 """
 
 from __future__ import annotations

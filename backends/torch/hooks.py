@@ -82,6 +82,13 @@ def _layers() -> tuple[Hook, ...]:
             when=layers.is_concerned,
         ),
         Hook(
+            "keras.src.trainers.compile_utils",
+            "CompileMetrics.update_state",
+            layers.update_metrics,
+            "metrics use operators that DTensor has no rules for, and many small ones",
+            when=layers.in_consistent_step,
+        ),
+        Hook(
             _NORMALIZATION,
             "BatchNormalization._moments",
             layers.moments,

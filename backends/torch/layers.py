@@ -12,7 +12,7 @@ from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate
 
-from keras_flow.backends.torch import data, layouts, mirrored
+from keras_flow.backends.torch import data, layouts, local, mirrored
 from keras_flow.backends.torch.step import Step, current_step, running
 from keras_flow.distributions.placed import placed_layout
 from keras_flow.layout import balanced
@@ -35,10 +35,12 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
     step = current_step()
     if step is None:
         return _call_outside(original, layer, args, kwargs)
+    if step.inside is not None:
+        return original(layer, *args, **kwargs)
     if not step.consistent:
-        if step.inside:
-            return original(layer, *args, **kwargs)
         return mirrored.call(original, step, layer, args, kwargs)
+    if local.can_run(layer, args, kwargs):
+        return local.call(original, step, layer, args, kwargs)
     outputs = original(layer, *args, **kwargs)
     if isinstance(outputs, torch.Tensor):
         return pin(outputs)
@@ -109,12 +111,12 @@ def _reduced(value: DTensor) -> DTensor:
 
 class _Pin(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value):  # noqa: ANN001, ANN205
+    def forward(ctx, value):
         out = _reduced(value)
         return value.view_as(value) if out is value else out
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         return _reduced(grad)
 
 
@@ -127,16 +129,16 @@ def moments(
     """Hook on `BatchNormalization._moments`: statistics of all rows, by one reduction where Keras would make two."""
     step = current_step()
     assert step is not None  # the hook's condition
-    if not step.inside and not isinstance(inputs, DTensor):
+    if step.inside is None and not isinstance(inputs, DTensor):
         return original(layer, inputs, mask)
-    if step.inside and step.distribution.batch_statistics == "replica":
+    if step.inside is not None and step.distribution.batch_statistics == "replica":
         return original(layer, inputs, mask)
     axes = tuple(layer._reduction_axes)
     if mask is None:
         sums = torch.stack([inputs.sum(axes), inputs.square().sum(axes)])
         count = math.prod(inputs.shape[axis] for axis in axes)
-        if step.inside:
-            count *= step.distribution.num_model_replicas
+        if step.inside is not None:
+            count *= step.inside.count
         mean, square = _total(sums, step) / count
         return mean, square - mean.square()
     # Keras's two passes for masked rows: deviations are taken from the mean
@@ -150,7 +152,7 @@ def moments(
 
 
 def _total(sums: torch.Tensor, step: Step) -> torch.Tensor:
-    return mirrored.all_sum(sums, step.distribution.placement) if step.inside else pin(sums)  # type: ignore[return-value]
+    return mirrored.all_sum(sums, step.inside) if step.inside is not None else pin(sums)  # type: ignore[return-value]
 
 
 def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> bool:
@@ -172,12 +174,11 @@ def batch_normalization(
     if not (training and layer.trainable):
         return original(layer, inputs, training=training, mask=mask)
     moving = layer.non_trainable_variables
-    if step.inside:  # the own rows are the group
+    if step.inside is not None and step.inside.count > 1:  # the own rows are the group
         output = original(layer, inputs, training=training, mask=mask)
         with torch.no_grad():
-            count = len(step.distribution.placement.ranks)
             for variable in moving:
-                variable.assign(mirrored.all_sum(variable.value.detach(), step.distribution.placement) / count)
+                variable.assign(mirrored.all_sum(variable.value.detach(), step.inside) / step.inside.count)
         return output
     replicas, rows = step.distribution.num_model_replicas, inputs.shape[0]
     bounds = [block for block in (balanced(rows, replicas, i) for i in range(replicas)) if block[0] < block[1]]
@@ -192,3 +193,19 @@ def batch_normalization(
     for index, variable in enumerate(moving):
         variable.assign(sum(values[index] for values in after) / len(after))
     return torch.cat(outputs)
+
+
+# ---- metrics
+
+
+def in_consistent_step(*args: object, **kwargs: object) -> bool:
+    """The condition: a step of the consistent view is running."""
+    step = current_step()
+    return step is not None and step.consistent
+
+
+def update_metrics(original: Callable[..., object], metrics: object, *args: object, **kwargs: object) -> object:
+    """Hook on `CompileMetrics.update_state`: metrics are computed on plain logical tensors."""
+    with torch.no_grad():
+        args, kwargs = tree.map_structure(_plain_with_mask, (args, kwargs))
+        return original(metrics, *args, **kwargs)

@@ -78,7 +78,7 @@ def local_slices(shape: Sequence[int], device_mesh: DeviceMesh, placements: Torc
 
 
 def from_full(full: torch.Tensor, device_mesh: DeviceMesh, placements: TorchPlacements) -> DTensor:
-    """Lay a logical tensor, equal on all ranks, without communication; keeps no reference to the whole where it is cut."""
+    """Lay a logical tensor, equal on all ranks, without communication. A piece keeps no reference to the whole."""
     local = full[local_slices(full.shape, device_mesh, placements)] if full.ndim else full
     if local.numel() != full.numel():
         local = local.clone(memory_format=torch.contiguous_format)

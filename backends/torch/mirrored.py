@@ -1,10 +1,10 @@
 """Data parallel with local tensors: a layer that acts row by row computes this rank's rows; all else is logical.
 
 Every rank runs the step on the logical batch. Around the outermost row-wise layer (usually the model) inputs are cut to
-this rank's rows and outputs gathered, so that losses, masks, metrics and a user's `train_step` see logical tensors, equal
-on all ranks. The gradient of a logical tensor is the logical gradient; inside, gradients are those of the own rows times
-the number of ranks. Averaged over the ranks, weights then get the sum over all rows, and terms that every rank computes
-whole (weight regularisers, a batch that does not divide) count once.
+this rank's rows and outputs gathered, so that losses, masks, metrics and a user's `train_step` see logical tensors,
+equal on all ranks. The gradient of a logical tensor is the logical gradient; inside, gradients are those of the own
+rows times the number of ranks. Averaged over the ranks, weights then get the sum over all rows, and terms that every
+rank computes whole (weight regularisers, a batch that does not divide) count once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch.distributed as torch_distributed
 from keras.src import tree
 
 from keras_flow.backends.torch import layouts, rowwise
-from keras_flow.backends.torch.random import own_rows
-from keras_flow.backends.torch.step import Step
+from keras_flow.backends.torch.step import Rows, Step, computing
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
@@ -38,21 +37,26 @@ def call(
     if rows is None or rows % step.distribution.num_model_replicas or rowwise.reason_of(layer) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
-    first, last = own_rows(rows, step.distribution)
-    cut = functools.partial(_cut, first=first, last=last, placement=placement)
+    mine = rows_of(placement)
+    own = mine.own(rows)
+    cut = functools.partial(_cut, own=own, placement=placement)
     args, kwargs = tree.map_structure(cut, (args, kwargs))
     reducer(placement).on = True
-    step.inside = True
-    try:
+    with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
-    finally:
-        step.inside = False
-    return tree.map_structure(lambda leaf: _gather(leaf, last - first, placement, layer), outputs)
+    return tree.map_structure(lambda leaf: _gather(leaf, own.stop - own.start, placement, layer), outputs)
 
 
-def all_sum(value: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
-    return _AllSum.apply(value, layouts.group(placement.ranks))
+@functools.cache
+def rows_of(placement: Placement) -> Rows:
+    """Which rows of a mirrored batch this rank computes."""
+    index = placement.ranks.index(layouts.this_rank())
+    return Rows(len(placement.ranks), index, (layouts.group(placement.ranks),))
+
+
+def all_sum(value: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """The sum over all blocks of rows; its gradient is the sum of the blocks' gradients."""
+    return _AllSum.apply(value, rows.groups)
 
 
 def _common_rows(inputs: object) -> int | None:
@@ -61,14 +65,14 @@ def _common_rows(inputs: object) -> int | None:
     return found.pop() if len(found) == 1 and not others else None
 
 
-def _cut(leaf: object, first: int, last: int, placement: Placement) -> object:
+def _cut(leaf: object, own: slice, placement: Placement) -> object:
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
-    own = _Cut.apply(leaf, first, last, placement) if leaf.requires_grad else leaf[first:last]
+    piece = _Cut.apply(leaf, own, placement) if leaf.requires_grad else leaf[own]
     mask = getattr(leaf, "_keras_mask", None)
     if mask is not None:
-        own._keras_mask = mask[first:last]
-    return own
+        piece._keras_mask = mask[own]
+    return piece
 
 
 def _gather(leaf: object, rows: int, placement: Placement, layer: keras.Layer) -> object:
@@ -77,7 +81,7 @@ def _gather(leaf: object, rows: int, placement: Placement, layer: keras.Layer) -
     if not leaf.ndim or leaf.shape[0] != rows:
         raise FlowError(
             f"layer {layer.name!r} was given {rows} rows and returned a tensor of shape {list(leaf.shape)}: data "
-            "parallel needs an output with a row for each row of its input. Use kf.ModelParallel, which has no such rule"
+            "parallel needs an output with a row for each row of its input. kf.ModelParallel has no such rule"
         )
     whole = _Gather.apply(leaf, placement)
     mask = getattr(leaf, "_keras_mask", None)
@@ -99,39 +103,41 @@ def _all_gather(value: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, placement):  # noqa: ANN001, ANN205
+    def forward(ctx, value, placement):
         ctx.placement, ctx.rows = placement, value.shape[0]
         return _all_gather(value, placement)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         index = ctx.placement.ranks.index(layouts.this_rank())
         return grad[index * ctx.rows : (index + 1) * ctx.rows] * len(ctx.placement.ranks), None
 
 
 class _Cut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, first, last, placement):  # noqa: ANN001, ANN205
+    def forward(ctx, value, own, placement):
         ctx.placement = placement
-        return value[first:last]
+        return value[own]
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
-        return _all_gather(grad, ctx.placement) / len(ctx.placement.ranks), None, None, None
+    def backward(ctx, grad):
+        return _all_gather(grad, ctx.placement) / len(ctx.placement.ranks), None, None
 
 
 class _AllSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, group):  # noqa: ANN001, ANN205
-        ctx.group = group
+    def forward(ctx, value, groups):
+        ctx.groups = groups
         value = value.clone()
-        torch_distributed.all_reduce(value, group=group)
+        for group in groups:
+            torch_distributed.all_reduce(value, group=group)
         return value
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205
+    def backward(ctx, grad):
         grad = grad.contiguous().clone()
-        torch_distributed.all_reduce(grad, group=ctx.group)
+        for group in ctx.groups:
+            torch_distributed.all_reduce(grad, group=group)
         return grad, None
 
 

@@ -35,6 +35,7 @@ def register() -> None:
     handlers[aten.unbind.int] = _unbind
     # torch's handler gathers local winners as if all shards were equal; uneven ones abort the process in gloo
     handlers[aten.argmax.default] = handlers[aten.argmin.default] = _arg_extremum
+    _register_views()
     _register_fallback()
 
 
@@ -45,7 +46,7 @@ def _register_convolution() -> None:
         handlers.pop(operator, None)
 
     @register_sharding(aten.convolution.default)
-    def _(x, w, b, stride, padding, dilation, transposed, output_padding, groups):  # noqa: ANN001, ANN202
+    def _(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
         def signature(out: object, x_in: object, w_in: object, b_in: object) -> Signature:
             return [out], [x_in, w_in, b_in if b is not None else None, *[None] * 6]
 
@@ -57,7 +58,7 @@ def _register_convolution() -> None:
         return found
 
     @register_sharding(aten.convolution_backward.default)
-    def _(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):  # noqa: ANN001, ANN202
+    def _(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
         def signature(gx: object, gw: object, gb: object, g_in: object, x_in: object, w_in: object) -> Signature:
             outputs = [part if wanted else None for part, wanted in zip((gx, gw, gb), mask, strict=True)]
             return outputs, [g_in, x_in, w_in, *[None] * 8]
@@ -80,11 +81,11 @@ def _register_attention() -> None:
         return [part if splits else R]
 
     @register_sharding(aten._scaled_dot_product_flash_attention_for_cpu.default)
-    def _(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):  # noqa: ANN001, ANN202
+    def _(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
         return [([p, p], [p, p, p, None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
     @register_sharding(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-    def _(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):  # noqa: ANN001, ANN202
+    def _(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
         return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
 
@@ -92,7 +93,7 @@ def _register_like(operator: object, tensors: int, dims: Sequence[int] | None = 
     """All tensors of the operator are laid alike."""
 
     @register_sharding(operator)
-    def _(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+    def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
         splits = [S(dim) for dim in (dims or range(args[0].ndim))]
         return [([part], [part] * tensors + rest) for part in (R, *splits)]
@@ -141,6 +142,34 @@ def _wrap(x: DTensor, local: torch.Tensor, placements: Sequence, shape: Sequence
     return DTensor(local, DTensorSpec(x.device_mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
 
+# ---- views
+
+
+def _register_views() -> None:
+    """torch refuses a view that would have to move elements between ranks ("Cannot unflatten unevenly sharded tensor:
+    ... Please redistribute the tensor before this operation"); here it does redistribute, as `reshape` does."""
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+    from torch.distributed.tensor._ops._view_ops import register_op_strategy_map
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for operator in (aten.view.default, aten._unsafe_view.default):
+        strict = propagator.op_strategy_funcs[operator]
+        register_op_strategy_map(operator, torch.Tensor.view, RuntimeSchemaInfo(1), strict_view=False)
+        loose = propagator.op_strategy_funcs[operator]
+        strategy = functools.partial(_first_that_can, (strict, loose))
+        propagator.register_op_strategy(operator, strategy, RuntimeSchemaInfo(1))
+
+
+def _first_that_can(strategies: Sequence[Callable[..., object]], schema: object) -> object:
+    *most, last = strategies
+    for strategy in most:
+        try:
+            return strategy(schema)
+        except RuntimeError:
+            continue
+    return last(schema)
+
+
 # ---- any other operator
 
 
@@ -153,7 +182,7 @@ def _register_fallback() -> None:
     propagator = DTensor._op_dispatcher.sharding_propagator
     original = propagator.propagate_op_sharding_non_cached
 
-    def gathered(schema):  # noqa: ANN001, ANN202
+    def gathered(schema):
         outputs = len(schema.op._schema.returns)
         inputs = len(schema.args_strategy) + sum(isinstance(v, OpStrategy) for v in schema.kwargs_schema.values())
         mesh = schema.get_mesh_from_args()
@@ -162,7 +191,7 @@ def _register_fallback() -> None:
             mesh, schema, [signature], input_index=outputs, inplace_op=schema.is_inplace_op()
         )
 
-    def propagate(schema):  # noqa: ANN001, ANN202
+    def propagate(schema):
         try:
             return original(schema)
         except NotImplementedError as error:

@@ -7,7 +7,6 @@ import random as python_random
 import warnings
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +16,8 @@ from keras.src.random import seed_generator as keras_seeds
 from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends.torch import layouts
-from keras_flow.backends.torch.step import Step, current_step
+from keras_flow.backends.torch.step import computing, current_step
 from keras_flow.errors import FlowWarning
-
-if TYPE_CHECKING:
-    from keras_flow.distributions.distribution import FlowDistribution
 
 _WHAT = ("Python's random", "NumPy's", "torch's", "Keras's seed generator")
 
@@ -94,40 +90,23 @@ def dropout(
         )
         placements = tuple(part if part.is_shard() else Replicate() for part in inputs.placements)
         return inputs * layouts.from_full(mask, inputs.device_mesh, placements)
-    if not step.inside:
+    if step.inside is None:
         return original(inputs, rate, noise_shape, seed)
-    shape = (inputs.shape[0] * _blocks(step), *inputs.shape[1:])
+    shape = (inputs.shape[0] * step.inside.count, *inputs.shape[1:])
     if noise_shape is not None and noise_shape[0] == inputs.shape[0]:
         noise_shape = (shape[0], *noise_shape[1:])
     mask = original(torch.ones(shape, dtype=inputs.dtype, device=inputs.device), rate, noise_shape, seed)
-    return inputs * _own(mask, step)
+    return inputs * mask[step.inside.own(shape[0])]
 
 
 def draw(original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
     """Hook inside a layer that computes this rank's rows: draw for all rows, keep the own. The layers that are known to
     act row by row draw tensors of their input's rows only."""
     step = current_step()
-    assert step is not None  # the hook's condition
+    assert step is not None and step.inside is not None  # the hook's condition
+    rows = step.inside
     if not len(shape):
         return original(shape, *args, **kwargs)
-    step.inside = False  # a draw may be made of another (truncated_normal)
-    try:
-        value = original((int(shape[0]) * _blocks(step), *shape[1:]), *args, **kwargs)
-    finally:
-        step.inside = True
-    return _own(value, step)
-
-
-def _blocks(step: Step) -> int:
-    return step.distribution.num_model_replicas
-
-
-def _own(value: torch.Tensor, step: Step) -> torch.Tensor:
-    return value[slice(*own_rows(value.shape[0], step.distribution))]
-
-
-def own_rows(rows: int, distribution: FlowDistribution) -> tuple[int, int]:
-    """Start and stop of this rank's rows of a mirrored batch that divides."""
-    count = rows // distribution.num_model_replicas
-    index = distribution.placement.ranks.index(layouts.this_rank())
-    return index * count, (index + 1) * count
+    with computing(step, None):  # a draw may be made of another (truncated_normal)
+        value = original((int(shape[0]) * rows.count, *shape[1:]), *args, **kwargs)
+    return value[rows.own(value.shape[0])]

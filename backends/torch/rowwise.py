@@ -14,8 +14,13 @@ from keras.src import tree
 from keras.src.backend.torch.trainer import TorchTrainer
 from keras.src.models.functional import Functional
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 #: Keras's own layers that act row by row whatever their arguments
-_LAYERS = frozenset(
+_LAYERS = _names(
     """InputLayer Dense Embedding ReversibleEmbedding Identity Masking Activation ReLU ELU LeakyReLU PReLU
     Conv1D Conv2D Conv3D Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D
     SeparableConv1D SeparableConv2D MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D
@@ -23,29 +28,29 @@ _LAYERS = frozenset(
     GlobalMaxPooling2D GlobalMaxPooling3D Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise
     GaussianDropout Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D
     UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Add Subtract Multiply Average Maximum Minimum Attention
-    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization
-    Rescaling Normalization""".split()
+    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling
+    Normalization"""
 )
 #: wrappers that do as the layers inside them
-_WRAPPERS = frozenset("Bidirectional TimeDistributed SpectralNormalization".split())
-_RECURRENT = frozenset("RNN SimpleRNN LSTM GRU ConvLSTM1D ConvLSTM2D ConvLSTM3D StackedRNNCells".split())
-_CELLS = frozenset("SimpleRNNCell LSTMCell GRUCell ConvLSTMCell".split())
+_WRAPPERS = frozenset(["Bidirectional", "TimeDistributed", "SpectralNormalization"])
+_RECURRENT = frozenset(["RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "StackedRNNCells"])
+_CELLS = frozenset(["SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell"])
 #: layers that reduce or join along `axis`, which must not be dimension 0
-_ALONG_AXIS = frozenset(
-    "Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot".split()
+_ALONG_AXIS = _names(
+    """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot"""
 )
 #: operations in functional models (`keras.ops`) that act element by element
-_ELEMENTWISE = frozenset(
-    """Abs Absolute Add Subtract Multiply Divide TrueDivide FloorDivide Mod Power Maximum Minimum Square Sqrt Rsqrt Exp
-    Expm1 Log Log1p Log2 Log10 Sin Cos Tan Tanh Sinh Cosh Arcsin Arccos Arctan Arctan2 Negative Sign Floor Ceil Round
-    Clip Cast Relu Relu6 Sigmoid Silu Gelu Elu Selu Softplus Softsign HardSigmoid HardSilu HardTanh LeakyRelu Mish
-    LogSigmoid Celu Glu Identity Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot Where
-    Isnan Isinf Isfinite Erf Reciprocal ZerosLike OnesLike StopGradient BatchMatmul""".split()
+_ELEMENTWISE = _names(
+    """Abs Absolute Add Subtract Multiply Divide TrueDivide FloorDivide Mod Power Maximum Minimum Square Sqrt
+    Rsqrt Exp Expm1 Log Log1p Log2 Log10 Sin Cos Tan Tanh Sinh Cosh Arcsin Arccos Arctan Arctan2 Negative Sign Floor
+    Ceil Round Clip Cast Relu Relu6 Sigmoid Silu Gelu Elu Selu Softplus Softsign HardSigmoid HardSilu HardTanh LeakyRelu
+    Mish LogSigmoid Celu Glu Identity Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot
+    Where Isnan Isinf Isfinite Erf Reciprocal ZerosLike OnesLike StopGradient"""
 )
 #: operations along `axis`, which must be given and must not be dimension 0
-_OPERATIONS_ALONG_AXIS = frozenset(
-    """Softmax LogSoftmax Mean Sum Max Min Prod Std Var Any All Argmax Argmin Logsumexp CountNonzero Concatenate Cumsum
-    Cumprod Norm Median Sort Argsort Flip Repeat ExpandDims Squeeze""".split()
+_OPERATIONS_ALONG_AXIS = _names(
+    """Softmax LogSoftmax Mean Sum Max Min Prod Std Var Any All Argmax Argmin Logsumexp CountNonzero
+    Concatenate Cumsum Cumprod Norm Median Sort Argsort Flip Repeat Squeeze"""
 )
 
 _known: WeakKeyDictionary[keras.Layer, str | None] = WeakKeyDictionary()
@@ -72,6 +77,13 @@ def reason_of(layer: keras.Layer) -> str | None:
     if layer.built:
         _known[layer] = reason
     return reason
+
+
+def is_recurrent(layer: keras.Layer) -> bool:
+    """Whether the layer repeats its operators for each time step."""
+    if type(layer).__name__ == "Bidirectional":
+        return is_recurrent(layer.forward_layer)
+    return type(layer).__name__ in _RECURRENT
 
 
 def _reason(layer: keras.Layer) -> str | None:
@@ -135,7 +147,7 @@ def _reason_of_operation(node: object) -> str | None:
         return f"operation {name} joins tensors of different ranks, so rows may meet"
     if _constant_with_rows(node, rank):
         return f"operation {name} has a constant with a row for each row of the batch"
-    if name in _ELEMENTWISE or name == "GetItem" and _keeps_all_rows(node):
+    if name in _ELEMENTWISE or (name == "GetItem" and _keeps_all_rows(node)):
         return None
     if name in _OPERATIONS_ALONG_AXIS:
         axis = getattr(operation, "axis", None)

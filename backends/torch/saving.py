@@ -51,7 +51,7 @@ def callback_writes(original: Callable[..., object], callback: object, *args: ob
 
 
 def throw_away_logs(original: Callable[..., object], callback: object, model: keras.Model) -> object:
-    """Hook on `TensorBoard.set_model`: it reads weights, which is a collective, so all ranks log; the others to nowhere."""
+    """Hook on `TensorBoard.set_model`: it reads weights, a collective: all ranks log, only rank 0 to the folder."""
     if is_shared(model) and layouts.this_rank() != 0 and not getattr(callback, "_keras_flow_nowhere", False):
         callback.log_dir = tempfile.mkdtemp(prefix="keras_flow_")  # type: ignore[attr-defined]
         callback._keras_flow_nowhere = True  # type: ignore[attr-defined]

@@ -8,10 +8,31 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that this rank computes alone, inside a layer that acts row by row.
+
+    Attributes:
+        count: number of blocks of rows.
+        index: which block is this rank's.
+        groups: the process groups over which a sum of all rows goes, one after the other.
+    """
+
+    count: int
+    index: int
+    groups: tuple[torch_distributed.ProcessGroup, ...]
+
+    def own(self, rows: int) -> slice:
+        """This rank's part of `rows` rows, which divide."""
+        block = rows // self.count
+        return slice(self.index * block, (self.index + 1) * block)
 
 
 @dataclass
@@ -20,14 +41,14 @@ class Step:
 
     Attributes:
         distribution: the distribution that holds.
-        consistent: tensors are DTensors with logical shapes; otherwise plain tensors, equal on all ranks, of which
-            layers that act row by row compute this rank's rows (the mirrored view).
-        inside: in the mirrored view, a layer is computing this rank's rows right now.
+        consistent: tensors are DTensors with logical shapes; otherwise plain tensors, equal on all ranks (the mirrored
+            view).
+        inside: a layer is computing this rank's rows right now, on plain tensors.
     """
 
     distribution: FlowDistribution
     consistent: bool
-    inside: bool = False
+    inside: Rows | None = None
 
 
 _step: ContextVar[Step | None] = ContextVar("keras_flow_torch_step", default=None)
@@ -46,7 +67,17 @@ def in_step(*args: object, **kwargs: object) -> bool:
 def inside_rows(*args: object, **kwargs: object) -> bool:
     """A hook's condition: a layer is computing this rank's rows."""
     step = _step.get()
-    return step is not None and step.inside
+    return step is not None and step.inside is not None
+
+
+@contextlib.contextmanager
+def computing(step: Step, rows: Rows | None) -> Iterator[None]:
+    """Compute these rows; None: what is inside sees no step of rows."""
+    before, step.inside = step.inside, rows
+    try:
+        yield
+    finally:
+        step.inside = before
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def new_source(original: Callable[..., object], iterator: object, *args: object,
 
 
 def retrack(model: keras.Model) -> None:
-    """Keras hands torch's modules the parameters once, in `_track_variables`; `zero_grad` misses those replaced later."""
+    """Tell torch's modules of replaced parameters: Keras hands them over once; `zero_grad` misses new ones."""
     for layer in model._flatten_layers():
         tracked = layer.__dict__.get("_modules", {}).get("_torch_params")
         if tracked is None:
@@ -155,12 +155,12 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 def _refuse(model: keras.Model) -> None:
     if model.jit_compile is True:
         raise FlowError(
-            "jit_compile=True cannot be used under a keras_flow distribution on torch: torch.compile does not trace the "
-            'gradients of distributed tensors ("During the backward, we encountered a tensor subclass where we guessed '
-            'its metadata incorrectly"). Leave it at "auto", which does not compile on torch; the jax backend compiles'
+            "jit_compile=True cannot be used under a keras_flow distribution on torch: torch.compile does not trace "
+            'gradients of distributed tensors ("During the backward, we encountered a tensor subclass where we guessed its '
+            'metadata incorrectly"). Leave it at "auto", which does not compile on torch; the jax backend compiles'
         )
     if model.steps_per_execution > 1:
         raise FlowError(
-            f'steps_per_execution={model.steps_per_execution} cannot be used on torch: Keras says "`steps_per_execution` '
-            'must be 1 with the PyTorch backend". Use 1 here; the jax and tensorflow backends can do more'
+            f"steps_per_execution={model.steps_per_execution} cannot be used on torch: Keras says "
+            '"`steps_per_execution` must be 1 with the PyTorch backend". Use 1; the jax and tensorflow backends can do more'
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def initialize_with_initializer(
     original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]
 ) -> None:
-    """Hook: choose the layout before the value is made, and make only this rank's piece where Keras's initialisers allow."""
+    """Hook: choose the layout before the value is made, and make only this rank's piece where that can be."""
     layout = _layout_at_creation(variable, tuple(variable._shape))
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
@@ -102,7 +102,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
 
 
 def as_view(variable: keras.Variable, consistent: bool) -> bool:
-    """Hold a broadcast variable of a data-parallel model as a DTensor (`consistent`) or plain. True where it changed."""
+    """Hold a broadcast variable of a data-parallel model as DTensor (`consistent`) or plain. True where it changed."""
     layout, held = placed_layout(variable), variable._value
     if layout is None or held is None or isinstance(held, DTensor) == consistent:
         return False
@@ -206,7 +206,7 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
 
 @contextlib.contextmanager
 def whole(variables: Iterator[keras.Variable], here: bool) -> Iterator[None]:
-    """Gather variables on all ranks; where `here`, the program inside finds them as plain tensors, without collectives."""
+    """Gather variables on all ranks; where `here`, the program inside finds plain tensors and needs no collectives."""
     swapped: list[tuple[keras.Variable, torch.Tensor]] = []
     for variable in variables:
         held = variable._value

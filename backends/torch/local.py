@@ -1,0 +1,124 @@
+"""Layers of the consistent view that may compute on plain tensors: those that act row by row with whole weights.
+
+DTensor costs some 20 microseconds for each operator, so a layer that needs no communication inside runs on this rank's
+rows and hands back DTensors. Recurrent layers with split weights gather them once, instead of communicating at each
+time step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from keras.src import tree
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from keras_flow.backends.torch import layouts, rowwise
+from keras_flow.backends.torch.step import Rows, Step, computing
+
+if TYPE_CHECKING:
+    import keras
+
+
+def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
+    if not layer.built or rowwise.reason_of(layer) is not None or _layout_of(args, kwargs) is None:
+        return False
+    return rowwise.is_recurrent(layer) or not any(
+        part.is_shard()
+        for variable in layer.variables
+        if isinstance(variable._value, DTensor)
+        for part in variable._value.placements
+    )
+
+
+def call(
+    original: Callable[..., object], step: Step, layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """Run the layer on this rank's rows."""
+    layout = _layout_of(args, kwargs)
+    assert layout is not None  # `can_run` said so
+    mesh, placements = layout
+    args, kwargs = tree.map_structure(_to_local, (args, kwargs))
+    rows = _rows(mesh, placements)
+    with computing(step, rows), _plain_weights(layer, placements):
+        outputs = original(layer, *args, **kwargs)
+    return tree.map_structure(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
+
+
+def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPlacements] | None:
+    """How all inputs lie, where they lie alike: split by rows, or not at all."""
+    found: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
+    plain, rows = False, None
+    for leaf in tree.flatten((args, kwargs)):
+        if isinstance(leaf, DTensor):
+            if not leaf.ndim or any(
+                part.is_partial() or (part.is_shard() and part != Shard(0)) for part in leaf.placements
+            ):
+                return None
+            if found is not None and (found[1] != leaf.placements or rows != leaf.shape[0]):
+                return None
+            found, rows = (leaf.device_mesh, leaf.placements), leaf.shape[0]
+        elif hasattr(leaf, "shape") and len(leaf.shape):
+            plain = True
+    if found is None or (plain and any(part.is_shard() for part in found[1])):
+        return None
+    split = _rows(*found).count
+    return found if rows is not None and rows % split == 0 else None
+
+
+@functools.cache
+def _rows(mesh: DeviceMesh, placements: layouts.TorchPlacements) -> Rows:
+    count, index, groups = 1, 0, []
+    for axis, part in enumerate(placements):
+        if part.is_shard():
+            size = mesh.size(axis)
+            count, index = count * size, index * size + mesh.get_local_rank(axis)
+            groups.append(mesh.get_group(axis))
+    return Rows(count, index, tuple(groups))
+
+
+def _to_local(leaf: object) -> object:
+    if not isinstance(leaf, DTensor):
+        return leaf
+    piece = leaf.to_local()
+    mask = getattr(leaf, "_keras_mask", None)
+    if mask is not None:
+        if isinstance(mask, DTensor) and mask.placements != leaf.placements:
+            mask = mask.redistribute(mask.device_mesh, leaf.placements)
+        piece._keras_mask = _to_local(mask)
+    return piece
+
+
+def _from_local(leaf: object, mesh: DeviceMesh, placements: layouts.TorchPlacements, count: int) -> object:
+    if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
+        return leaf
+    whole = layouts.from_local(leaf.contiguous(), (leaf.shape[0] * count, *leaf.shape[1:]), mesh, placements)
+    mask = getattr(leaf, "_keras_mask", None)
+    if mask is not None:
+        whole._keras_mask = _from_local(mask, mesh, placements, count)
+    return whole
+
+
+@contextlib.contextmanager
+def _plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements) -> Iterator[None]:
+    """Weights as plain tensors; their gradients are sums over the axes that split the rows."""
+    sums = tuple(Partial() if part.is_shard() else Replicate() for part in placements)
+    held = [variable for variable in layer.variables if isinstance(variable._value, DTensor)]
+    before = [variable._value for variable in held]
+    for variable, value in zip(held, before, strict=True):
+        if any(part.is_shard() for part in value.placements):
+            value = value.redistribute(value.device_mesh, layouts.replicated(value.device_mesh))
+        elif not value.requires_grad:
+            variable._value = value._local_tensor  # assignments reach the variable
+            continue
+        variable._value = value.to_local(grad_placements=sums)
+    try:
+        yield
+    finally:
+        for variable, value in zip(held, before, strict=True):
+            variable._value = value
