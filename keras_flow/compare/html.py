@@ -7,7 +7,7 @@ from html import escape
 from rich.text import Text
 
 from keras_flow.compare.result import Comparison, RunResult
-from keras_flow.compare.table import metric_name, row
+from keras_flow.compare.table import heads, metric_name, row
 
 _COLOURS = ("#3266ad", "#c4542d", "#3f8f4f", "#8256a8", "#a7862b", "#2a8c93")
 _STYLE = """
@@ -42,9 +42,9 @@ def page(result: Comparison) -> str:
 same order (seed {result.seed}). {escape(versions)}.</p>
 {verdict}
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
-<p>Δ loss and Δ weights: the largest deviation from the single-device run of the same backend, with its share of the
-tolerance. Δ backends: the loss of a step against the first backend under the same layout{_nature(result)}. Step time is a
-median without compilation; on few cores more ranks are no faster. kB/rank is read from the engine's live arrays.</p>
+<p>Δ loss and Δ weights: the largest deviation from the single-device run of the same backend, red where over the
+tolerance. Δ engine: the loss of a step against the first backend under the same layout{_nature(result)}. Step time is a
+median without compilation; on few cores more ranks are no faster. MB/rank is the most that one rank holds, read from the engine's live arrays.</p>
 <h2>Loss</h2><div class="charts">{_charts(result)}</div>
 <h2>Who holds what</h2><p>Each bar is a variable, each row a rank; filled is the part that the rank holds in its memory.</p>
 <div class="holds">{_holdings(result)}</div>
@@ -60,7 +60,7 @@ def _nature(result: Comparison) -> str:
 
 def _table(result: Comparison) -> str:
     metric = metric_name(result)
-    heads = ("backend", "layout", "loss", metric or "-", "Δ loss", "Δ weights", "Δ backends", "ms/step", "ranks", "kB/rank")
+    names = ("backend", "layout", *heads(metric))
     rows, last = [], None
     for run in result.runs:
         first = ' class="first"' if last not in (None, run.backend) else ""
@@ -74,7 +74,7 @@ def _table(result: Comparison) -> str:
             )
             + "</tr>"
         )
-    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in names)}</tr>{''.join(rows)}</table>"
 
 
 def _charts(result: Comparison) -> str:

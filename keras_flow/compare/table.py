@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -10,11 +11,12 @@ from keras_flow.compare.result import Comparison, RunResult
 
 def show(result: Comparison, console: Console) -> None:
     """Print the table, then what failed."""
-    table = Table(title=f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows")
+    title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("backend", "layout"):
         table.add_column(name, no_wrap=True)
     metric = metric_name(result)
-    for name in ("loss", metric or "-", "Δ loss", "Δ weights", "Δ backends", "ms/step", "ranks", "kB/rank"):
+    for name in heads(metric):
         table.add_column(name, justify="right", no_wrap=True)
     last = None
     for run in result.runs:
@@ -23,18 +25,25 @@ def show(result: Comparison, console: Console) -> None:
         last = run.backend
         table.add_row(*row(run, metric))
     console.print(table)
+    worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
     console.print(
-        "Δ loss, Δ weights: largest deviation from the single-device run of the same backend (share of the tolerance). "
-        "Δ backends: from the first backend, same layout."
+        "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "
+        f"{100 * max(worst.loss_share, worst.weights_share):.0f} % of the tolerance ({worst.backend} {worst.layout}). "
+        "Δ engine: from the first backend, same layout. MB/rank: most weights that one rank holds."
     )
     if result.random_layers:
-        console.print("The model draws random numbers: backends differ from each other by nature, so Δ backends is not judged.")
+        console.print("The model draws random numbers: backends differ from each other by nature, so Δ engine is not judged.")
     for backend, reason in result.skipped.items():
         console.print(f"left out: {backend} ({reason})")
     for failure in result.failures:
         console.print(f"[bold red]FAILED[/] {failure}")
     if not result.failures:
         console.print("[bold green]All runs agree within the tolerances.[/]")
+
+
+def heads(metric: str | None) -> tuple[str, ...]:
+    """Headings of the columns after backend and layout."""
+    return ("loss", metric or "-", "Δ loss", "Δ weights", "Δ engine", "ms/step", "ranks", "MB/rank")
 
 
 def metric_name(result: Comparison) -> str | None:
@@ -45,24 +54,21 @@ def metric_name(result: Comparison) -> str | None:
 
 def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
     """One run's cells."""
-    held = sorted(set(run.bytes_per_rank.values()))
-    size = "–".join(f"{count / 1000:.1f}" for count in ([held[0], held[-1]] if len(held) > 1 else held))
     return (
         run.backend,
         run.layout,
         f"{run.evaluation['loss']:.5f}",
         f"{run.evaluation[metric]:.4f}" if metric else "-",
-        _share(run.loss_deviation, run.loss_share, run.layout),
-        _share(run.weights_deviation, run.weights_share, run.layout),
+        _deviation(run.loss_deviation, run.loss_share, run.layout),
+        _deviation(run.weights_deviation, run.weights_share, run.layout),
         "-" if run.between_backends is None else f"{run.between_backends:.1e}",
         f"{1000 * run.step_seconds:.1f}",
         f"{run.ranks_used}/{run.ranks_named}",
-        size,
+        f"{max(run.bytes_per_rank.values()) / 1e6:.3f}",
     )
 
 
-def _share(value: float, share: float, layout: str) -> str:
+def _deviation(value: float, share: float, layout: str) -> str:
     if layout == "1":
         return "-"
-    text = f"{value:.1e} ({100 * share:.0f} %)"
-    return text if share <= 1 else f"[bold red]{text}[/]"
+    return f"{value:.1e}" if share <= 1 else f"[bold red]{value:.1e}[/]"
