@@ -19,6 +19,8 @@ CAPABILITIES = Capabilities(
     strategies=frozenset({"mirrored"}),
     refused={
         "jit_compile=True": "DTensor makes the program of each rank itself and does not hand the flag on",
-        "keras.remat": "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled",
+        "keras.remat": (
+            "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled"
+        ),
     },
 )

@@ -51,14 +51,25 @@ def lay_batch(data: object, distribution: FlowDistribution, model: keras.Model |
     """
     view = view_of(distribution)
     axis, size = batch_axis(distribution, view)
-    data = tree.map_structure(_tensor, data)
+    data = to_tensors(data, model)
     leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
-    for leaf in leaves:
-        _refuse(leaf, model)
     rows = rows_of(leaves)
     divides = axis is not None and bool(rows) and all(count % size == 0 for count in rows)
     laid = tree.map_structure(lambda leaf: _lay(leaf, view, axis if divides else None), data)
     return Batch(laid, rows[0] if rows else None, divides)
+
+
+def to_tensors(data: object, model: keras.Model | None = None) -> object:
+    """The batch as plain tensors; None stays None.
+
+    Raises:
+        FlowError: a tensor that cannot be laid over the ranks.
+    """
+    data = tree.map_structure(_tensor, data)
+    for leaf in tree.flatten(data):
+        if leaf is not None:
+            _refuse(leaf, model)
+    return data
 
 
 def _tensor(value: object) -> object:
@@ -98,8 +109,8 @@ def _refuse(tensor: object, model: keras.Model | None) -> None:
         else "apply the layer in the input pipeline (`dataset.map(lambda x, y: (layer(x), y))`)"
     )
     raise FlowError(
-        f"the batch has {what} of shape {list(tensor.shape)}{reader}, which TensorFlow's DTensor cannot hold on the ranks: "
-        f"{cure}"
+        f"the batch has {what} of shape {list(tensor.shape)}{reader}, which the tensorflow backend cannot lay over the "
+        f"ranks: {cure}"
     )
 
 

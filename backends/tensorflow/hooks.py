@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keras_flow.backends.hooking import Hook
-from keras_flow.backends.tensorflow import layers, optimizer, random, trainer, variables
+from keras_flow.backends.tensorflow import (
+    layers,
+    mirrored,
+    optimizer,
+    random,
+    replica_math,
+    statistics,
+    trainer,
+    variables,
+)
 
 _CORE = "keras.src.backend.tensorflow.core"
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
@@ -15,7 +24,7 @@ _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 def hooks() -> Sequence[Hook]:
     """The hooks, by the file that implements them."""
-    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers())
+    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *_replicas())
 
 
 def _variables() -> Sequence[Hook]:
@@ -42,8 +51,22 @@ def _variables() -> Sequence[Hook]:
             _CORE,
             "Variable.assign",
             variables.assign,
-            "load_weights, set_weights and callbacks give numpy; assigning it to a DTensor variable raises Unimplemented",
+            "load_weights, set_weights and callbacks give numpy, which a DTensor variable refuses (Unimplemented)",
             when=variables.assigns_on_host,
+        ),
+        Hook(
+            _CORE,
+            "Variable.__tf_tensor__",
+            variables.to_tensor,
+            "a weight split over an axis of the batch is gathered where it is used; DTensor fails on some uses",
+            when=variables.is_used_in_step,
+        ),
+        Hook(
+            _CORE,
+            "Variable._direct_assign",
+            variables.direct_assign,
+            "the same variables are updated in their own layout",
+            when=variables.is_used_in_step,
         ),
         Hook(
             _CORE,
@@ -76,14 +99,16 @@ def _trainer() -> Sequence[Hook]:
             _TRAINER,
             "TensorFlowTrainer._make_function",
             trainer.make_function,
-            "Keras reads batches inside the compiled function, where DTensors cannot come from; here each batch is laid "
+            "Keras reads batches inside the compiled function, where DTensors cannot come from; a batch is laid "
             "on the mesh before the step",
+            when=optimizer.on_dtensor,
         ),
         Hook(
             _TRAINER,
             "TensorFlowTrainer.make_predict_function",
             trainer.make_predict_function,
             "as _make_function",
+            when=optimizer.on_dtensor,
         ),
         Hook(
             "keras.src.trainers.trainer",
@@ -107,8 +132,7 @@ def _optimizer() -> Sequence[Hook]:
             _OPTIMIZER,
             "TFOptimizer.add_variable_from_reference",
             optimizer.add_variable_from_reference,
-            "slots get their variable's layout; Keras's TensorFlow version colocates, which fails with DTensor variables",
-            when=optimizer.on_dtensor,
+            "slots get their variable's layout; Keras's TensorFlow version colocates, which DTensor cannot",
         ),
         Hook(
             _OPTIMIZER,
@@ -116,6 +140,13 @@ def _optimizer() -> Sequence[Hook]:
             optimizer.backend_update_step,
             "avoids the merge call of tf.distribute, which does not know DTensor variables",
             when=optimizer.on_dtensor,
+        ),
+        Hook(
+            _OPTIMIZER,
+            "TFOptimizer.assign",
+            optimizer.assign,
+            "as assign_add",
+            when=optimizer.updates_dtensor,
         ),
         Hook(
             _OPTIMIZER,
@@ -166,6 +197,16 @@ def _layers() -> Sequence[Hook]:
             "model(x) outside of a step: plain tensors do not mix with DTensor variables",
             when=layers.is_outer_call,
         ),
+        *(
+            Hook(
+                "keras.src.backend.tensorflow.nn",
+                name,
+                layers.convolve,
+                "DTensor's convolutions hold tensors split by rows only, and a split weight nearby splits them",
+                when=layers.convolves_on_mesh,
+            )
+            for name in ("conv", "depthwise_conv", "separable_conv", "conv_transpose")
+        ),
         Hook(
             "keras.src.metrics.metrics_utils",
             "confusion_matrix",
@@ -173,5 +214,97 @@ def _layers() -> Sequence[Hook]:
             "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
             when=optimizer.on_dtensor,
             also=("keras.src.metrics.iou_metrics:confusion_matrix",),
+        ),
+    )
+
+
+def _replicas() -> Sequence[Hook]:
+    """Those of `kf.DataParallel(strategy="mirrored")`."""
+    loss = "keras.src.losses.loss"
+    draws = ("normal", "uniform", "truncated_normal", "randint")
+    return (
+        Hook(
+            _TRAINER,
+            "TensorFlowTrainer._make_function",
+            mirrored.make_function,
+            "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
+            when=mirrored.on_mirrored,
+        ),
+        Hook(
+            _TRAINER,
+            "TensorFlowTrainer.make_predict_function",
+            mirrored.make_predict_function,
+            "as _make_function; results are joined in the order of rows",
+            when=mirrored.on_mirrored,
+        ),
+        Hook(
+            loss,
+            "reduce_values",
+            replica_math.reduce_values,
+            "Keras takes the mean of replica means, which is wrong where their counts differ",
+            when=replica_math.in_replica,
+        ),
+        Hook(
+            loss,
+            "apply_mask",
+            replica_math.apply_mask,
+            "Keras weights masked rows by the counts of one replica",
+            when=replica_math.in_replica,
+        ),
+        Hook(
+            loss,
+            "scale_loss_for_distribution",
+            replica_math.scale_loss,
+            "added losses count by rows, not by replicas",
+            when=replica_math.in_replica,
+        ),
+        Hook(
+            loss,
+            "unscale_loss_for_distribution",
+            replica_math.unscale_loss,
+            "trackers see the logical loss, not the local one times the number of replicas",
+            when=replica_math.in_replica,
+        ),
+        *(
+            Hook(
+                module,
+                name,
+                replica_math.apply,
+                "Keras clips and accumulates a replica's gradient before the sum",
+                when=replica_math.in_replica,
+            )
+            for module, name in (
+                ("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply"),
+                ("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.apply"),
+            )
+        ),
+        Hook(
+            _OPTIMIZER,
+            "TFOptimizer._all_reduce_sum_gradients",
+            replica_math.keep_gradients,
+            "gradients are summed once, by `apply`",
+            when=replica_math.in_replica,
+        ),
+        Hook(
+            _RANDOM,
+            "dropout",
+            replica_math.dropout,
+            "Keras draws the same mask on every replica",
+            when=replica_math.in_replica,
+        ),
+        *(Hook(_RANDOM, name, replica_math.draw, "as dropout", when=replica_math.in_replica) for name in draws),
+        Hook(
+            "keras.src.layers.normalization.batch_normalization",
+            "BatchNormalization._moments",
+            statistics.global_moments,
+            "Keras takes each replica's statistics, or with synchronized=True those without the mask",
+            when=statistics.takes_global,
+        ),
+        Hook(
+            "keras.src.layers.normalization.batch_normalization",
+            "BatchNormalization.call",
+            statistics.call_by_groups,
+            "batch_statistics='replica': statistics by data rank, on DTensor too",
+            when=statistics.takes_groups,
         ),
     )

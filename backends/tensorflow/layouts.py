@@ -124,6 +124,19 @@ def on_mesh(mesh: dtensor.Mesh) -> Iterator[None]:
         raise error
 
 
+def gathered(layout: dtensor.Layout, distribution: FlowDistribution) -> dtensor.Layout | None:
+    """The layout without its splits over the axes of the batch; None where it has none.
+
+    DTensor meets one mesh axis on two tensors of an operation, the rows and a weight, and fails on some ("'tf.Tile' op
+    requires", "EmitAllScatter"). A weight that is split over such an axis is gathered where it is used.
+    """
+    names = {view_of(distribution).axes[axis] for axis in distribution.batch_axes}
+    if not names.intersection(layout.sharding_specs):
+        return None
+    specs = [dtensor.UNSHARDED if spec in names else spec for spec in layout.sharding_specs]
+    return dtensor.Layout(specs, layout.mesh)
+
+
 def in_step() -> bool:
     """Whether a step is being traced, or run eagerly on a mesh."""
     return not tf.executing_eagerly() or dtensor.get_default_mesh() is not None

@@ -1,8 +1,25 @@
-"""MirroredStrategy on TensorFlow: `kf.DataParallel(strategy="mirrored")`."""
+"""MirroredStrategy on TensorFlow: `kf.DataParallel(strategy="mirrored")`.
+
+Each replica computes its own rows (the balanced split of the batch), and `replica_math` makes the results those of the
+logical batch.
+"""
 
 from __future__ import annotations
 
-from keras_flow.distributions.distribution import FlowDistribution
+import functools
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+
+from keras_flow.backends.tensorflow.replica_math import Rows, rows_here
+from keras_flow.backends.tensorflow.row_interaction import refuse_what_mixes_rows
+from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.distributions.placed import PlacedLayout, placed_layout
+from keras_flow.layout import balanced
+from keras_flow.placements import Placement
 
 
 def is_mirrored(distribution: FlowDistribution) -> bool:
@@ -10,5 +27,194 @@ def is_mirrored(distribution: FlowDistribution) -> bool:
     return distribution.strategy == "mirrored"
 
 
+def on_mirrored(*args: object, **kwargs: object) -> bool:
+    """Condition: the active distribution works by MirroredStrategy."""
+    distribution = active()
+    return distribution is not None and is_mirrored(distribution)
+
+
 def is_mirrored_variable(value: object) -> bool:
-    return False
+    """Whether a variable has a copy on each replica."""
+    return isinstance(value, tf.distribute.DistributedValues)
+
+
+def strategy_of(distribution: FlowDistribution) -> tf.distribute.MirroredStrategy:
+    """The strategy over the devices of a distribution's placement."""
+    return _strategy(distribution.placement)
+
+
+@functools.lru_cache(maxsize=64)
+def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
+    kind = (placement.type or "cpu").upper()
+    # All strategies of a process number their collectives from one base, and two of different sizes then abort each
+    # other ("joining a group with size3, but that group has size4"). Private; checked with TensorFlow 2.21.
+    base = 1_000_000 * (1 + _strategy.cache_info().currsize)
+    own = type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})
+    strategy = own([f"{kind}:{rank}" for rank in placement.ranks])
+    # Variables are updated inside the replica instead of in a merge call, which cannot stand inside `tf.cond` (moving
+    # averages of weights, gradient accumulation). Private; checked with TensorFlow 2.21.
+    strategy.extended._use_merge_call = lambda: False
+    return strategy
+
+
+# ---- variables
+
+
+def create(original: Callable[..., object], variable: keras.Variable, value: object, placed: PlacedLayout) -> object:
+    """Make a variable with a copy on each replica."""
+    with tf.init_scope(), strategy_of(placed.distribution).scope():
+        result = original(variable, value)
+    variable._layout = placed
+    return result
+
+
+def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+    """Lay an existing variable anew: a copy on each replica, or one plain variable that DTensor then takes."""
+    from keras_flow.backends.tensorflow.variables import to_host
+
+    value = to_host(variable._value)
+
+    def make() -> tf.Variable:
+        return tf.Variable(
+            value,
+            dtype=variable._dtype,
+            trainable=variable.trainable,
+            name=variable.name,
+            aggregation=variable._map_aggregation(variable.aggregation),
+            synchronization=variable._map_synchronization(variable.synchronization),
+        )
+
+    if is_mirrored(layout.distribution):
+        with tf.init_scope(), strategy_of(layout.distribution).scope():
+            variable._value = make()
+        variable._layout = layout
+    else:
+        with tf.init_scope():
+            variable._value = make()
+
+
+def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
+    """rank -> the copy of its replica."""
+    placed = placed_layout(variable)
+    assert placed is not None  # made by `create` or `place`
+    ranks = placed.placed.layout.placement.ranks
+    return {rank: copy.numpy() for rank, copy in zip(ranks, variable._value.values, strict=True)}
+
+
+# ---- steps
+
+
+class MirroredSteps:
+    """A step method of a model, run on every replica.
+
+    Args:
+        model: the model.
+        step: `train_step`, `test_step` or `predict_step`.
+        distribution: where it runs.
+        joined: whether the results are rows to be joined; if not, they are the metrics.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable, distribution: FlowDistribution, joined: bool):
+        self.model = model
+        self.step = step
+        self.distribution = distribution
+        self.strategy = strategy_of(distribution)
+        self.joined = joined
+        self._functions: dict[object, Callable] = {}
+
+    def __call__(self, data: object, source: object = None) -> object:
+        """Run one step on host data; the results are logical tensors."""
+        from keras_flow.backends.tensorflow.data import to_tensors
+        from keras_flow.backends.tensorflow.trainer import build
+
+        refuse_what_mixes_rows(self.model)
+        build(self.model, data)
+        self._tell_optimizer()
+        structure = to_tensors(data, self.model)
+        flat = [leaf for leaf in tree.flatten(structure) if leaf is not None]
+        total = int(next(leaf.shape[0] for leaf in flat if leaf.shape.rank))
+        parts = [self._part(flat, total, index) for index in range(self.strategy.num_replicas_in_sync)]
+        values = [
+            self.strategy.experimental_distribute_values_from_function(
+                lambda context, leaf=leaf: parts[context.replica_id_in_sync_group][leaf]
+            )
+            for leaf in range(len(flat))
+        ]
+        key = (total, *(leaf is None for leaf in tree.flatten(structure)))
+        if key not in self._functions:
+            self._functions[key] = self._function(structure, total)
+        outputs = self._functions[key](values)
+        return tree.map_structure(self._join, outputs) if self.joined else outputs
+
+    def _part(self, flat: list[tf.Tensor], total: int, index: int) -> list[tf.Tensor]:
+        first, last = balanced(total, self.strategy.num_replicas_in_sync, index)
+        return [leaf[first:last] if leaf.shape.rank and leaf.shape[0] == total else leaf for leaf in flat]
+
+    def _function(self, structure: object, total: int) -> Callable:
+        replicas = self.strategy.num_replicas_in_sync
+        present = [leaf is not None for leaf in tree.flatten(structure)]
+
+        def on_replica(values: list[tf.Tensor]) -> object:
+            index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+            first, last = balanced(total, replicas, index)
+            left = iter(values)
+            data = tree.pack_sequence_as(structure, [next(left) if is_there else None for is_there in present])
+            with rows_here(Rows(first, last - first, total, self.distribution.batch_statistics)):
+                return self.step(data)
+
+        def on_all(values: list[object]) -> object:
+            outputs = self.strategy.run(on_replica, args=(values,))
+            return outputs if self.joined else self.model.get_metrics_result()
+
+        on_all = tf.autograph.experimental.do_not_convert(on_all)
+        return on_all if self.model.run_eagerly else tf.function(on_all, reduce_retracing=True)
+
+    def _join(self, output: object) -> object:
+        with tf.device("CPU:0"):
+            return tf.concat(self.strategy.experimental_local_results(output), 0)
+
+    def _tell_optimizer(self) -> None:
+        optimizer = getattr(self.model, "optimizer", None)
+        while optimizer is not None:
+            optimizer._distribution_strategy = self.strategy
+            if optimizer.built:  # variables that were laid anew have new keys
+                optimizer._trainable_variables_indices = {
+                    optimizer._var_key(variable): index for index, variable in enumerate(optimizer._trainable_variables)
+                }
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:
+    """`TensorFlowTrainer._make_function` on replicas; several steps are a loop here, Keras's `while_loop` fails."""
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    steps = MirroredSteps(model, step, distribution, joined=False)
+
+    def function(iterator: Iterator) -> object:
+        outputs = None
+        for number in range(model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if number == 0:
+                    raise StopIteration from None
+                break
+            outputs = steps(data)
+        return outputs
+
+    return function
+
+
+def make_predict_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> None:
+    """`TensorFlowTrainer.make_predict_function` on replicas."""
+    if model.predict_function is not None and not force:
+        return
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    steps = MirroredSteps(model, model.predict_step, distribution, joined=True)
+
+    def function(batches: list) -> object:
+        outputs = [steps(data) for data in batches]
+        return outputs[0] if len(outputs) == 1 else tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+    model.predict_function = function

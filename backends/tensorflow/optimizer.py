@@ -10,6 +10,7 @@ from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.layouts import gathered, in_step
 from keras_flow.distributions.distribution import active
 
 
@@ -52,19 +53,29 @@ def backend_update_step(
             optimizer.update_step(gradient, variable, learning_rate)
 
 
+def assign(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
+    """`assign` of a dense value."""
+    _plain(variable).assign(_laid(value, variable))
+
+
 def assign_add(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
     """`assign_add` of a dense value."""
-    _plain(variable).assign_add(_dense(value, variable))
+    _plain(variable).assign_add(_laid(value, variable))
 
 
 def assign_sub(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
     """`assign_sub` of a dense value."""
-    _plain(variable).assign_sub(_dense(value, variable))
+    _plain(variable).assign_sub(_laid(value, variable))
 
 
 def _plain(variable: object) -> tf.Variable:
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
-def _dense(value: object, variable: object) -> tf.Tensor:
-    return tf.convert_to_tensor(tf.cast(value, _plain(variable).dtype))  # IndexedSlices become dense
+def _laid(value: object, variable: object) -> tf.Tensor:
+    target = _plain(variable)
+    value = tf.convert_to_tensor(tf.cast(value, target.dtype))  # IndexedSlices become dense
+    distribution = active()
+    if distribution is None or not in_step() or gathered(target.layout, distribution) is None:
+        return value
+    return dtensor.relayout(value, target.layout)

@@ -47,7 +47,7 @@ class Steps:
             data: a batch of host values or plain tensors.
             source: the iterator it came from; its first batch decides whether the batch size divides.
         """
-        _build(self.model, data)
+        build(self.model, data)
         batch = lay_batch(data, self.distribution, self.model)
         if source is not None and source is not self._source:
             self._source = source
@@ -115,7 +115,7 @@ def _distribution() -> FlowDistribution:
     return distribution
 
 
-def _build(model: keras.Model, data: object) -> None:
+def build(model: keras.Model, data: object) -> None:
     """Make all variables before the step is traced, and have the layouts checked.
 
     A model with its own `train_step` may have no `call` to build by; its variables are then made as the step is traced.

@@ -11,7 +11,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import creation, mirrored
-from keras_flow.backends.tensorflow.layouts import layout_on, on_mesh, replicated, view_of
+from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
 from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
 
@@ -188,6 +188,33 @@ def assign(original: Callable[..., object], variable: keras.Variable, value: obj
     return value
 
 
+def is_used_in_step(variable: keras.Variable, *args: object, **kwargs: object) -> bool:
+    """Condition: a variable that is split over an axis of the batch, inside a step."""
+    placed = placed_layout(variable)
+    value = getattr(variable, "_value", None)
+    if placed is None or not isinstance(value, dtensor.DVariable) or not in_step():
+        return False
+    return gathered(value.layout, placed.distribution) is not None
+
+
+def to_tensor(original: Callable[..., object], variable: keras.Variable, *args: object, **kwargs: object) -> tf.Tensor:
+    """`Variable.__tf_tensor__`: the value gathered over the axes of the batch."""
+    placed = placed_layout(variable)
+    assert placed is not None  # the hook's condition
+    whole = gathered(variable._value.layout, placed.distribution)
+    return dtensor.relayout(original(variable, *args, **kwargs), whole)
+
+
+def direct_assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+    """`Variable._direct_assign` in a step: the value is cut as the variable is."""
+    return original(variable, cut_as(variable._value, value))
+
+
+def cut_as(target: dtensor.DVariable, value: object) -> tf.Tensor:
+    """A tensor of a step, laid as a variable that it will update."""
+    return dtensor.relayout(tf.cast(value, target.dtype), target.layout)
+
+
 def to_numpy(original: Callable[..., object], value: object, *args: object, **kwargs: object) -> np.ndarray:
     """`convert_to_numpy` and `Variable.numpy` of what lies on a mesh."""
     return to_host(value._value if isinstance(value, keras.Variable) else value)
@@ -242,10 +269,3 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
         return {0: to_host(value)}
     parts = dtensor.unpack(value.read_value())
     return {rank: part.numpy() for rank, part in zip(view_of(placed.distribution).ranks, parts, strict=True)}
-
-
-def gathered(value: object, ndim: int) -> tf.Tensor:
-    """A tensor of a step, laid whole on every rank."""
-    distribution = active()
-    assert distribution is not None  # inside a step
-    return dtensor.relayout(value, replicated(view_of(distribution).mesh, ndim))

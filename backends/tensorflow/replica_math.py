@@ -1,0 +1,200 @@
+"""The mathematics of one replica of MirroredStrategy, made that of the logical batch.
+
+Keras 3.15 takes means of replica means (wrong where counts differ), clips each replica's gradient before the sum, draws
+the same dropout mask on every replica and normalises by local statistics. Each function here replaces one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+from keras.src import ops
+from keras.src.backend.tensorflow import random as keras_random
+from keras.src.losses import loss as keras_loss
+
+from keras_flow.errors import FlowError
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one replica.
+
+    Attributes:
+        first: index of its first row in the logical batch.
+        count: number of its rows.
+        total: rows of the logical batch.
+        statistics: `"global"` or `"replica"`, over which rows BatchNormalization takes its statistics.
+    """
+
+    first: int
+    count: int
+    total: int
+    statistics: str
+
+
+_rows: ContextVar[Rows | None] = ContextVar("keras_flow_replica_rows", default=None)
+_summed: ContextVar[bool] = ContextVar("keras_flow_gradients_summed", default=False)
+
+
+@contextmanager
+def rows_here(rows: Rows) -> Iterator[None]:
+    """A replica's step runs inside, in a thread of its own."""
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
+def rows() -> Rows | None:
+    """The rows of the replica whose step is running, or None."""
+    return _rows.get()
+
+
+def in_replica(*args: object, **kwargs: object) -> bool:
+    """Condition: the step of a replica is running."""
+    return _rows.get() is not None
+
+
+def _here() -> Rows:
+    here = _rows.get()
+    assert here is not None  # the hooks' condition
+    return here
+
+
+def total_of(value: object) -> tf.Tensor:
+    """The sum of a value over the replicas; differentiable."""
+    return tf.distribute.get_replica_context().all_reduce(_SUM, value)
+
+
+# ---- losses
+
+
+def reduce_values(
+    original: Callable[..., object],
+    values: object,
+    sample_weight: object = None,
+    reduction: str | None = "sum_over_batch_size",
+) -> object:
+    """`losses.reduce_values`: the local sum by the count of all replicas."""
+    if reduction in (None, "none", "sum"):
+        return original(values, sample_weight, reduction)
+    if tuple(values.shape) == ():
+        raise FlowError(
+            'strategy="mirrored": a loss returns one number for the batch, which a replica cannot compute from its own '
+            "rows; use the default strategy (kf.DataParallel() without strategy)"
+        )
+    loss = ops.sum(values)
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        count = ops.sum(sample_weight)
+    else:
+        count = tf.size(values)
+    return ops.divide_no_nan(loss, tf.stop_gradient(total_of(ops.cast(count, loss.dtype))))
+
+
+def apply_mask(
+    original: Callable[..., object], sample_weight: object, mask: object, dtype: object, reduction: str | None
+) -> object:
+    """`losses.apply_mask`: total and valid entries of all replicas."""
+    if mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return original(sample_weight, mask, dtype, reduction)
+    total = total_of(ops.cast(tf.size(mask), dtype))
+    valid = total_of(ops.sum(ops.cast(mask, dtype)))
+    weight = ops.where(ops.cast(mask, "bool"), ops.divide_no_nan(total, valid), 0)
+    if sample_weight is None:
+        return weight
+    weight, sample_weight = keras_loss.squeeze_or_expand_to_same_rank(weight, ops.cast(sample_weight, dtype))
+    return sample_weight * weight
+
+
+def scale_loss(original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
+    """`scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
+
+    It is then the logical one for a mean over rows and for a loss of weights alone.
+    """
+    here = _here()
+    return value * tf.cast(here.count / here.total, value.dtype)
+
+
+def unscale_loss(original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
+    """`unscale_loss_for_distribution`: the logical loss on every replica, so that trackers weight it by their rows."""
+    return total_of(value)
+
+
+# ---- gradients
+
+
+def apply(
+    original: Callable[..., object], optimizer: keras.Optimizer, grads: list, trainable_variables: list | None = None
+) -> object:
+    """`Optimizer.apply`: gradients are summed before they are clipped, accumulated or tested for overflow."""
+    if _summed.get():
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+    used = [index for index, gradient in enumerate(grads) if gradient is not None]
+    for index, gradient in zip(used, total_of([tf.convert_to_tensor(grads[index]) for index in used]), strict=True):
+        grads[index] = gradient
+    token = _summed.set(True)
+    try:
+        return original(optimizer, grads, trainable_variables)
+    finally:
+        _summed.reset(token)
+
+
+def keep_gradients(original: Callable[..., object], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
+    """`_all_reduce_sum_gradients`: nothing left to sum."""
+    return grads_and_vars if _summed.get() else original(optimizer, grads_and_vars)
+
+
+# ---- random values
+
+
+def dropout(
+    original: Callable[..., object], inputs: object, rate: float, noise_shape: object = None, seed: object = None
+) -> object:
+    """`random.dropout`: the own rows of the mask of the logical batch (Keras: the same mask on every replica)."""
+    if rate in (0.0, 1.0):
+        return original(inputs, rate, noise_shape, seed)
+    words = keras_random._cast_seed(keras_random.draw_seed(seed))
+    shape = (
+        list(keras_random._get_concrete_noise_shape(inputs, noise_shape)) if noise_shape else list(ops.shape(inputs))
+    )
+    if noise_shape and shape[0] == 1:  # one mask for all rows
+        noise = tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype)
+    else:
+        noise = _own_rows(lambda whole: tf.random.stateless_uniform(whole, seed=words, dtype=inputs.dtype), shape)
+    return tf.where(noise >= rate, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
+
+
+def draw(original: Callable[..., object], shape: object, *args: object, **kwargs: object) -> object:
+    """`random.normal` and the like: the own rows of the draw of the logical batch."""
+    shape = list(shape)  # type: ignore[call-overload]
+    if not _has_rows(shape):
+        return original(shape, *args, **kwargs)
+    return _own_rows(lambda whole: original(whole, *args, **kwargs), shape)
+
+
+def _has_rows(shape: list) -> bool:
+    count = _here().count
+    return (bool(shape) and isinstance(shape[0], int) and count > 0 and shape[0] % count == 0) or shape[:1] == [0]
+
+
+def _own_rows(make: Callable[[list], tf.Tensor], shape: list) -> tf.Tensor:
+    """Rows of a logical draw whose first dim is the batch, or the batch times other dims."""
+    here = _here()
+    if not isinstance(shape[0], int) or (here.count and shape[0] % here.count):
+        raise FlowError(
+            f'strategy="mirrored": a random layer draws a tensor of shape {shape}, whose first dim is not the batch; '
+            "use the default strategy (kf.DataParallel() without strategy)"
+        )
+    if here.count == 0:
+        return tf.zeros(shape, make([1, *shape[1:]]).dtype)
+    times = shape[0] // here.count
+    return make([here.total * times, *shape[1:]])[here.first * times : (here.first + here.count) * times]

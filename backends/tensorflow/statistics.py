@@ -1,0 +1,109 @@
+"""Statistics of BatchNormalization: over the logical batch, or over the rows of each data rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras.src import ops
+from keras.src.backend import epsilon, result_type
+
+from keras_flow.backends.tensorflow import replica_math
+from keras_flow.backends.tensorflow.optimizer import on_dtensor
+from keras_flow.distributions.distribution import active
+from keras_flow.errors import FlowError
+from keras_flow.layout import balanced
+
+
+def takes_global(*args: object, **kwargs: object) -> bool:
+    """Condition: the step of a replica, with statistics of the logical batch."""
+    rows = replica_math.rows()
+    return rows is not None and rows.statistics == "global"
+
+
+def takes_groups(
+    layer: keras.Layer, inputs: object, training: object = None, mask: object = None, **kwargs: object
+) -> bool:
+    """Condition: a training step with statistics by data rank."""
+    if not training or not layer.trainable:
+        return False
+    rows = replica_math.rows()
+    if rows is not None:
+        return rows.statistics == "replica"
+    distribution = active()
+    return on_dtensor() and distribution is not None and distribution.batch_statistics == "replica"
+
+
+def global_moments(
+    original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: object
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`BatchNormalization._moments` over all replicas, in two passes as on one device."""
+    return _moments(inputs, mask, layer._reduction_axes, replica_math.total_of)
+
+
+def call_by_groups(
+    original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, training: object = None, mask: object = None
+) -> tf.Tensor:
+    """`BatchNormalization.call`: each row by its group's statistics, moving statistics by the mean of the groups'.
+
+    Groups are the balanced split of the logical rows, also for a batch that every rank computes; empty ones count not.
+
+    Raises:
+        FlowError: batch renormalisation, or rows that are not known when the step is traced.
+    """
+    if layer.renorm:
+        raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
+    inputs = ops.cast(inputs, result_type(inputs.dtype, "float32"))
+    rows = replica_math.rows()
+    if rows is not None:
+        groups = [(inputs, mask)]
+        here = tf.cast(inputs.shape[0] > 0, inputs.dtype)
+        count = replica_math.total_of(here)
+    else:
+        groups = _groups(layer, inputs, mask)
+        count = tf.cast(len(groups), inputs.dtype)
+    moments = [_moments(part, part_mask, layer._reduction_axes, tf.identity) for part, part_mask in groups]
+    sums = [tf.add_n([group[which] for group in moments]) for which in (0, 1)]
+    if rows is not None:
+        sums = [replica_math.total_of(total) for total in sums]  # an empty replica's are 0
+    for moving, total in zip((layer.moving_mean, layer.moving_variance), sums, strict=True):
+        old = ops.cast(moving, inputs.dtype)
+        moving.assign(old * layer.momentum + total / count * (1.0 - layer.momentum))
+    gamma = ops.cast(layer.gamma, inputs.dtype) if layer.scale else None
+    beta = ops.cast(layer.beta, inputs.dtype) if layer.center else None
+    outputs = [
+        ops.batch_normalization(part, mean, variance, layer.axis, offset=beta, scale=gamma, epsilon=layer.epsilon)
+        for (part, _), (mean, variance) in zip(groups, moments, strict=True)
+    ]
+    return ops.cast(outputs[0] if len(outputs) == 1 else tf.concat(outputs, 0), layer.compute_dtype)
+
+
+def _groups(layer: keras.Layer, inputs: tf.Tensor, mask: object) -> list[tuple[tf.Tensor, object]]:
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    rows = inputs.shape[0]
+    if rows is None:
+        raise FlowError(
+            f'layer {layer.name!r}: batch_statistics="replica" needs the number of rows when a step is traced, and '
+            "this data has batches of many sizes; give batches of one size"
+        )
+    bounds = [balanced(rows, distribution.num_model_replicas, i) for i in range(distribution.num_model_replicas)]
+    return [(inputs[a:b], None if mask is None else mask[a:b]) for a, b in bounds if b > a]
+
+
+def _moments(
+    inputs: tf.Tensor, mask: object, axes: list[int], total: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance by sums that `total` completes; with a mask as Keras does it, with its epsilon."""
+    if mask is None:
+        weight = tf.ones_like(inputs)
+        used, more = inputs, 0.0
+    else:
+        weight = tf.cast(tf.broadcast_to(tf.expand_dims(mask, -1), tf.shape(inputs)), inputs.dtype)
+        used, more = tf.where(weight > 0, inputs, 0), epsilon()
+    count = total(tf.reduce_sum(weight, axes, keepdims=True)) + more
+    mean = tf.math.divide_no_nan(total(tf.reduce_sum(used, axes, keepdims=True)), count)
+    squares = tf.where(weight > 0, tf.square(inputs - mean), 0)
+    variance = tf.math.divide_no_nan(total(tf.reduce_sum(squares, axes, keepdims=True)), count)
+    return tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
