@@ -29,6 +29,7 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
     distribution = models.distribution_of(model)
     assert distribution is not None  # the hook's condition
     _refuse_empty(args, kwargs, original.__name__)
+    _refuse_strings(model, args[0] if args else kwargs.get("x"))
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
     with scope:
@@ -56,6 +57,21 @@ def _refuse_empty(args: tuple[object, ...], kwargs: dict[str, object], method: s
         raise FlowError(f"{method} was given no data: x has shape {list(shape)}; give at least one row")
 
 
+def _refuse_strings(model: keras.Model, data: object) -> None:
+    """String inputs, on an engine that has no strings: Keras's own error names neither the layer nor a way out."""
+    reason = backend().capabilities.refused.get("string inputs")
+    shape = getattr(data, "shape", None)
+    if reason is None or shape is None or getattr(getattr(data, "dtype", None), "kind", "") not in tuple("OSU"):
+        return
+    takers = [layer.name for layer in model._flatten_layers() if type(layer).__name__ in _STRING_LAYERS]
+    raise FlowError(
+        f"model {model.name!r} was given strings (shape {list(shape)})"
+        + (f" for its layers {takers}" if takers else "")
+        + f": {reason}. Apply TextVectorization or StringLookup in the input pipeline (`dataset.map(layer)`, or "
+        "`layer(strings)` beforehand) and train on the integers; KERAS_BACKEND=tensorflow takes strings on one device"
+    )
+
+
 def _symbolic_build(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
     result = original(model, *args, **kwargs)
     distribution = active()
@@ -80,6 +96,7 @@ def _distribute_tensor(original: Callable[..., object], tensor: object, layout: 
     return backend().constrain(tensor, layout.nd_sbp, layout.path)
 
 
+_STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 

@@ -6,4 +6,5 @@ CAPABILITIES = Capabilities(
     drives_all_ranks=True,
     several_axes_on_one_dim=True,
     uneven_batches="parallel",
+    refused={"string inputs": "JAX has no string arrays"},
 )

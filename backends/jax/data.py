@@ -73,11 +73,6 @@ def distribute_data_input(original: Callable[..., object], batch: object, *args:
             "array, or keep it sparse on a single device"
         )
     host = np.asarray(batch)
-    if host.dtype.kind in "OSU":
-        raise FlowError(
-            f"an input of strings (shape {list(host.shape)}) cannot be put on JAX devices: run TextVectorization or "
-            "StringLookup in the input pipeline (`dataset.map(layer)`), not inside the model"
-        )
     layout = distribution.batch_layout(host.shape)
     plan = BatchPlan(host.shape[0] if host.ndim else 0, distribution.num_model_replicas)
     if plan.divides:

@@ -178,12 +178,16 @@ def _other_layouts(run: Run) -> None:
 
 
 def _preprocessing(run: Run) -> None:
+    import torch
+
+    pairs = torch.utils.data.TensorDataset(torch.tensor(data.FEATURES), torch.tensor(data.LABELS))
+    loader = torch.utils.data.DataLoader(pairs, batch_size=data.BATCH, shuffle=False)
     with run.scope():
         norm = layers.Normalization()
         norm.adapt(data.FEATURES)
         model = keras.Sequential([layers.Input((16,)), norm, layers.Dense(8, name="hidden")])
         model.compile(keras.optimizers.SGD(0.05), crossentropy())
-        run.fit(model, data.FEATURES, data.LABELS, batch_size=data.BATCH, epochs=2)
+        run.fit(model, loader, epochs=2)
     run.record_model(model)
 
 
@@ -285,7 +289,7 @@ CASES = (
     Case("made elsewhere", _elsewhere, ("a model built, compiled or trained elsewhere",), MLP_RULES),
     Case("two placements", _two_placements, ("two models on two placements",), layouts=("tp4",)),
     Case("other layouts", _other_layouts, ("kf.shard, activations, LayoutMap, several axes on one dim",), layouts=("2x2",)),
-    Case("preprocessing", _preprocessing, ("Normalization.adapt",), {"hidden/kernel": 1}),
+    Case("preprocessing", _preprocessing, ("Normalization.adapt", "fit from torch DataLoader"), {"hidden/kernel": 1}),
     Case("custom random layer", _row_layers, ("a custom layer with random numbers",), {"hidden/kernel": 1}),
     Case(
         "replica statistics",
