@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends.torch import data, layouts, local, mirrored
 from keras_flow.backends.torch.step import Step, current_step, running
+from keras_flow.distributions.batch_statistics import by_groups
 from keras_flow.distributions.placed import placed_layout
-from keras_flow.layout import balanced
 
 if TYPE_CHECKING:
     import keras
@@ -173,26 +173,15 @@ def batch_normalization(
     assert step is not None  # the hook's condition
     if not (training and layer.trainable):
         return original(layer, inputs, training=training, mask=mask)
-    moving = layer.non_trainable_variables
-    if step.inside is not None and step.inside.count > 1:  # the own rows are the group
-        output = original(layer, inputs, training=training, mask=mask)
-        with torch.no_grad():
-            for variable in moving:
-                variable.assign(mirrored.all_sum(variable.value.detach(), step.inside) / step.inside.count)
-        return output
-    replicas, rows = step.distribution.num_model_replicas, inputs.shape[0]
-    bounds = [block for block in (balanced(rows, replicas, i) for i in range(replicas)) if block[0] < block[1]]
-    before = [variable.value.detach().clone() for variable in moving]
-    outputs, after = [], []
-    for first, last in bounds:
-        for variable, value in zip(moving, before, strict=True):
-            variable.assign(value)
-        part = None if mask is None else mask[first:last]
-        outputs.append(original(layer, inputs[first:last], training=training, mask=part))
-        after.append([variable.value.detach().clone() for variable in moving])
-    for index, variable in enumerate(moving):
-        variable.assign(sum(values[index] for values in after) / len(after))
-    return torch.cat(outputs)
+    rows = step.inside
+    if rows is None or rows.count == 1:
+        replicas = step.distribution.num_model_replicas
+        return by_groups(original, layer, inputs, replicas, training, mask)  # type: ignore[return-value]
+    output = original(layer, inputs, training=training, mask=mask)  # the own rows are the group
+    with torch.no_grad():
+        for variable in (layer.moving_mean, layer.moving_variance):
+            variable.assign(mirrored.all_sum(variable.value.detach(), rows) / rows.count)
+    return output
 
 
 # ---- metrics

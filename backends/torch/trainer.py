@@ -89,11 +89,13 @@ def retrack(model: keras.Model) -> None:
 def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) -> Callable[..., object]:
     def step(data: object) -> object:
         distribution = active()
-        if distribution is None or not layouts.distributed(distribution.placement):
+        if distribution is None:
             return function(data)
         data = batches.to_tensors(data)
         if _watch.see(data):
             distribution.uneven_notice.see(batches.rows(data), distribution.num_model_replicas)
+        if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
+            return function(data)
         if _settled(model, distribution):
             with running(Step(distribution, consistent=True)):
                 return tree.map_structure(layouts.plain, function(batches.lay(data, distribution)))
@@ -156,11 +158,11 @@ def _refuse(model: keras.Model) -> None:
     if model.jit_compile is True:
         raise FlowError(
             "jit_compile=True cannot be used under a keras_flow distribution on torch: torch.compile does not trace "
-            'gradients of distributed tensors ("During the backward, we encountered a tensor subclass where we guessed its '
-            'metadata incorrectly"). Leave it at "auto", which does not compile on torch; the jax backend compiles'
+            'gradients of distributed tensors ("During the backward, we encountered a tensor subclass where we guessed '
+            'its metadata incorrectly"). Leave it at "auto", which does not compile on torch; the jax backend compiles'
         )
     if model.steps_per_execution > 1:
         raise FlowError(
             f"steps_per_execution={model.steps_per_execution} cannot be used on torch: Keras says "
-            '"`steps_per_execution` must be 1 with the PyTorch backend". Use 1; the jax and tensorflow backends can do more'
+            '"`steps_per_execution` must be 1 with the PyTorch backend". Use 1; jax and tensorflow can do more'
         )

@@ -1,0 +1,261 @@
+"""Checks that need ranks: run on four processes by `test_on_four_ranks`, one line of output for each.
+
+python -m tests.backends.torch.checks
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def on_all_ranks(value: object) -> list[object]:
+    """The value of each rank."""
+    import torch.distributed as torch_distributed
+
+    values: list[object] = [None] * torch_distributed.get_world_size()
+    torch_distributed.all_gather_object(values, value)
+    return values
+
+
+def error_of(action: Callable[[], object]) -> str:
+    """The text of the error that an action raises; empty where it raises none."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def rank() -> int:
+    import keras_flow as kf
+
+    return kf.env.get_rank()
+
+
+def small_model(width: int = 8):
+    import keras
+
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(width, "relu", name="hidden"), keras.layers.Dense(1, name="out")]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@check
+def created_in_pieces_with_the_bits_of_one_device() -> None:
+    import keras
+    from torch.distributed.tensor import DTensor
+
+    import keras_flow as kf
+
+    makers = (
+        keras.initializers.GlorotUniform,
+        keras.initializers.HeNormal,
+        keras.initializers.RandomNormal,
+        keras.initializers.TruncatedNormal,
+        keras.initializers.Orthogonal,
+        lambda seed: keras.initializers.Zeros(),
+        lambda seed: keras.initializers.Constant(0.5),
+    )
+    for make in makers:
+        for shape in ((64, 48), (32, 3, 8), (1200, 2000)):
+            for dim in (0, len(shape) - 1):
+                expected = keras.Variable(make(seed=3), shape=shape, name="kernel").numpy()
+                rules = {"kernel": {"model": kf.sbp.split(dim)}}
+                with kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=rules).scope():
+                    variable = keras.Variable(make(seed=3), shape=shape, name="kernel")
+                assert isinstance(variable._value, DTensor)
+                assert variable._value._local_tensor.shape[dim] == shape[dim] // 4
+                assert variable._value._local_tensor.untyped_storage().nbytes() == 4 * np.prod(shape) // 4
+                assert np.array_equal(variable.numpy(), expected), (make, shape, dim)
+
+
+@check
+def gradients_travel_in_buckets() -> None:
+    import keras_flow as kf
+    from keras_flow.backends.torch import mirrored
+
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    distribution = kf.DataParallel()
+    with distribution.scope():
+        model = small_model()
+        before = mirrored.reducer(distribution.placement).collectives
+        model.train_on_batch(x, y)
+        assert mirrored.reducer(distribution.placement).collectives == before + 1
+        model.train_on_batch(x[:7], y[:7])  # computed whole by all: nothing to sum
+        assert mirrored.reducer(distribution.placement).collectives == before + 1
+        wide = small_model(3 << 18)  # 12 MB of kernel, then 3 MB of bias, 3 MB of kernel
+        before += 1
+        wide.train_on_batch(x, y)
+        assert mirrored.reducer(distribution.placement).collectives == before + 2
+
+
+@check
+def different_batches_are_found() -> None:
+    import keras_flow as kf
+
+    x, y = np.ones((32, 4), "float32"), np.ones((32, 1), "float32")
+    if rank() == 2:
+        x[9] = 2
+    for distribution in (kf.DataParallel(), kf.ModelParallel(kf.Placement(range(4), axis_names=("data",)))):
+        with distribution.scope():
+            model = small_model()
+            errors = on_all_ranks(error_of(lambda: model.fit(x, y, batch_size=8, shuffle=False, verbose=0)))
+            assert len(set(errors)) == 1, errors
+            assert "input 'x' of batch 1 differs on rank 2 from rank 0" in errors[0]
+            model.fit(np.ones((32, 4)), y, batch_size=8, verbose=0)  # usable
+
+
+@check
+def random_states_are_those_of_rank_0() -> None:
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    random.seed(rank()), np.random.seed(rank()), torch.manual_seed(rank())
+    keras.random.uniform((2,), seed=None)
+    random.seed(rank())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with kf.DataParallel().scope():
+            drawn = (random.random(), np.random.rand(), float(torch.rand(1)), float(keras.random.uniform((1,))[0]))
+            weights = small_model().get_weights()[0].tolist()
+    assert any("random states differed between the ranks" in str(w.message) for w in caught)
+    draws = on_all_ranks((drawn, weights))
+    assert all(other == draws[0] for other in draws), draws
+    random.seed(0)
+    assert draws[0][0][0] == random.random()
+
+
+@check
+def weights_made_before_the_scope_are_those_of_rank_0() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    keras.utils.set_random_seed(rank())
+    model = small_model()
+    made = on_all_ranks(model.get_weights()[0].tolist())
+    keras.utils.set_random_seed(0)
+    rules = {"hidden/kernel": {"model": kf.sbp.split(1)}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=rules).apply(model)
+    assert sum("are taken from rank 0" in str(w.message) for w in caught) == 1
+    assert model.get_weights()[0].tolist() == made[0] != made[1]
+
+
+@check
+def one_file_for_all_ranks() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    folder = on_all_ranks(tempfile.mkdtemp())[0]
+    path = os.path.join(folder, "m.weights.h5")
+    rules = {"hidden/kernel": {"model": kf.sbp.split(1)}}
+    with kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=rules).scope():
+        model = small_model()
+        model.save_weights(path)
+        errors = on_all_ranks(error_of(lambda: model.save(os.path.join(folder, "missing", "m.keras"))))
+        assert all("No such file or directory" in error for error in errors), errors
+        assert "rank 0, which writes the files of all ranks, failed" in errors[1]
+        model.train_on_batch(np.ones((8, 4)), np.ones((8, 1)))  # usable
+        weights = model.get_weights()
+    plain = small_model()
+    plain.load_weights(path)
+    assert not np.array_equal(plain.get_weights()[0], weights[0])
+    assert sorted(os.listdir(folder)) == ["m.weights.h5"]
+    keras.backend.clear_session()
+
+
+@check
+def models_that_act_row_by_row_are_known() -> None:
+    import keras
+    from keras import layers, ops
+
+    from keras_flow.backends.torch.rowwise import reason_against
+
+    class Mixing(layers.Layer):
+        def call(self, inputs):
+            return inputs - ops.mean(inputs, axis=0)
+
+    class Own(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    def functional(function):
+        x = keras.Input((6, 4))
+        return keras.Model(x, function(x))
+
+    for function in (
+        lambda x: layers.Dense(3)(x),
+        lambda x: x + ops.mean(x, axis=-1, keepdims=True),
+        lambda x: layers.Bidirectional(layers.LSTM(3))(x),
+        lambda x: layers.BatchNormalization()(layers.Dropout(0.5)(x)),
+        lambda x: layers.MultiHeadAttention(2, 2)(x, x),
+        lambda x: layers.Concatenate()([x, x * 2.0]),
+        lambda x: layers.EinsumDense("abc,cd->abd", (None, 5))(x),
+        lambda x: keras.Sequential([layers.Flatten(), layers.Dense(2)])(x),
+    ):
+        assert reason_against(functional(function)) is None, reason_against(functional(function))
+    for function, word in (
+        (lambda x: Mixing(name="mixing")(x), "'mixing' is a custom layer"),
+        (lambda x: ops.mean(x, axis=0), "no batch dimension"),
+        (lambda x: x - ops.mean(x, axis=0, keepdims=True), "no batch dimension"),
+        (lambda x: ops.softmax(x, axis=0), "along dimension 0"),
+        (lambda x: ops.softmax(x, axis=-3), "along dimension 0"),
+        (lambda x: layers.Concatenate(axis=0)([x, x]), "along dimension 0"),
+        (lambda x: ops.flip(x), "along dimension 0"),
+        (lambda x: layers.Dense(3, activity_regularizer="l2")(x), "activity regularizer"),
+        (lambda x: layers.Dense(3, activation=lambda t: t - ops.mean(t))(x), "custom activation"),
+        (lambda x: layers.Lambda(lambda t: t * 2.0)(x), "not known to act row by row"),
+        (lambda x: x + np.ones((8, 6, 4), "float32"), "a constant with a row for each row"),
+        (lambda x: layers.BatchNormalization(axis=0)(x), "along dimension 0"),
+    ):
+        reason = reason_against(functional(function))
+        assert reason is not None and word in reason, (word, reason)
+    assert "subclassed model" in str(reason_against(Own()))
+
+
+def main() -> None:
+    """Run all checks on this rank; a line for each."""
+    import traceback
+
+    for name, function in CHECKS.items():
+        failed = error_of(function) if "--trace" not in sys.argv else traced(function, traceback)
+        everyone = on_all_ranks(failed)
+        print(f"{name}: {next((f'rank {r}: {text}' for r, text in enumerate(everyone) if text), 'ok')!r}", flush=True)
+
+
+def traced(function: Callable[[], None], traceback: object) -> str:
+    try:
+        function()
+    except Exception:
+        return traceback.format_exc()  # type: ignore[attr-defined]
+    return ""
+
+
+if __name__ == "__main__":
+    import keras_flow as kf
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    from tests.backends.torch import checks
+
+    kf.run(checks.main, devices=4)
