@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Layout:
         shape: logical shape, in elements.
 
     Raises:
-        FlowError: an axis or a dimension that does not exist.
+        FlowError: an axis or a dimension that does not exist, or a shape that is not one.
 
     Example:
         >>> mesh = Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
@@ -55,14 +56,14 @@ class Layout:
     shape: tuple[int, ...]
 
     def __init__(self, placement: Placement, nd_sbp: _sbp.SbpSpec, shape: Sequence[int]):
-        shape = tuple(int(n) for n in shape)
+        shape = _checked_shape(shape)
         parts = []
         for axis, part in zip(placement.axis_names, _sbp.nd_sbp(nd_sbp, placement.axis_names), strict=True):
             if isinstance(part, Split):
                 if not -len(shape) <= part.dim < len(shape):
                     raise FlowError(
                         f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} does not have: "
-                        f"it has {len(shape)} dimensions"
+                        + (f"legal are {-len(shape)} to {len(shape) - 1}" if shape else "a scalar can only be broadcast")
                     )
                 part = Split(part.dim % len(shape))
             parts.append(part)
@@ -101,8 +102,7 @@ class Layout:
         return all(part == _sbp.broadcast for part in self.nd_sbp)
 
     def axes_of_dim(self, dim: int) -> tuple[str, ...]:
-        """Names of the axes that split dimension `dim`, outer first."""
-        dim %= max(1, len(self.shape))
+        """Names of the axes that split dimension `dim` (0 and up), outer first."""
         return tuple(
             axis for axis, part in zip(self.placement.axis_names, self.nd_sbp, strict=True) if part == Split(dim)
         )
@@ -120,14 +120,31 @@ class Layout:
         return f"Layout({_sbp.text(self.nd_sbp)} of {list(self.shape)} on {self.placement})"
 
 
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        lengths = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        lengths = (-1,)
+    if any(n < 0 for n in lengths):
+        raise FlowError(f"a logical shape is a sequence of lengths from 0 up, got {shape!r}; for example (4, 6)")
+    return lengths
+
+
 def itemsize(dtype: object) -> int:
-    """Bytes of one element; `"bfloat16"` and the 8-bit floats, which numpy does not know by name, included."""
+    """Bytes of one element; `"bfloat16"` and the 8-bit floats, which numpy does not know by name, included.
+
+    Raises:
+        FlowError: no dtype of that name.
+    """
     name = str(dtype)
-    if name in ("bfloat16",):
+    if name == "bfloat16":
         return 2
     if name.startswith("float8"):
         return 1
-    return np.dtype(name if isinstance(dtype, str) else dtype).itemsize  # type: ignore[arg-type]
+    try:
+        return np.dtype(name if isinstance(dtype, str) else dtype).itemsize  # type: ignore[arg-type]
+    except TypeError as error:
+        raise FlowError(f'{dtype!r} is not a dtype: give its name, for example "float32" or "bfloat16"') from error
 
 
 def combine(layout: Layout, shards: Mapping[int, np.ndarray]) -> np.ndarray:

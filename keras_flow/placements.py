@@ -64,7 +64,10 @@ class Placement:
         double = sorted({rank for rank in flat if flat.count(rank) > 1}) if len(set(flat)) < len(flat) else []
         if double:
             raise FlowError(f"each rank may stand once in a placement; {double} stand more than once in {array.tolist()}")
-        names = tuple(f"axis{i}" for i in range(array.ndim)) if axis_names is None else tuple(axis_names)
+        if axis_names is None:
+            names = tuple(f"axis{i}" for i in range(array.ndim))
+        else:
+            names = tuple(axis_names) if isinstance(axis_names, Sequence) else ()
         if isinstance(axis_names, str) or len(names) != array.ndim or len(set(names)) != len(names):
             raise FlowError(
                 f"axis_names must be {array.ndim} different names for hierarchy {array.shape}, got {axis_names!r}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from keras_flow.errors import FlowError
 
@@ -56,10 +57,13 @@ def split(dim: int) -> Split:
     Example:
         >>> split(1)
         S(1)
+
+    Raises:
+        FlowError: `dim` is not an int.
     """
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if isinstance(dim, bool) or not isinstance(dim, Integral):
         raise FlowError(f"sbp.split takes a dimension as an int, got {dim!r}; for example kf.sbp.split(0)")
-    return Split(dim)
+    return Split(int(dim))
 
 
 def parse(text: str) -> NdSbp:
