@@ -62,6 +62,23 @@ def lay(data: object, distribution: FlowDistribution) -> object:
     return tree.map_structure(one, data)
 
 
+def refuse(x: object) -> None:
+    """Raise where an input cannot become a torch tensor, before Keras tries."""
+    for path, leaf in tree.flatten_with_path(x):
+        name = "x" + "".join(f"[{key!r}]" for key in path)
+        if isinstance(leaf, str) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU"):
+            raise FlowError(
+                f"input {name} holds strings: torch has no tensors of strings (Keras: `Invalid dtype: str`). Apply "
+                "StringLookup, TextVectorization or Hashing to the data before the model, as in "
+                "`x = keras.layers.StringLookup(vocabulary=...)(words)`, or use the tensorflow backend"
+            )
+        if type(leaf).__name__ == "RaggedTensor":
+            raise FlowError(
+                f"input {name} is ragged: torch has no ragged tensors (Keras: `ragged=True` is not supported with the "
+                "torch backend). Pad it, `ragged.to_tensor()`, or use the tensorflow backend"
+            )
+
+
 class BatchWatch:
     """Finds ranks that are fed different batches, which would train on without any error.
 

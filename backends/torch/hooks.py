@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends.hooking import Hook, is_placed
-from keras_flow.backends.torch import creation, layers, optimizer, random, saving, step, trainer, variables
+from keras_flow.backends.torch import creation, layers, mirrored, optimizer, random, saving, step, trainer, variables
 
 _KERAS = "keras.src.backend.torch"
 _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
@@ -63,6 +63,13 @@ def _steps() -> tuple[Hook, ...]:
             "the first batches of each data source are compared across ranks",
         ),
         Hook(
+            "torch.autograd",
+            "grad",
+            mirrored.autograd_grad,
+            "a train_step that takes gradients this way would get those of this rank's rows",
+            when=mirrored.in_logical_part,
+        ),
+        Hook(
             "keras.src.optimizers.base_optimizer",
             "BaseOptimizer.apply",
             optimizer.apply,
@@ -80,6 +87,13 @@ def _layers() -> tuple[Hook, ...]:
             layers.call,
             "data parallel computes own rows in it; partial sums leave it reduced; model(x) outside a step works",
             when=layers.is_concerned,
+        ),
+        Hook(
+            f"{_KERAS}.core",
+            "remat",
+            step.remat,
+            "a layer is run again in the backward pass, where it must compute the same rows",
+            when=step.in_step,
         ),
         Hook(
             "keras.src.trainers.compile_utils",

@@ -27,15 +27,34 @@ def mesh(placement: Placement) -> DeviceMesh:
     """The DTensor mesh of a placement. The first call is a collective of the whole job: it makes process groups."""
     ranks = torch.tensor(placement.ranks, dtype=torch.int).reshape(placement.hierarchy)
     kind = "cuda" if devices.world().type == "gpu" else "cpu"
-    return DeviceMesh(kind, ranks, mesh_dim_names=placement.axis_names)
+    names = placement.axis_names
+    if not torch_distributed.is_initialized() or not is_member(placement):
+        bare = DeviceMesh(kind, ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+        if torch_distributed.is_initialized():
+            for axis in range(ranks.ndim):
+                _axis_group(ranks, axis)
+        return bare
+    # DeviceMesh itself makes groups that count by rank, so that a gather on ranks [3, 1] would come in another order
+    groups = [_axis_group(ranks, axis) for axis in range(ranks.ndim)]
+    return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=names)  # type: ignore[arg-type]
+
+
+def _axis_group(ranks: torch.Tensor, axis: int) -> torch_distributed.ProcessGroup | None:
+    """Make the groups of all lines along an axis; returns the one of this process's rank."""
+    mine = None
+    for line in ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist():
+        made = group(tuple(line))
+        if this_rank() in line:
+            mine = made
+    return mine
 
 
 @functools.cache
 def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
-    """The process group of these ranks. The first call is a collective of the whole job."""
-    if sorted(ranks) == list(range(devices.world().size)):
+    """The process group of these ranks, in this order. The first call is a collective of the whole job."""
+    if ranks == tuple(range(devices.world().size)):
         return torch_distributed.group.WORLD
-    return torch_distributed.new_group(sorted(ranks))
+    return torch_distributed.new_group(list(ranks), sort_ranks=False)
 
 
 def this_rank() -> int:

@@ -28,6 +28,8 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
     """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
     if not layer.built or rowwise.reason_of(layer) is not None or _layout_of(args, kwargs) is None:
         return False
+    if any(part._remat_mode is not None for part in layer._flatten_layers()):
+        return False  # run again in the backward pass, when its weights are no longer plain
     return rowwise.is_recurrent(layer) or not any(
         part.is_shard()
         for variable in layer.variables

@@ -18,7 +18,7 @@ import torch.distributed as torch_distributed
 from keras.src import tree
 
 from keras_flow.backends.torch import layouts, rowwise
-from keras_flow.backends.torch.step import Rows, Step, computing
+from keras_flow.backends.torch.step import Rows, Step, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
@@ -93,12 +93,9 @@ def _gather(leaf: object, rows: int, placement: Placement, layer: keras.Layer) -
 def _all_gather(value: torch.Tensor, placement: Placement) -> torch.Tensor:
     count = len(placement.ranks)
     value = value.contiguous()
-    out = value.new_empty((count, *value.shape))
-    torch_distributed.all_gather_single(out.view(-1, *value.shape[1:]), value, group=layouts.group(placement.ranks))
-    order = [sorted(placement.ranks).index(rank) for rank in placement.ranks]  # a group counts by rank
-    if order != list(range(count)):
-        out = out[order]
-    return out.reshape(-1, *value.shape[1:])
+    out = value.new_empty((count * value.shape[0], *value.shape[1:]))
+    torch_distributed.all_gather_single(out, value, group=layouts.group(placement.ranks))
+    return out
 
 
 class _Gather(torch.autograd.Function):
@@ -141,6 +138,33 @@ class _AllSum(torch.autograd.Function):
         return grad, None
 
 
+def in_logical_part(*args: object, **kwargs: object) -> bool:
+    """A hook's condition: a mirrored step is running, and no layer is computing own rows right now."""
+    step = current_step()
+    return step is not None and not step.consistent and step.inside is None
+
+
+def autograd_grad(
+    original: Callable[..., Sequence[torch.Tensor | None]],
+    outputs: object,
+    inputs: object,
+    *args: object,
+    **kwargs: object,
+) -> tuple[torch.Tensor | None, ...]:
+    """Hook on `torch.autograd.grad`, by which the reducer's hooks are not called: average the weights' gradients."""
+    grads = original(outputs, inputs, *args, **kwargs)
+    step = current_step()
+    assert step is not None  # the hook's condition
+    rows = rows_of(step.distribution.placement)
+    if not reducer(step.distribution.placement).on:
+        return tuple(grads)
+    wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # type: ignore[arg-type]
+    return tuple(
+        all_sum(grad, rows) / rows.count if grad is not None and isinstance(leaf, torch.nn.Parameter) else grad
+        for leaf, grad in zip(wanted, grads, strict=True)
+    )
+
+
 @functools.cache
 def reducer(placement: Placement) -> Reducer:
     """The gradient reducer of a placement's ranks."""
@@ -179,17 +203,6 @@ class Reducer:
     def reset(self) -> None:
         """Forget a pass that did not end."""
         self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
-
-    def average(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Average gradients that `torch.autograd.grad` returned."""
-        group, count = layouts.group(self._placement.ranks), len(self._placement.ranks)
-        out: list[torch.Tensor | None] = []
-        for grad in grads:
-            if grad is not None:
-                grad = grad / count
-                torch_distributed.all_reduce(grad, group=group)
-            out.append(grad)
-        return out
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         if not self.on:

@@ -68,6 +68,7 @@ def make_function(original: Callable[..., object], model: keras.Model, force: bo
 
 def new_source(original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
     """Hook: a loop over new data begins."""
+    batches.refuse(args[0] if args else kwargs.get("x"))
     _watch.restart()
     return original(iterator, *args, **kwargs)
 
@@ -131,7 +132,7 @@ def _settle(model: keras.Model, distribution: FlowDistribution) -> bool:
         for variable in _variables_of(model):
             variables.as_view(variable, consistent)
     for variable in model.metrics_variables:
-        variables.mark_metric_state(variable)
+        variables.keep_plain(variable)
         variables.as_view(variable, consistent=False)
     retrack(model)
     _views[model] = (distribution, consistent)

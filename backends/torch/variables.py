@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import creation, layouts
 from keras_flow.backends.torch.step import current_step
-from keras_flow.distributions.creating import creator
+from keras_flow.distributions.creating import Creator, creator
 from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
 from keras_flow.errors import FlowWarning
@@ -95,7 +95,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
         full = full.full_tensor()
     elif before is None:
         full = _value_of_rank_0(variable, full, layout.distribution)
-    if _as_dtensor(variable._dtype, full.shape, layout, of_layer=True):
+    if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=True):
         _set(variable, _lay(full, layout))
     elif isinstance(held, DTensor) or full is not held:
         variable._value = torch.nn.Parameter(full.clone(), requires_grad=held.requires_grad)
@@ -109,7 +109,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     if isinstance(held, DTensor):
         variable._value = torch.nn.Parameter(held.detach().full_tensor(), requires_grad=held.requires_grad)
         return True
-    if not held.is_floating_point() or _is_metric_state(variable):
+    if not held.is_floating_point() or _stays_plain(variable):
         return False
     if not layouts.distributed(layout.distribution.placement):
         return False
@@ -128,19 +128,26 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     return {layouts.this_rank(): np.asarray(core.convert_to_numpy(local))}
 
 
-def mark_metric_state(variable: keras.Variable) -> None:
-    """`fit` reads metrics outside the step, so their state stays plain in every view."""
-    variable._keras_flow_metric = True
+def keep_plain(variable: keras.Variable) -> None:
+    """Hold a variable plain in every view: `fit` reads metrics outside the step, and preprocessing layers keep tensors
+    made of their state."""
+    variable._keras_flow_plain = True
 
 
-def _is_metric_state(variable: keras.Variable) -> bool:
-    return getattr(variable, "_keras_flow_metric", False)
+def _stays_plain(variable: keras.Variable) -> bool:
+    return getattr(variable, "_keras_flow_plain", False)
+
+
+def _is_read_outside(made_by: Creator | None) -> bool:
+    if made_by is None:
+        return False
+    preprocesses = made_by.layer is not None and "keras.src.layers.preprocessing" in type(made_by.layer).__module__
+    return made_by.kind == "metric" or preprocesses
 
 
 def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> PlacedLayout:
-    made_by = creator()
-    if made_by is not None and made_by.kind == "metric":
-        mark_metric_state(variable)
+    if _is_read_outside(creator()):
+        keep_plain(variable)
     distribution = active()
     assert distribution is not None  # the hook's condition
     layout = placed_layout(variable)
@@ -153,12 +160,13 @@ def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> Pla
 
 
 def _as_dtensor(dtype: str, shape: object, layout: PlacedLayout, of_layer: bool = False) -> bool:
-    """Whether a value is held as DTensor. Plain: integers and seeds, metric state, an optimizer's scalars (read outside
-    the step), everything in the mirrored view, and all on ranks outside the placement."""
+    """Whether a value is held as DTensor. Plain are integers and seeds, state of metrics and preprocessing, an
+    optimizer's scalars (read outside the step), everything in the mirrored view, and all on ranks outside the
+    placement."""
     if not layouts.distributed(layout.distribution.placement) or not core.to_torch_dtype(dtype).is_floating_point:
         return False
     made_by = creator()
-    if made_by is not None and made_by.kind == "metric":
+    if _is_read_outside(made_by):
         return False
     if not len(tuple(shape)) and not of_layer and (made_by is None or made_by.kind != "layer"):  # type: ignore[arg-type]
         return False

@@ -5,6 +5,7 @@ python -m tests.backends.torch.checks
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -115,10 +116,11 @@ def different_batches_are_found() -> None:
     for distribution in (kf.DataParallel(), kf.ModelParallel(kf.Placement(range(4), axis_names=("data",)))):
         with distribution.scope():
             model = small_model()
-            errors = on_all_ranks(error_of(lambda: model.fit(x, y, batch_size=8, shuffle=False, verbose=0)))
+            fit = functools.partial(model.fit, batch_size=8, shuffle=False, verbose=0)
+            errors = on_all_ranks(error_of(functools.partial(fit, x, y)))
             assert len(set(errors)) == 1, errors
             assert "input 'x' of batch 1 differs on rank 2 from rank 0" in errors[0]
-            model.fit(np.ones((32, 4)), y, batch_size=8, verbose=0)  # usable
+            fit(np.ones((32, 4)), y)  # usable
 
 
 @check
