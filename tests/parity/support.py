@@ -53,7 +53,8 @@ def _state(result: dict) -> tuple[str, str]:
         return "refused", result["error"]
     if result["status"] != "ok":
         return "WRONG", "; ".join(result.get("over") or [result.get("error", "")])
-    for kind, state in (("LayoutFallback", "fallback"), ("ComputedWhole", "broadcast")):
+    kinds = (("LayoutFallback", "fallback"), ("FlowWarning: DataParallel", "fallback"), ("ComputedWhole", "broadcast"))
+    for kind, state in kinds:
         for note in result.get("notes", ()):
             if note.startswith(kind):
                 return state, note.partition(": ")[2]

@@ -1,0 +1,114 @@
+"""Ways of data parallel training on torch, around the same Keras model: seconds of a step, and what is communicated.
+
+    python benchmarks/torch_data_parallel.py [--width 640] [--ranks 2] [--rounds 15]
+
+The ways take turns in one run, so that their ratios hold when the machine's speed drifts. Printed: median and spread of a step,
+the ratio to torch's DistributedDataParallel written by hand, and the all-reduces of one step with their bytes, counted by a
+wrapper around torch.distributed.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import numpy as np
+
+import keras_flow as kf
+
+BATCH, FEATURES, CLASSES = 128, 256, 10
+
+
+def build(width: int) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    hidden = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
+    model = keras.Sequential([keras.layers.Input((FEATURES,)), *hidden, keras.layers.Dense(CLASSES)])
+    model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def by_hand(width: int, x: np.ndarray, y: np.ndarray):
+    """torch's DistributedDataParallel around the Keras model, each rank with its rows: means over equal parts only."""
+    import torch
+    import torch.distributed as dist
+
+    model = build(width)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    rows = slice(dist.get_rank() * BATCH // dist.get_world_size(), (dist.get_rank() + 1) * BATCH // dist.get_world_size())
+    own_x, own_y = torch.tensor(x[rows]), torch.tensor(y[rows])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(wrapped(own_x), own_y).backward()
+        optimizer.step()
+
+    return step
+
+
+def scoped(distribution: object, width: int, x: np.ndarray, y: np.ndarray):
+    with distribution.scope():
+        model = build(width)
+    return lambda: model.train_on_batch(x, y)
+
+
+def count_collectives(step) -> tuple[int, int]:
+    """All-reduces of one step and their bytes."""
+    import torch.distributed as dist
+
+    original, seen = dist.all_reduce, []
+
+    def counted(tensor, *args, **kwargs):
+        seen.append(tensor.numel() * tensor.element_size())
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        step()
+    finally:
+        dist.all_reduce = original
+    return len(seen), sum(seen)
+
+
+def main(width: int, rounds: int) -> list[str]:
+    import torch.distributed as dist
+
+    random = np.random.default_rng(0)
+    x = random.standard_normal((BATCH, FEATURES)).astype("float32")
+    y = random.integers(0, CLASSES, BATCH)
+    mesh = kf.Placement(range(kf.env.get_world_size()), axis_names=("data",))
+    ways = {
+        "torch DDP by hand": by_hand(width, x, y),
+        "kf.DataParallel (own rows)": scoped(kf.DataParallel(mesh), width, x, y),
+        "consistent view (DTensor)": scoped(kf.ModelParallel(mesh), width, x, y),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 2):
+        for name, step in ways.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            if turn > 1:
+                seconds[name].append(time.perf_counter() - start)
+    base = statistics.median(seconds["torch DDP by hand"])
+    lines = [f"{build(width).count_params():,} parameters, {kf.env.get_world_size()} ranks, {BATCH} rows, {rounds} rounds"]
+    for name, step in ways.items():
+        times = seconds[name]
+        count, size = count_collectives(step)
+        lines.append(
+            f"{name:28} median {1000 * statistics.median(times):7.1f} ms ({1000 * min(times):.1f} to {1000 * max(times):.1f}), "
+            f"ratio {statistics.median(times) / base:5.2f}; {count} all-reduces called from Python, {size / 1e6:.2f} MB"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=640, help="width of the hidden layers (640: about 1 million parameters)")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    print("\n".join(kf.run(main, devices=options.ranks, args=(options.width, options.rounds))))
