@@ -23,8 +23,9 @@ demo: venv
 test: venv
 	$(BIN)/python -m pytest -q
 
-test-full: venv
-	$(BIN)/python -m pytest -q -m "full or not full"
+# The suite, then the product of models, optimizers and options; writes docs/support.md. Takes hours on 2 cores.
+test-full: test
+	$(BIN)/python -m tests.parity.support --product
 
 lint: venv
 	$(BIN)/ruff check .

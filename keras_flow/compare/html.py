@@ -19,7 +19,7 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--dim);font-weight:600}td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
 tr.first td{border-top:2px solid var(--line)}.bad{color:#c22;font-weight:600}.ok{color:#2c8a43;font-weight:600}
-.charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 320px}
+.charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}
 .holds{display:flex;flex-wrap:wrap;gap:1rem}.hold{background:var(--panel);border-radius:8px;padding:.6rem .8rem}
 .hold h3{margin:.1rem 0 .5rem;font-size:.95rem}
 svg text{fill:var(--dim);font:11px system-ui,sans-serif}svg .name{fill:var(--ink)}.scroll{overflow-x:auto}
@@ -37,7 +37,7 @@ def page(result: Comparison) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>keras_flow: {escape(result.program)}</title><style>{_STYLE}</style></head><body>
-<h1>{escape(result.program)}: the same training on {len({run.backend for run in result.runs})} backends</h1>
+<h1>{escape(result.program)}: the same training on {escape(", ".join(dict.fromkeys(run.backend for run in result.runs)))}</h1>
 <p>{len(result.runs[0].losses)} steps of <b>{result.batch_size}</b> rows, from the same weights, over the same samples in the
 same order (seed {result.seed}). {escape(versions)}.</p>
 {verdict}
@@ -87,35 +87,34 @@ def _charts(result: Comparison) -> str:
 
 def _chart(backend: str, runs: list[RunResult], top: float) -> str:
     """Loss over steps; the layouts lie on each other where all is well, so each is drawn thinner than the one before."""
-    width, height, left, bottom = 330, 210, 36, 24
+    width, height, left, top_edge, base = 340, 220, 36, 34, 196
     steps = max(len(runs[0].losses) - 1, 1)
 
-    def point(step: int, loss: float) -> str:
-        x = left + (width - left - 8) * step / steps
-        y = 12 + (height - 12 - bottom) * (1 - loss / (top or 1))
-        return f"{x:.1f},{y:.1f}"
+    def y_of(loss: float) -> float:
+        return top_edge + (base - top_edge) * (1 - loss / (top or 1))
 
     lines, keys = [], []
     for index, run in enumerate(runs):
         colour = _COLOURS[index % len(_COLOURS)]
-        path = " ".join(point(step, loss) for step, loss in enumerate(run.losses))
-        stroke = max(1.2, 7 - 2 * index)
-        lines.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{stroke}" stroke-linejoin="round" '
-            f'opacity="{0.35 if index == 0 else 0.9}"/>'
+        path = " ".join(
+            f"{left + (width - left - 8) * step / steps:.1f},{y_of(loss):.1f}" for step, loss in enumerate(run.losses)
         )
-        x = left + 70 + 62 * index
-        keys.append(f'<rect x="{x}" y="14" width="12" height="4" fill="{colour}"/><text x="{x + 16}" y="20">{escape(run.layout)}</text>')
+        lines.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{max(1.2, 7 - 2 * index)}" '
+            f'stroke-linejoin="round" opacity="{0.35 if index == 0 else 0.9}"/>'
+        )
+        x = left + 74 + 54 * index
+        keys.append(f'<rect x="{x}" y="9" width="12" height="4" fill="{colour}"/>')
+        keys.append(f'<text x="{x + 16}" y="15">{escape(run.layout)}</text>')
     axis = "".join(
-        f'<text x="{left - 6}" y="{12 + (height - 12 - bottom) * (1 - share) + 4:.0f}" text-anchor="end">{top * share:.2g}</text>'
-        f'<line x1="{left}" x2="{width - 8}" y1="{12 + (height - 12 - bottom) * (1 - share):.0f}" '
-        f'y2="{12 + (height - 12 - bottom) * (1 - share):.0f}" stroke="var(--line)"/>'
-        for share in (0, 0.5, 1)
+        f'<text x="{left - 6}" y="{y_of(level) + 4:.0f}" text-anchor="end">{level:.2g}</text>'
+        f'<line x1="{left}" x2="{width - 8}" y1="{y_of(level):.0f}" y2="{y_of(level):.0f}" stroke="var(--line)"/>'
+        for level in (0, top / 2, top)
     )
     return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="loss on {backend}">{axis}{"".join(lines)}'
-        f'{"".join(keys)}<text class="name" x="{left + 4}" y="20">{escape(backend)}</text>'
-        f'<text x="{width - 8}" y="{height - 6}" text-anchor="end">step {len(runs[0].losses)}</text></svg>'
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="loss on {escape(backend)}">{axis}'
+        f'{"".join(lines)}{"".join(keys)}<text class="name" x="{left}" y="15">{escape(backend)}</text>'
+        f'<text x="{width - 8}" y="{height - 8}" text-anchor="end">step {len(runs[0].losses)}</text></svg>'
     )
 
 

@@ -17,8 +17,9 @@ LIMIT = 900.0
 class Grid:
     """One worker process of one backend, started when its first result is asked for."""
 
-    def __init__(self, backend: str, *options: str):
+    def __init__(self, backend: str, *options: str, limit: float = LIMIT):
         self.backend = backend
+        self._limit = limit
         self._folder = Path(tempfile.mkdtemp(prefix=f"grid-{backend}-"))
         self._file = self._folder / "results.jsonl"
         self._log = self._folder / "log.txt"
@@ -47,7 +48,7 @@ class Grid:
             for result in self.results():
                 if (result["case"], result["layout"]) == (case, layout):
                     return result
-            if ended or time.monotonic() - self._started > LIMIT:
+            if ended or time.monotonic() - self._started > self._limit:
                 raise AssertionError(
                     f"{self.backend}: no result for {case} {layout}; the worker "
                     f"{f'ended with {self._process.returncode}' if ended else 'ran out of time'}:\n"
@@ -57,7 +58,7 @@ class Grid:
 
     def finish(self) -> list[dict]:
         """Wait for the end and return all results."""
-        self._process.wait(LIMIT)
+        self._process.wait(self._limit)
         return self.results()
 
     def stop(self) -> None:

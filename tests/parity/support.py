@@ -1,11 +1,12 @@
 """The support table: what each backend does with each feature under each layout, from the grid's results.
 
-    python -m tests.parity.support          runs the grid and writes docs/support.md
+    python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/support.md
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,8 @@ def _state(result: dict) -> tuple[str, str]:
     return "native", ""
 
 
-def page(all_cells: Sequence[Cell]) -> str:
-    """docs/support.md."""
+def page(all_cells: Sequence[Cell], product: Sequence[dict] = ()) -> str:
+    """docs/support.md, from the cells of the grid and the results of the product."""
     by_key = {(cell.feature, cell.backend, cell.layout): cell for cell in all_cells}
     features = list(dict.fromkeys(cell.feature for cell in all_cells))
     reasons: dict[str, int] = {}
@@ -109,7 +110,21 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-"""
+{_product_text(product)}"""
+
+
+def _product_text(product: Sequence[dict]) -> str:
+    if not product:
+        return ""
+    good = [result for result in product if result["status"] == "ok"]
+    worst = max(share for result in good for share in result["worst"].values())
+    bad = "".join(f"- {result['backend']}: {result['case']}, {result['layout']}\n" for result in product if result not in good)
+    return f"""
+## The product
+
+Models x optimizers x options (`tests/parity/cases/product.py`), each under every layout on every backend: {len(good)} of
+{len(product)} runs have the numbers of one device; the largest deviation is {100 * worst:.1f} % of the tolerance.
+{bad}"""
 
 
 def _tidy(reason: str) -> str:
@@ -122,11 +137,16 @@ def main() -> None:
     from tests.parity.results import Grid
 
     found: list[dict] = []
+    product: list[dict] = []
     for backend in BACKENDS:
         found += Grid(backend).finish()
+        if "--product" in sys.argv:
+            product += Grid(backend, "--product", limit=7200.0).finish()
     path = Path(__file__).parents[2] / "docs" / "support.md"
-    path.write_text(page(cells(found)))
-    print(f"wrote {path.name}: {len(found)} results")
+    path.write_text(page(cells(found), product))
+    wrong = [result for result in (*found, *product) if result["status"] not in ("ok", "refused")]
+    print(f"wrote {path.name}: {len(found)} results of the grid, {len(product)} of the product, {len(wrong)} wrong")
+    sys.exit(1 if wrong or not found else 0)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--layouts", default="dp4,tp4,2x2")
     parser.add_argument("--only", default="", help="regular expression over case names")
     parser.add_argument("--faults", action="store_true", help="run the seeded faults instead of the cases")
+    parser.add_argument("--product", action="store_true", help="run models x optimizers x options instead of the cases")
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args(arguments)
 
@@ -41,9 +42,9 @@ def run_cases(options: dict, folder: str) -> None:
     """Run on every rank: the cases in turn. Rank 0 has the reference and writes results."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     from tests.parity import faults
-    from tests.parity.cases import CASES
+    from tests.parity.cases import CASES, product
 
-    chosen = [case for name, case in CASES.items() if re.search(options["only"], name)]
+    chosen = [case for name, case in (product.CASES if options["product"] else CASES).items() if re.search(options["only"], name)]
     if options["faults"]:
         results = faults.run(folder)
     else:
