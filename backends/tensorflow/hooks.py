@@ -8,6 +8,7 @@ from keras_flow.backends.hooking import Hook
 from keras_flow.backends.tensorflow import (
     layers,
     mirrored,
+    operations,
     optimizer,
     random,
     replica_math,
@@ -24,7 +25,7 @@ _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 def hooks() -> Sequence[Hook]:
     """The hooks, by the file that implements them."""
-    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *_replicas())
+    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *_operations(), *_replicas())
 
 
 def _variables() -> Sequence[Hook]:
@@ -202,10 +203,10 @@ def _layers() -> Sequence[Hook]:
                 "keras.src.backend.tensorflow.nn",
                 name,
                 layers.convolve,
-                "DTensor's convolutions hold tensors split by rows only, and a split weight nearby splits them",
+                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them",
                 when=layers.convolves_on_mesh,
             )
-            for name in ("conv", "depthwise_conv", "separable_conv", "conv_transpose")
+            for name in ("conv", "depthwise_conv", "separable_conv", "conv_transpose", "max_pool", "average_pool")
         ),
         Hook(
             "keras.src.metrics.metrics_utils",
@@ -214,6 +215,33 @@ def _layers() -> Sequence[Hook]:
             "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
             when=optimizer.on_dtensor,
             also=("keras.src.metrics.iou_metrics:confusion_matrix",),
+        ),
+    )
+
+
+def _operations() -> Sequence[Hook]:
+    when = operations.in_traced_step
+    concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
+    return (
+        Hook("tensorflow", "concat", operations.concat, concat, when=when),
+        Hook("tensorflow", "split", operations.split, "fails along a split dim; its gradient is tf.concat", when=when),
+        Hook("tensorflow", "tile", operations.tile, "fails along a split dim", when=when),
+        Hook("tensorflow", "pad", operations.pad, "fails along a split dim", when=when),
+        Hook("tensorflow", "slice", operations.slice, "its gradient fails along a split dim", when=when),
+        Hook(
+            "tensorflow.python.ops.array_ops",
+            "strided_slice",
+            operations.strided_slice,
+            "a negative stride (x[::-1]) gives wrong numbers, without an error",
+            when=when,
+        ),
+        Hook(
+            "keras.src.backend.tensorflow.rnn",
+            "rnn",
+            operations.unrolled,
+            "DTensor fails on the gradient of a loop (TensorListReserve: dimension -2^63)",
+            when=when,
+            also=("keras.src.backend.tensorflow:rnn", "keras.src.backend:rnn"),
         ),
     )
 

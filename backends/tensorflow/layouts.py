@@ -138,8 +138,8 @@ def gathered(layout: dtensor.Layout, distribution: FlowDistribution) -> dtensor.
 
 
 def in_step() -> bool:
-    """Whether a step is being traced, or run eagerly on a mesh."""
-    return not tf.executing_eagerly() or dtensor.get_default_mesh() is not None
+    """Whether a step is being traced for a mesh, or run eagerly on one. Graphs of input pipelines are no steps."""
+    return dtensor.get_default_mesh() is not None
 
 
 def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:

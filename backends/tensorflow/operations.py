@@ -1,0 +1,135 @@
+"""Operations that DTensor partitions wrongly, or not at all, along a split dim: the dim is gathered around them.
+
+The worst is `tf.concat`: where a consumer asks for a result that is split along the joined dim, DTensor joins the local
+pieces, in the wrong order and without an error (TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.layouts import in_step, view_of
+from keras_flow.distributions.distribution import active
+from keras_flow.errors import FlowError
+
+
+def in_traced_step(*args: object, **kwargs: object) -> bool:
+    """Condition: an operation of a step that is being traced for a mesh."""
+    if tf.executing_eagerly() or not in_step():
+        return False
+    distribution = active()
+    return distribution is not None and not mirrored.is_mirrored(distribution)
+
+
+def concat(original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
+    """`tf.concat` of tensors, and to a tensor, that are whole along the joined dim."""
+    if not isinstance(values, list | tuple) or not isinstance(axis, int):
+        return original(values, axis, name=name)
+    values = [whole_dims(value, (axis,)) for value in _tensors(values)]
+    return whole_dims(original(values, axis, name=name), (axis,))
+
+
+def split(
+    original: Callable[..., object], value: object, num_or_size_splits: object, axis: object = 0, **kw: object
+) -> object:
+    """`tf.split` of a tensor, and to tensors, that are whole along the dim."""
+    value = tf.convert_to_tensor(value)
+    if not isinstance(axis, int):
+        return original(value, num_or_size_splits, axis, **kw)
+    return [whole_dims(part, (axis,)) for part in original(whole_dims(value, (axis,)), num_or_size_splits, axis, **kw)]
+
+
+def tile(original: Callable[..., object], input: object, multiples: object, name: str | None = None) -> object:
+    """`tf.tile` of a tensor that is whole along the repeated dims."""
+    input = tf.convert_to_tensor(input)
+    known = _known(multiples)
+    dims = range(input.shape.rank) if known is None else [dim for dim, times in enumerate(known) if times != 1]
+    return whole_dims(original(whole_dims(input, dims), multiples, name=name), dims)
+
+
+def pad(original: Callable[..., object], tensor: object, paddings: object, *args: object, **kwargs: object) -> object:
+    """`tf.pad` of a tensor that is whole along the padded dims."""
+    tensor = tf.convert_to_tensor(tensor)
+    known = _known(paddings)
+    dims = range(tensor.shape.rank) if known is None else [dim for dim, pair in enumerate(known) if any(pair)]
+    return whole_dims(original(whole_dims(tensor, dims), paddings, *args, **kwargs), dims)
+
+
+def slice(
+    original: Callable[..., object], input_: object, begin: object, size: object, name: str | None = None
+) -> object:
+    """`tf.slice` of a tensor, and to a tensor, that is whole along the cut dims."""
+    input_ = tf.convert_to_tensor(input_)
+    known = _known(size)
+    shape = input_.shape
+    dims = [dim for dim in range(shape.rank) if known is None or known[dim] not in (-1, shape[dim])]
+    return whole_dims(original(whole_dims(input_, dims), begin, size, name=name), dims)
+
+
+def strided_slice(
+    original: Callable[..., object],
+    input_: object,
+    begin: object,
+    end: object,
+    strides: object = None,
+    begin_mask: int = 0,
+    end_mask: int = 0,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """`x[::-1]`: a dim that is reversed whole is reversed by `tf.reverse`, which DTensor does right.
+
+    Raises:
+        FlowError: a negative stride over a part of a dim.
+    """
+    steps = _known(strides)
+    if steps is None or all(step >= 0 for step in steps):
+        return original(input_, begin, end, strides, begin_mask, end_mask, *args, **kwargs)
+    masks = [kwargs.get("ellipsis_mask", 0), kwargs.get("new_axis_mask", 0), *args[:2]]
+    whole = [bool(begin_mask & end_mask & (1 << place)) for place in range(len(steps))]
+    if any(masks) or any(step < 0 and (step != -1 or not whole[place]) for place, step in enumerate(steps)):
+        raise FlowError(
+            "a slice with a negative stride over a part of a dim, which TensorFlow's DTensor computes wrongly: use "
+            "keras.ops.flip on the sliced tensor"
+        )
+    reversed_ = tf.reverse(input_, [place for place, step in enumerate(steps) if step < 0])
+    return original(reversed_, begin, end, [abs(int(step)) for step in steps], begin_mask, end_mask, *args, **kwargs)
+
+
+def unrolled(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """`rnn` without a loop: DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63")."""
+    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+    time_dim = 0 if kwargs.get("time_major") else 1
+    if inputs.shape[time_dim] is not None and len(args) <= 6:
+        kwargs["unroll"] = True
+    return original(*args, **kwargs)
+
+
+def whole_dims(tensor: object, dims: Sequence[int]) -> object:
+    """The tensor, whole along `dims`; the layout of its other dims stays."""
+    if not isinstance(tensor, tf.Tensor) or tensor.shape.rank in (None, 0):
+        return tensor
+    distribution = active()
+    assert distribution is not None  # the hooks' condition
+    ndim = tensor.shape.rank
+    gathered = {dim % ndim for dim in dims}
+    specs = [dtensor.UNSHARDED if dim in gathered else dtensor.MATCH for dim in range(ndim)]
+    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh)) if gathered else tensor
+
+
+def _tensors(values: Sequence[object]) -> list[object]:
+    first = next((value.dtype for value in values if tf.is_tensor(value)), None)
+    return [value if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype=first) for value in values]
+
+
+def _known(value: object) -> np.ndarray | None:
+    """A value that is known when the step is traced, or None."""
+    if value is None or any(tf.is_tensor(part) and tf.get_static_value(part) is None for part in tree.flatten(value)):
+        return None
+    return np.asarray(tree.map_structure(lambda part: tf.get_static_value(part) if tf.is_tensor(part) else part, value))
