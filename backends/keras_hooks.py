@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from keras import tree
+
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.distributions import models
@@ -52,9 +54,12 @@ def _check(model: keras.Model, distribution: FlowDistribution) -> None:
 
 def _refuse_empty(args: tuple[object, ...], kwargs: dict[str, object], method: str) -> None:
     data = args[0] if args else kwargs.get("x")
-    shape = getattr(data, "shape", None)
-    if shape is not None and len(shape) and shape[0] == 0:
-        raise FlowError(f"{method} was given no data: x has shape {list(shape)}; give at least one row")
+    if isinstance(data, (list, tuple, dict)) and not data:
+        raise FlowError(f"{method} was given no data: x is {data!r}; give at least one row")
+    for leaf in tree.flatten(data):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape) and shape[0] == 0:
+            raise FlowError(f"{method} was given no data: x has shape {list(shape)}; give at least one row")
 
 
 def _refuse_strings(model: keras.Model, data: object) -> None:

@@ -98,4 +98,5 @@ def logical(args: object) -> object:
 
 
 def _put(host: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)  # 64-bit rows become 32-bit, as in Keras
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)

@@ -194,6 +194,7 @@ class FlowDistribution(distribution_lib.Distribution):
         if problems:
             self._problems[path] = problems
             return PlacedLayout(Placed(whole, source), self)
+        self._problems.pop(path, None)
         fitted = fit_layout(asked, path, backend().capabilities, self.joined_axes, layer)
         if fitted.reasons and self.strict:
             self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
@@ -223,18 +224,22 @@ class FlowDistribution(distribution_lib.Distribution):
         from keras_flow.distributions import models
 
         paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
-        problems = [text for path in self._problems for text in self._problems[path]]
+        problems = [text for path in self._problems if self._belongs(path, paths) for text in self._problems[path]]
         for key in self._unmatched(models.layer_paths(model), paths):
             near = ", ".join(repr(path) for path in _nearest(key, paths))
             problems.append(f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}")
         self._checked = True
-        if problems:
-            self._problems = {}
+        if problems:  # they are kept: the next call must not train without the rules
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
                 + "\n  ".join(problems)
                 + "\nPaths are those of `variable.path`; rules are regular expressions searched in them, first match wins."
             )
+
+    @staticmethod
+    def _belongs(path: str, paths: Sequence[str]) -> bool:
+        """Whether a recorded problem is one of the model with these variables (an output's may be any model's)."""
+        return path in paths or path.endswith("/output")
 
     def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
         """Rules that no path matches, those that an earlier match shadows included."""

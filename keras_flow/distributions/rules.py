@@ -137,5 +137,8 @@ def nearest(wanted: str, paths: Iterable[str], count: int = 3) -> list[str]:
     return [path for _, path in scored[:count]]
 
 
-def _likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
+def _likeness(wanted: str, path: str) -> float:
+    """How alike two texts are; what of `wanted` stands in the path counts as much, so that long paths are found too."""
+    matcher = difflib.SequenceMatcher(None, wanted, path, autojunk=False)
+    found = sum(block.size for block in matcher.get_matching_blocks())
+    return matcher.ratio() + found / max(1, len(wanted))
