@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as torch_distributed
 from keras.src import tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
@@ -36,6 +38,15 @@ def to_tensors(data: object) -> object:
     return tree.map_structure(convert, data)
 
 
+def map_call(
+    function: Callable[[object], object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Apply a function to every leaf of a call's arguments."""
+    return tuple(tree.map_structure(function, arg) for arg in args), {
+        name: tree.map_structure(function, value) for name, value in kwargs.items()
+    }
+
+
 def rows(data: object) -> int:
     """Rows of the logical batch: those of its first tensor. 0 where it has none."""
     found = rows_of(tree.flatten(data))
@@ -53,10 +64,10 @@ def lay(data: object, distribution: FlowDistribution) -> object:
     def one(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
             return leaf
-        mask = getattr(leaf, "_keras_mask", None)
+        mask = get_keras_mask(leaf)
         laid = layouts.from_full(leaf, mesh, split if leaf.shape[0] == count else whole)
         if mask is not None:
-            laid._keras_mask = one(mask)  # type: ignore[attr-defined]
+            set_keras_mask(laid, one(mask))
         return laid
 
     return tree.map_structure(one, data)
@@ -140,4 +151,4 @@ def _checksum(leaf: object) -> tuple[str, int]:
     if not isinstance(leaf, torch.Tensor):
         return (type(leaf).__name__, zlib.crc32(repr(leaf).encode()))
     value = leaf.detach().cpu().contiguous().reshape(-1)
-    return (f"{leaf.dtype} of shape {list(leaf.shape)}", zlib.crc32(value.view(torch.uint8).numpy()))
+    return (f"{leaf.dtype} of shape {list(leaf.shape)}", zlib.crc32(value.view(torch.uint8).numpy().tobytes()))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from keras.src import tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate
@@ -27,7 +29,10 @@ def is_concerned(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
     """The condition: a step is running, or the layer's variables are DTensors; never while Keras infers shapes."""
     if core.get_device() == "meta":
         return False
-    return current_step() is not None or _distribution_of(layer) is not None
+    if current_step() is not None:
+        return True
+    # within another layer's call: that one was asked already, with these variables among its own
+    return global_state.get_global_attribute("current_call_ctx") is None and _distribution_of(layer) is not None
 
 
 def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
@@ -58,7 +63,7 @@ def _call_outside(
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
-    args, kwargs = tree.map_structure(convert, (args, kwargs))
+    args, kwargs = data.map_call(convert, args, kwargs)
     args, kwargs = data.lay((args, kwargs), distribution)  # type: ignore[misc]
     with running(Step(distribution, consistent=True)):
         outputs = original(layer, *args, **kwargs)
@@ -66,10 +71,10 @@ def _call_outside(
 
 
 def _plain_with_mask(leaf: object) -> object:
-    mask = getattr(leaf, "_keras_mask", None)
+    mask = get_keras_mask(leaf)
     whole = layouts.plain(leaf)
     if mask is not None and whole is not leaf:
-        whole._keras_mask = layouts.plain(mask)  # type: ignore[attr-defined]
+        set_keras_mask(whole, layouts.plain(mask))
     return whole
 
 
@@ -95,9 +100,9 @@ def pin(value: object) -> object:
     if not isinstance(value, DTensor):
         return value
     pinned = _Pin.apply(value) if value.requires_grad and torch.is_grad_enabled() else _reduced(value)
-    mask = getattr(value, "_keras_mask", None)
+    mask = get_keras_mask(value)
     if mask is not None and pinned is not value:
-        pinned._keras_mask = mask  # Keras carries masks on the tensor
+        set_keras_mask(pinned, mask)
     return pinned
 
 
@@ -196,5 +201,5 @@ def in_consistent_step(*args: object, **kwargs: object) -> bool:
 def update_metrics(original: Callable[..., object], metrics: object, *args: object, **kwargs: object) -> object:
     """Hook on `CompileMetrics.update_state`: metrics are computed on plain logical tensors."""
     with torch.no_grad():
-        args, kwargs = tree.map_structure(_plain_with_mask, (args, kwargs))
+        args, kwargs = data.map_call(_plain_with_mask, args, kwargs)
         return original(metrics, *args, **kwargs)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.distributed as torch_distributed
 from keras.src import tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -53,8 +55,8 @@ def _axis_group(ranks: torch.Tensor, axis: int) -> torch_distributed.ProcessGrou
 def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
     """The process group of these ranks, in this order. The first call is a collective of the whole job."""
     if ranks == tuple(range(devices.world().size)):
-        return torch_distributed.group.WORLD
-    return torch_distributed.new_group(list(ranks), sort_ranks=False)
+        return torch_distributed.distributed_c10d._get_default_group()
+    return cast(torch_distributed.ProcessGroup, torch_distributed.new_group(list(ranks), sort_ranks=False))
 
 
 def this_rank() -> int:
@@ -150,8 +152,8 @@ def _constrain_one(leaf: object, nd_sbp: sbp.NdSbp, wanted: TorchPlacements, pat
         placements.append(part)
     if tuple(placements) == leaf.placements:
         return leaf
-    mask = getattr(leaf, "_keras_mask", None)
+    mask = get_keras_mask(leaf)
     laid = leaf.redistribute(leaf.device_mesh, placements)
     if mask is not None:
-        laid._keras_mask = mask  # Keras carries masks on the tensor
+        set_keras_mask(laid, mask)
     return laid

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from keras.src import tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from keras_flow.backends.torch import layouts, rowwise
+from keras_flow.backends.torch import data, layouts, rowwise
 from keras_flow.backends.torch.step import Rows, Step, computing
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
-    if not layer.built or rowwise.reason_of(layer) is not None or _layout_of(args, kwargs) is None:
+    if not layer.built or rowwise.reason_of(layer) is not None:
+        return False
+    if _layout_of(args, kwargs) is None and not (rowwise.is_recurrent(layer) and _can_lie_by_rows(args, kwargs)):
         return False
     if any(part._remat_mode is not None for part in layer._flatten_layers()):
         return False  # run again in the backward pass, when its weights are no longer plain
@@ -42,14 +45,41 @@ def call(
     original: Callable[..., object], step: Step, layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Run the layer on this rank's rows."""
+    if rowwise.is_recurrent(layer):
+        args, kwargs = _by_rows(args, kwargs)
     layout = _layout_of(args, kwargs)
     assert layout is not None  # `can_run` said so
     mesh, placements = layout
-    args, kwargs = tree.map_structure(_to_local, (args, kwargs))
+    args, kwargs = data.map_call(_to_local, args, kwargs)
     rows = _rows(mesh, placements)
     with computing(step, rows), _plain_weights(layer, placements):
         outputs = original(layer, *args, **kwargs)
     return tree.map_structure(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
+
+
+def _can_lie_by_rows(args: object, kwargs: object) -> bool:
+    """Whether the tensors among the inputs are all DTensors with the same rows."""
+    leaves = [leaf for leaf in tree.flatten((args, kwargs)) if len(getattr(leaf, "shape", ()))]
+    return all(isinstance(leaf, DTensor) for leaf in leaves) and len({leaf.shape[0] for leaf in leaves}) == 1
+
+
+def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The inputs, split by rows at most, all in the way of the first."""
+    first = next((leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, DTensor)), None)
+    if first is None:
+        return args, kwargs
+    placements = tuple(part if part == Shard(0) else Replicate() for part in first.placements)
+
+    def one(leaf: object) -> object:
+        if not isinstance(leaf, DTensor) or not leaf.ndim or leaf.placements == placements:
+            return leaf
+        mask = get_keras_mask(leaf)
+        laid = leaf.redistribute(leaf.device_mesh, placements)
+        if mask is not None:
+            set_keras_mask(laid, mask)
+        return laid
+
+    return data.map_call(one, args, kwargs)
 
 
 def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPlacements] | None:
@@ -88,11 +118,11 @@ def _to_local(leaf: object) -> object:
     if not isinstance(leaf, DTensor):
         return leaf
     piece = leaf.to_local()
-    mask = getattr(leaf, "_keras_mask", None)
+    mask = get_keras_mask(leaf)
     if mask is not None:
         if isinstance(mask, DTensor) and mask.placements != leaf.placements:
             mask = mask.redistribute(mask.device_mesh, leaf.placements)
-        piece._keras_mask = _to_local(mask)
+        set_keras_mask(piece, _to_local(mask))
     return piece
 
 
@@ -100,9 +130,9 @@ def _from_local(leaf: object, mesh: DeviceMesh, placements: layouts.TorchPlaceme
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
     whole = layouts.from_local(leaf.contiguous(), (leaf.shape[0] * count, *leaf.shape[1:]), mesh, placements)
-    mask = getattr(leaf, "_keras_mask", None)
+    mask = get_keras_mask(leaf)
     if mask is not None:
-        whole._keras_mask = _from_local(mask, mesh, placements, count)
+        set_keras_mask(whole, _from_local(mask, mesh, placements, count))
     return whole
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as torch_distributed
 from keras.src import tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from keras_flow.backends.torch import layouts, rowwise
+from keras_flow.backends.torch import data, layouts, rowwise
 from keras_flow.backends.torch.step import Rows, Step, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -40,7 +41,7 @@ def call(
     mine = rows_of(placement)
     own = mine.own(rows)
     cut = functools.partial(_cut, own=own, placement=placement)
-    args, kwargs = tree.map_structure(cut, (args, kwargs))
+    args, kwargs = data.map_call(cut, args, kwargs)
     reducer(placement).on = True
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
@@ -69,9 +70,9 @@ def _cut(leaf: object, own: slice, placement: Placement) -> object:
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
     piece = _Cut.apply(leaf, own, placement) if leaf.requires_grad else leaf[own]
-    mask = getattr(leaf, "_keras_mask", None)
+    mask = get_keras_mask(leaf)
     if mask is not None:
-        piece._keras_mask = mask[own]
+        set_keras_mask(piece, mask[own])
     return piece
 
 
@@ -84,9 +85,9 @@ def _gather(leaf: object, rows: int, placement: Placement, layer: keras.Layer) -
             "parallel needs an output with a row for each row of its input. kf.ModelParallel has no such rule"
         )
     whole = _Gather.apply(leaf, placement)
-    mask = getattr(leaf, "_keras_mask", None)
+    mask = get_keras_mask(leaf)
     if mask is not None:
-        whole._keras_mask = _all_gather(mask, placement)
+        set_keras_mask(whole, _all_gather(mask, placement))
     return whole
 
 

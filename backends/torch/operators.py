@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -89,7 +90,7 @@ def _register_attention() -> None:
         return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
 
-def _register_like(operator: object, tensors: int, dims: Sequence[int] | None = None) -> None:
+def _register_like(operator: torch._ops.OpOverload, tensors: int, dims: Sequence[int] | None = None) -> None:
     """All tensors of the operator are laid alike."""
 
     @register_sharding(operator)
@@ -102,19 +103,21 @@ def _register_like(operator: object, tensors: int, dims: Sequence[int] | None = 
 # ---- operators that are run on local pieces
 
 
-def _unbind(operator: Callable[..., object], args: tuple, kwargs: dict) -> object:
-    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % args[0].ndim
-    x, placements = _undivided(args[0], dim)
+def _unbind(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    whole, *rest = args
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % whole.ndim
+    x, placements = _undivided(whole, dim)
     shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
     return [_wrap(x, piece, _without(placements, dim), shape) for piece in operator(x._local_tensor, dim)]  # type: ignore[attr-defined]
 
 
-def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> object:
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    whole, *rest = args
+    dim = rest[0] if rest else kwargs.get("dim")
+    keep = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
     if dim is not None:
-        dim %= args[0].ndim
-    x, placements = _undivided(args[0], dim)
+        dim %= whole.ndim
+    x, placements = _undivided(whole, dim)
     shape = list(x.shape)
     if dim is None:
         shape = [1] * x.ndim if keep else []
@@ -128,12 +131,12 @@ def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple, kwargs: di
 
 def _undivided(x: DTensor, dim: int | None) -> tuple[DTensor, list]:
     """The tensor with dimension `dim` (None: all) not split, and its placements."""
-    placements = [R if p.is_partial() or (p.is_shard() and dim in (None, p.dim)) else p for p in x.placements]
+    placements = [R if p.is_partial() or (isinstance(p, Shard) and dim in (None, p.dim)) else p for p in x.placements]
     return (x.redistribute(x.device_mesh, placements) if tuple(placements) != x.placements else x), placements
 
 
 def _without(placements: Sequence, dim: int) -> list:
-    return [S(part.dim - 1) if part.is_shard() and part.dim > dim else part for part in placements]
+    return [S(part.dim - 1) if isinstance(part, Shard) and part.dim > dim else part for part in placements]
 
 
 def _wrap(x: DTensor, local: torch.Tensor, placements: Sequence, shape: Sequence[int]) -> DTensor:
@@ -157,7 +160,7 @@ def _register_views() -> None:
         register_op_strategy_map(operator, torch.Tensor.view, RuntimeSchemaInfo(1), strict_view=False)
         loose = propagator.op_strategy_funcs[operator]
         strategy = functools.partial(_first_that_can, (strict, loose))
-        propagator.register_op_strategy(operator, strategy, RuntimeSchemaInfo(1))
+        propagator.register_op_strategy(operator, strategy, RuntimeSchemaInfo(1))  # type: ignore[arg-type]
 
 
 def _first_that_can(strategies: Sequence[Callable[..., object]], schema: object) -> object:
@@ -186,7 +189,7 @@ def _register_fallback() -> None:
         outputs = len(schema.op._schema.returns)
         inputs = len(schema.args_strategy) + sum(isinstance(v, OpStrategy) for v in schema.kwargs_schema.values())
         mesh = schema.get_mesh_from_args()
-        signature = [R] * (outputs + inputs)
+        signature: list[Any] = [R] * (outputs + inputs)
         return expand_to_full_mesh_op_strategy(
             mesh, schema, [signature], input_index=outputs, inplace_op=schema.is_inplace_op()
         )
@@ -208,5 +211,5 @@ def _register_fallback() -> None:
             propagator.register_op_strategy(schema.op, gathered, RuntimeSchemaInfo(0, needs_pytree=True))
             return original(schema)
 
-    propagator.propagate_op_sharding_non_cached = propagate
+    propagator.propagate_op_sharding_non_cached = propagate  # type: ignore[method-assign]
     propagator.propagate_op_sharding = LocalLRUCache(propagate)

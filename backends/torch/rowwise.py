@@ -160,8 +160,8 @@ def _reason_of_operation(node: object) -> str | None:
 def _constant_with_rows(node: object, rank: int) -> bool:
     arguments = (node.arguments.args, node.arguments.kwargs)  # type: ignore[attr-defined]
     for leaf in tree.flatten(arguments):
-        shape = getattr(leaf, "shape", ())
-        if not isinstance(leaf, keras.KerasTensor) and len(shape) >= rank > 0 and shape[0] != 1:
+        shape: tuple[int, ...] = tuple(getattr(leaf, "shape", ()))
+        if not isinstance(leaf, keras.KerasTensor) and len(shape) >= rank > 0 and shape[:1] != (1,):
             return True
     return False
 

@@ -100,10 +100,14 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         if _settled(model, distribution):
             with running(Step(distribution, consistent=True)):
                 return tree.map_structure(layouts.plain, function(batches.lay(data, distribution)))
+        reducer = mirrored.reducer(distribution.placement)
         if trains:
-            mirrored.reducer(distribution.placement).attach(model.trainable_variables)
-        with running(Step(distribution, consistent=False)):
-            return function(data)
+            reducer.attach(model.trainable_variables)
+        try:
+            with running(Step(distribution, consistent=False)):
+                return function(data)
+        finally:
+            reducer.reset()
 
     step.keras_flow_step = True  # type: ignore[attr-defined]
     return step

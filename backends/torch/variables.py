@@ -77,9 +77,11 @@ def assign(original: Callable[..., None], variable: keras.Variable, value: objec
         held.copy_(value)
 
 
-def to_array(original: Callable[..., object], tensor: DTensor, dtype: object = None, copy: object = None) -> np.ndarray:
+def to_array(
+    original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
+) -> np.ndarray:
     """Hook: the logical value as numpy. A gather where it is split: all ranks must take part."""
-    array = tensor.detach().full_tensor().cpu().numpy()
+    array = _logical(tensor).cpu().numpy()
     return array.astype(dtype) if dtype is not None else array
 
 
@@ -107,7 +109,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     if layout is None or held is None or isinstance(held, DTensor) == consistent:
         return False
     if isinstance(held, DTensor):
-        variable._value = torch.nn.Parameter(held.detach().full_tensor(), requires_grad=held.requires_grad)
+        variable._value = torch.nn.Parameter(_logical(held), requires_grad=held.requires_grad)
         return True
     if not held.is_floating_point() or _stays_plain(variable):
         return False
@@ -183,6 +185,12 @@ def _lay(full: torch.Tensor, layout: PlacedLayout) -> DTensor:
     return layouts.from_full(full, mesh, layouts.engine_layout(layout.placed.layout))
 
 
+def _logical(value: torch.Tensor) -> torch.Tensor:
+    """The logical value, without gradient: a collective where it is split."""
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 def _set(variable: keras.Variable, value: torch.Tensor) -> None:
     variable._value = torch.nn.Parameter(value, requires_grad=variable._trainable and value.is_floating_point())
 
@@ -192,7 +200,7 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
     if not torch_distributed.is_initialized():
         return full
     value = full.contiguous().cpu()
-    mine = zlib.crc32(value.view(torch.uint8).numpy() if value.ndim else value.reshape(1).view(torch.uint8).numpy())
+    mine = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     sums = torch.zeros(torch_distributed.get_world_size(), dtype=torch.int64)
     sums[torch_distributed.get_rank()] = mine
     torch_distributed.all_reduce(sums)
@@ -219,7 +227,7 @@ def whole(variables: Iterator[keras.Variable], here: bool) -> Iterator[None]:
     for variable in variables:
         held = variable._value
         if isinstance(held, DTensor):
-            full = held.detach().full_tensor()
+            full = _logical(held)
             if here:
                 swapped.append((variable, held))
                 variable._value = torch.nn.Parameter(full, requires_grad=held.requires_grad)
