@@ -136,6 +136,13 @@ def _optimizer() -> Sequence[Hook]:
             "slots get their variable's layout; Keras's TensorFlow version colocates, which DTensor cannot",
         ),
         Hook(
+            "keras.src.optimizers.base_optimizer",
+            "BaseOptimizer.apply",
+            optimizer.apply,
+            "lays gradients as their variables; DTensor fails where it guesses another layout (EmitAllScatter)",
+            when=optimizer.applies_in_step,
+        ),
+        Hook(
             _OPTIMIZER,
             "TFOptimizer._backend_update_step",
             optimizer.backend_update_step,

@@ -112,15 +112,23 @@ def unrolled(original: Callable[..., object], *args: object, **kwargs: object) -
 
 
 def whole_dims(tensor: object, dims: Sequence[int]) -> object:
-    """The tensor, whole along `dims`; the layout of its other dims stays."""
+    """The tensor, whole along `dims`. One other dim keeps its layout, the rows where they are not among `dims`.
+
+    DTensor lets one dim of a layout match what the tensor has, not several.
+    """
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank in (None, 0):
         return tensor
     distribution = active()
     assert distribution is not None  # the hooks' condition
     ndim = tensor.shape.rank
     gathered = {dim % ndim for dim in dims}
-    specs = [dtensor.UNSHARDED if dim in gathered else dtensor.MATCH for dim in range(ndim)]
-    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh)) if gathered else tensor
+    if not gathered:
+        return tensor
+    specs = [dtensor.UNSHARDED] * ndim
+    kept = next((dim for dim in (0, ndim - 1) if dim not in gathered), None)
+    if kept is not None:
+        specs[kept] = dtensor.MATCH
+    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
 
 
 def _tensors(values: Sequence[object]) -> list[object]:

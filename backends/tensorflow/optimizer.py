@@ -39,6 +39,24 @@ def add_variable_from_reference(
     )
 
 
+def applies_in_step(*args: object, **kwargs: object) -> bool:
+    """Condition: gradients are applied inside a step on a mesh."""
+    return on_dtensor() and in_step()
+
+
+def apply(
+    original: Callable[..., object], optimizer: keras.Optimizer, grads: list, trainable_variables: list | None = None
+) -> object:
+    """`Optimizer.apply`: each gradient is laid as its variable before anything else uses it."""
+    grads = list(grads)
+    variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
+    for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
+        target = _plain(variable)
+        if gradient is not None and isinstance(target, dtensor.DVariable):
+            grads[index] = dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
+    return original(optimizer, grads, variables if trainable_variables is not None else None)
+
+
 def backend_update_step(
     original: Callable[..., object],
     optimizer: keras.Optimizer,

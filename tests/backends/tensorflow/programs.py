@@ -1,0 +1,178 @@
+"""Programs of the tests of the TensorFlow backend, each run in a process of its own."""
+
+import contextlib
+import os
+import sys
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+import keras_flow as kf
+from keras_flow.backends.active import backend
+
+S = kf.sbp.split
+
+
+def created_sharded() -> None:
+    """Shards have the values of one device, and no draw is as large as the variable."""
+    from keras_flow.backends.tensorflow import creation
+
+    made = ("glorot_uniform", "he_normal", "random_normal", "orthogonal", "zeros", "ones")
+    shapes = ((64, 24), (12, 20), (8, 4, 12))
+    expected = {}
+    for name in made:
+        for shape in shapes:
+            keras.utils.set_random_seed(1)
+            expected[name, shape] = keras.Variable(keras.initializers.get(name), shape=shape, name="w").numpy()
+    drawn, rows = [], creation._rows
+
+    def counted(draw: creation.Draw, first: int, last: int) -> np.ndarray:
+        drawn.append((last - first) / draw.shape[0])
+        return rows(draw, first, last)
+
+    creation._rows = counted
+    mesh = kf.Placement([[2, 0], [3, 1]], ("a", "b"))
+    for spec in ({"a": S(0)}, {"b": S(1)}, {"a": S(1), "b": S(0)}):
+        distribution = kf.ModelParallel(mesh, rules={"w": spec}, batch_axes=())
+        for (name, shape), value in expected.items():
+            with distribution.scope():
+                keras.utils.set_random_seed(1)
+                variable = keras.Variable(keras.initializers.get(name), shape=shape, name="w")
+            np.testing.assert_array_equal(variable.numpy(), value)
+            layout = kf.layout_of(variable).layout
+            for rank, shard in backend().shards(variable).items():
+                np.testing.assert_array_equal(shard, value[layout.local_slices(rank)])
+    assert drawn and max(drawn) <= 0.5, max(drawn)
+
+
+def _fit(distribution: object, uneven: bool = True, bn: dict | None = None, **compiled: object) -> tuple:
+    random = np.random.RandomState(0)
+    x, y = random.randn(62 if uneven else 64, 8).astype("float32"), random.randint(0, 4, 62 if uneven else 64)
+    with distribution.scope() if distribution else contextlib.nullcontext():
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                layers.Input((8,)),
+                layers.Dense(16, activation="relu", name="hidden", kernel_regularizer="l2", activity_regularizer="l2"),
+                layers.BatchNormalization(momentum=0.5),
+                layers.Dropout(0.3),
+                layers.Dense(4),
+            ]
+        )
+        model.compile(
+            keras.optimizers.Adam(1e-2, global_clipnorm=0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **compiled,
+        )
+        history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0).history
+    return model, history, x, y
+
+
+def _same(one: tuple, other: tuple) -> None:
+    for name, values in one[1].items():
+        np.testing.assert_allclose(other[1][name], values, rtol=1e-5, atol=1e-7)
+    for a, b in zip(one[0].get_weights(), other[0].get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-4 * max(1, np.abs(a).max()))
+
+
+def steps() -> None:
+    """Steps are traced once for each number of rows; a step that raises leaves the model usable."""
+    assert os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] == "0"
+    model, _, x, y = _fit(kf.DataParallel())
+    counts: list[int] = []
+    traced = model.train_step
+    model.train_step = lambda data: (counts.append(1), traced(data))[1]
+    backend().forget_steps(model)
+    model.fit(x, y, batch_size=16, epochs=4, verbose=0)
+    assert len(counts) == 2, counts  # 16 rows, and 14
+    before = model.get_weights()
+    with contextlib.suppress(ValueError, tf.errors.OpError):
+        model.fit(x[:, :3], y, verbose=0)
+        raise AssertionError("wrong data were accepted")
+    assert dtensor.get_default_mesh() is None
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    model.fit(x, y, verbose=0)
+
+
+def layouts() -> None:
+    """Axes that are only used together are one mesh axis; statistics by rank are those of their definition."""
+    mesh = kf.Placement([[0, 1], [2, 3]], ("a", "b"))
+    rules = {"hidden/kernel": {"a": S(1), "b": S(1)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split = _fit(kf.ModelParallel(mesh, rules=rules, batch_axes=()))
+    assert {part.shape for part in backend().shards(split[0].layers[0].kernel).values()} == {(8, 4)}
+    _same(_fit(None), split)
+    _same(_fit(None, uneven=False), _fit(kf.DataParallel(mesh), uneven=False))
+    x = np.random.RandomState(0).randn(10, 3).astype("float32") * 3 + 1
+    for strategy in (None, "mirrored"):
+        with kf.DataParallel(batch_statistics="replica", strategy=strategy).scope():
+            model = keras.Sequential([keras.layers.Input((3,)), keras.layers.BatchNormalization(momentum=0.0)])
+            model.compile("sgd", "mse")
+            model.fit(x, x, batch_size=10, verbose=0)
+        groups = [x[a:b] for a, b in ((0, 3), (3, 6), (6, 8), (8, 10))]
+        for moving, of in ((model.layers[0].moving_mean, np.mean), (model.layers[0].moving_variance, np.var)):
+            np.testing.assert_allclose(moving.numpy(), np.mean([of(g, axis=0) for g in groups], axis=0), rtol=1e-5)
+
+
+def operations() -> None:
+    """Operations along a split dim that DTensor alone computes wrongly."""
+    ops = keras.ops
+    rules = {"first/kernel": {"model": S(1)}, "last/kernel": {"model": S(0)}}
+    cases = {
+        "concatenate": lambda h: ops.concatenate([h, ops.relu(h)], 1),
+        "reverse": lambda h: h[:, ::-1],
+        "split": lambda h: ops.split(h, 2, 1)[1],
+        "tile": lambda h: ops.tile(h, (1, 2)),
+        "pad": lambda h: ops.pad(h, ((0, 0), (2, 2))),
+    }
+    x, y = np.random.RandomState(0).randn(16, 8).astype("float32"), np.ones((16, 4), "float32")
+
+    class Model(keras.Model):
+        def __init__(self, function: object):
+            super().__init__()
+            self.function = function
+            self.first, self.last = keras.layers.Dense(8, name="first"), keras.layers.Dense(4, name="last")
+
+        def call(self, x: object) -> object:
+            return self.last(self.function(self.first(x)))
+
+    for name, function in cases.items():
+        weights = []
+        for distribution in (None, kf.ModelParallel(kf.Placement([0, 1, 2, 3], ("model",)), rules=rules)):
+            with distribution.scope() if distribution else contextlib.nullcontext():
+                keras.utils.set_random_seed(0)
+                model = Model(function)
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                model.fit(x, y, epochs=2, verbose=0)
+                weights.append(model.get_weights())
+        for one, other in zip(*weights, strict=True):
+            np.testing.assert_allclose(other, one, atol=1e-5, err_msg=name)
+
+
+def mirrored() -> None:
+    """MirroredStrategy has the numbers of one device: uneven rows, statistics, masks, clipping, steps_per_execution."""
+    one = _fit(None)
+    for placement in (None, kf.Placement([3, 1, 0], ("data",))):
+        _same(one, _fit(kf.DataParallel(placement, strategy="mirrored")))
+    _same(one, _fit(kf.DataParallel(strategy="mirrored"), steps_per_execution=2))
+    with kf.DataParallel(strategy="mirrored").scope():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Lambda(lambda x: x)])
+        model.compile("sgd", "mse")
+        try:
+            model.fit(np.ones((4, 8)), np.ones((4, 8)), verbose=0)
+        except kf.FlowError as error:
+            assert "default strategy" in str(error)
+        else:
+            raise AssertionError("a layer that may mix rows was accepted")
+
+
+if __name__ == "__main__":
+    kf.init(devices=4)
+    globals()[sys.argv[1]]()
