@@ -64,7 +64,8 @@ def install(engine: Backend) -> None:
     """
     from keras_flow.backends import keras_hooks
 
-    for hook in (*keras_hooks.hooks(), *engine.hooks()):
+    # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before an engine's hook asks
+    for hook in (*engine.hooks(), *keras_hooks.hooks()):
         key = (hook.module, hook.name, hook.replacement)
         if key not in _installed:
             _install_one(hook)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from keras import tree
 
 from keras_flow.backends.active import backend
@@ -14,7 +16,7 @@ from keras_flow.backends.hooking import Hook
 from keras_flow.distributions import models
 from keras_flow.distributions.creating import creating
 from keras_flow.distributions.distribution import ActivationLayout, FlowDistribution, active
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, LayoutError
 
 if TYPE_CHECKING:
     import keras
@@ -40,10 +42,24 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
         if model.built:
             _check(model, distribution)
         try:
-            return original(model, *args, **kwargs)
-        except BaseException:
+            with distribution.uneven_notice.expecting(_batch_size(original, model, args, kwargs)):
+                return original(model, *args, **kwargs)
+        except BaseException as error:
             backend().recover(model)
+            _raise_collected(model, distribution, error)
             raise
+
+
+def _batch_size(
+    original: Callable[..., object], model: keras.Model, args: tuple[object, ...], kwargs: dict[str, object]
+) -> int | None:
+    """The `batch_size` of a call for arrays (Keras's default is 32); None where the data say it themselves."""
+    given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
+    asked = given.get("batch_size")
+    if isinstance(asked, int):
+        return asked
+    takes_size = "batch_size" in inspect.signature(original).parameters
+    return 32 if takes_size and isinstance(given.get("x"), np.ndarray) else None
 
 
 def _check(model: keras.Model, distribution: FlowDistribution) -> None:
@@ -78,11 +94,24 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
 
 
 def _symbolic_build(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
-    result = original(model, *args, **kwargs)
     distribution = active()
-    if distribution is not None:
-        _check(model, distribution)
+    assert distribution is not None  # the hook's condition
+    try:
+        result = original(model, *args, **kwargs)
+    except Exception as error:  # Keras makes a RuntimeError of every error in a layer
+        _raise_collected(model, distribution, error)
+        raise
+    _check(model, distribution)
     return result
+
+
+def _raise_collected(model: keras.Model, distribution: FlowDistribution, error: BaseException) -> None:
+    """Raise the layout problems that stand behind an error, if there are any, all together."""
+    if isinstance(error, Exception) and not isinstance(error, LayoutError) and distribution.has_problems:
+        try:
+            distribution.check(model)
+        except LayoutError as problems:
+            raise problems from error
 
 
 def _creates(kind: str) -> Callable[..., object]:
@@ -93,12 +122,26 @@ def _creates(kind: str) -> Callable[..., object]:
     return replacement
 
 
+def _value_comes_later(original: Callable[..., object], variable: keras.Variable) -> object:
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    if variable._layout is None:
+        variable._layout = distribution.get_variable_layout(variable)
+    return original(variable)
+
+
 def _is_activation(tensor: object, layout: object) -> bool:
     return isinstance(layout, ActivationLayout)
 
 
 def _distribute_tensor(original: Callable[..., object], tensor: object, layout: ActivationLayout) -> object:
-    return backend().constrain(tensor, layout.nd_sbp, layout.path)
+    try:
+        return backend().constrain(tensor, layout.nd_sbp, layout.path)
+    except FlowError as error:
+        distribution = active()
+        if distribution is not None:
+            distribution.record(layout.path, str(error))
+        raise
 
 
 _STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
@@ -130,6 +173,13 @@ def hooks() -> Sequence[Hook]:
             "Layer.add_weight",
             _creates("layer"),
             "tells which layer makes a variable: kf.shard and an engine's limits are by layer",
+        ),
+        Hook(
+            "keras.src.backend.common.variables",
+            "register_uninitialized_variable",
+            _value_comes_later,
+            "a variable made while a model is built symbolically gets its value later, when its layer is not known any "
+            "more: its layout is chosen now",
         ),
         Hook(
             "keras.src.metrics.metric",

@@ -18,7 +18,7 @@ from keras_flow.distributions.creating import creator
 from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules
-from keras_flow.distributions.shard import shard_of
+from keras_flow.distributions.shard import shard_of, unknown_names
 from keras_flow.errors import FlowError, LayoutError, LayoutFallback
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -133,7 +133,7 @@ class FlowDistribution(distribution_lib.Distribution):
         try:
             return ActivationLayout(sbp.nd_sbp(match.spec, self.placement.axis_names), path)
         except FlowError as error:
-            self._problems[path] = [f"{path}: activations {match.key!r}: {error}"]
+            self.record(path, f"{path}: activations {match.key!r}: {error}")
             return None
 
     #: whether the rules' keys may name layer outputs too (a LayoutMap's may)
@@ -206,6 +206,10 @@ class FlowDistribution(distribution_lib.Distribution):
 
     # ---- checks
 
+    def record(self, path: str, problem: str) -> None:
+        """Keep a problem of the variable, or of the layer output, with this path; `check` raises it."""
+        self._problems[path] = [problem]
+
     def apply(self, model: keras.Model) -> keras.Model:
         """Lay a built model's variables as this distribution says; returns the model."""
         from keras_flow.distributions import models
@@ -228,6 +232,7 @@ class FlowDistribution(distribution_lib.Distribution):
         for key in self._unmatched(models.layer_paths(model), paths):
             near = ", ".join(repr(path) for path in _nearest(key, paths))
             problems.append(f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}")
+        problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
         self._checked = True
         if problems:  # they are kept: the next call must not train without the rules
             raise LayoutError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from keras_flow.backends.active import backend
 from keras_flow.distributions.distribution import FlowDistribution, active
@@ -12,6 +13,10 @@ from keras_flow.layout import Layout
 
 if TYPE_CHECKING:
     import keras
+
+
+#: model -> the layouts of its weights when it was last trained or adopted
+_laid: WeakKeyDictionary[keras.Model, list[PlacedLayout | None]] = WeakKeyDictionary()
 
 
 def distribution_of(model: keras.Layer) -> FlowDistribution | None:
@@ -58,10 +63,13 @@ def adopt(model: keras.Model, distribution: FlowDistribution) -> bool:
         if layout is not None and layout.distribution is distribution:
             continue
         moved |= _lay(variable, distribution, owners.get(id(variable)))
-    moved |= _adopt_slots(model, distribution)
-    if moved:
+    layouts = [placed_layout(variable) for variable in model.weights]
+    relaid = any(a is not b for a, b in zip(layouts, _laid.get(model, layouts), strict=False))  # by kf.shard
+    _laid[model] = layouts
+    moved |= _adopt_slots(model, distribution, relaid)
+    if moved or relaid:
         backend().forget_steps(model)
-    return moved
+    return moved or relaid
 
 
 def relay_layer(layer: keras.Layer) -> None:
@@ -90,7 +98,7 @@ def _lay(variable: keras.Variable, distribution: FlowDistribution, layer: keras.
     return True
 
 
-def _adopt_slots(model: keras.Model, distribution: FlowDistribution) -> bool:
+def _adopt_slots(model: keras.Model, distribution: FlowDistribution, relaid: bool) -> bool:
     """Slots carry no reference to their variable: found by Keras's naming rule, `path_with_underscores + "_" + slot`."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -99,7 +107,7 @@ def _adopt_slots(model: keras.Model, distribution: FlowDistribution) -> bool:
     variables = {variable.path.replace("/", "_"): variable for variable in model.trainable_variables}
     for slot in optimizer.variables:
         layout = placed_layout(slot)
-        if layout is not None and layout.distribution is distribution:
+        if layout is not None and layout.distribution is distribution and not relaid:
             continue
         owners = [
             name
@@ -107,8 +115,7 @@ def _adopt_slots(model: keras.Model, distribution: FlowDistribution) -> bool:
             if slot.name.startswith(name + "_") and tuple(slot.shape) == tuple(variable.shape)
         ]
         if owners:
-            owner = variables[max(owners, key=len)]
-            placed = placed_layout(owner)
+            placed = placed_layout(variables[max(owners, key=len)])
         else:
             placed = PlacedLayout(Placed(Layout(distribution.placement, {}, tuple(slot.shape)), "default"), distribution)
         if placed is not None:

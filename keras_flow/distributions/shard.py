@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -30,19 +31,30 @@ def shard(layer: keras.Layer, **specs: sbp.SbpSpec) -> keras.Layer:
     Example:
         `kf.shard(keras.layers.Dense(64), kernel={"model": kf.sbp.split(1)})`
     """
-    if layer.built:
-        from keras_flow.distributions import models
-
-        names = {variable.path.rpartition("/")[2]: variable for variable in models.own_variables(layer)}
-        missing = [name for name in specs if name not in names]
-        if missing:
-            raise FlowError(f"layer {layer.name!r} has no variable {missing}; it has {sorted(names)}")
+    if problems := _unknown(layer, specs):
+        raise FlowError(problems[0])
     _specs[layer] = {**_specs.get(layer, {}), **specs}
     if layer.built:
         from keras_flow.distributions import models
 
         models.relay_layer(layer)
     return layer
+
+
+def unknown_names(layer: keras.Layer) -> list[str]:
+    """What is wrong with the names that `kf.shard` was given for a layer before it was built."""
+    return _unknown(layer, _specs.get(layer, {}))
+
+
+def _unknown(layer: keras.Layer, specs: Mapping[str, sbp.SbpSpec]) -> list[str]:
+    if not layer.built or not specs:
+        return []
+    from keras_flow.distributions import models
+
+    names = {variable.path.rpartition("/")[2] for variable in models.own_variables(layer)}
+    missing = [name for name in specs if name not in names]
+    text = f"kf.shard: layer {layer.name!r} has no variable {', '.join(map(repr, missing))}; it has {sorted(names)}"
+    return [text] if missing else []
 
 
 def shard_of(layer: keras.Layer | None, path: str) -> sbp.SbpSpec | None:

@@ -1,0 +1,5 @@
+"""The engine of the tests that train in pytest's own process. Other engines and more ranks have processes of their own."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"

@@ -1,0 +1,120 @@
+"""Hooks are data; and the program that JAX compiles for an uneven batch stays parallel."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from keras_flow.backends import hooking, keras_hooks
+from keras_flow.backends.active import backend
+from tests.distributions import programs
+
+HOOKS = [*keras_hooks.hooks(), *backend().hooks()]
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
+def test_each_names_a_target_and_says_why(hook: hooking.Hook) -> None:
+    owner, attribute = hooking._owner(hook.module, hook.name)
+    assert callable(getattr(owner, attribute))
+    assert len(hook.why) > 20
+    assert hook.replacement.__module__.startswith("keras_flow.backends")
+    for other in hook.also:
+        module, _, name = other.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def wrapped(hook: hooking.Hook) -> list[hooking.Hook]:
+    """The hooks on a hook's target, outermost first."""
+    owner, attribute = hooking._owner(hook.module, hook.name)
+    target, found = getattr(owner, attribute), []
+    while hasattr(target, "keras_flow_hook"):
+        found.append(target.keras_flow_hook)
+        target = target.__wrapped__
+    return found
+
+
+def test_installed_once() -> None:
+    kf.DataParallel(programs.DATA)
+    kf.DataParallel(programs.DATA)
+    for hook in HOOKS:
+        keys = [(one.module, one.name, one.replacement) for one in wrapped(hook)]
+        assert (hook.module, hook.name) in [key[:2] for key in keys]
+        assert len(set(keys)) == len(keys)
+
+
+def test_a_remembered_distribution_is_entered_before_an_engine_is_asked() -> None:
+    hook = next(hook for hook in backend().hooks() if hook.name == "JAXTrainer.predict_on_batch")
+    assert [one.name for one in wrapped(hook)] == ["Trainer.predict_on_batch", "JAXTrainer.predict_on_batch"]
+
+
+def test_a_missing_target_is_an_error_that_names_it() -> None:
+    hook = hooking.Hook("keras.src.trainers.trainer", "Trainer.no_such", lambda original: None, "for this test")
+    with pytest.raises(kf.FlowError, match=r"keras_flow wraps keras.src.trainers.trainer.Trainer.no_such, which keras 3"):
+        hooking._install_one(hook)
+
+
+def compiled_step(count: int, distribution: kf.DataParallel | kf.ModelParallel, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The text of the compiled training step for a batch of `count` rows, as stock fit makes it."""
+    texts: list[str] = []
+    original = jax.jit
+
+    def spy(function: object, **options: object) -> object:
+        jitted = original(function, **options)  # type: ignore[call-overload]
+
+        def call(*args: object) -> object:
+            texts.append(jitted.lower(*args).compile().as_text())
+            return jitted(*args)
+
+        return call
+
+    with distribution.scope():
+        model = programs.build(96, extra=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)])
+        from keras.src.backend.jax import trainer
+
+        hooked = trainer.jit
+        monkeypatch.setattr(trainer, "jit", lambda function, **options: hooked_with(spy, hooked, function, options))
+        model.fit(*programs.rows(count), batch_size=count, verbose=0)
+    return texts[0]
+
+
+def hooked_with(spy: object, hooked: object, function: object, options: dict) -> object:
+    """keras_flow's hook around `spy` in the place of Keras's own jit."""
+    return hooked.keras_flow_hook.replacement(spy, function, **options)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("count", [13, 16])
+def test_an_uneven_batch_stays_parallel(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows per device are ceil(n / r), and no row of the batch is gathered."""
+    text = compiled_step(count, kf.DataParallel(programs.DATA), monkeypatch)
+    per_device = -(-count // 4)
+    assert f"f32[{per_device},96]" in text
+    assert f"f32[{per_device},8]" in text
+    assert not re.findall(rf"f32\[(?:{count}|{4 * per_device}),(?:96|8|4)\]", text), "whole batches"
+    found = {kind: len(re.findall(rf" {kind}\(", text)) for kind in ("all-reduce", "all-gather", "all-to-all")}
+    assert found["all-reduce"] > 0
+    assert found["all-gather"] == found["all-to-all"] == 0
+
+
+def test_uneven_batches_give_the_numbers_of_one_device() -> None:
+    """Statistics of BatchNormalization and dropout masks included; 45 rows in batches of 13 over 4 ranks."""
+
+    def run() -> tuple[list[float], np.ndarray, keras.Model]:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(7)
+        model = programs.build(extra=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)])
+        losses = programs.fit(model, 45, batch_size=13, validation_split=0.1)
+        return losses, model.predict(programs.rows(45)[0], batch_size=13, verbose=0), model
+
+    single, predicted, reference = run()
+    for distribution in (kf.DataParallel(programs.DATA), programs.hybrid()):
+        with distribution.scope():
+            losses, found, model = run()
+        assert losses == pytest.approx(single, rel=1e-5)
+        np.testing.assert_allclose(found, predicted, rtol=1e-4, atol=1e-5)
+        programs.same(model, reference)

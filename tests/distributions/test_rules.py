@@ -1,0 +1,126 @@
+"""Rules: first match wins by search, and LayoutMaps match as Keras matches."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+import keras_flow as kf
+from keras_flow.distributions.rules import LayoutMapRules, PatternRules, axes_to_sbp, nearest
+from tests.distributions import programs
+
+S0, S1 = kf.sbp.split(0), kf.sbp.split(1)
+
+
+def key_of(rules: PatternRules | LayoutMapRules, path: str) -> str | None:
+    match = rules.match(path)
+    return match.key if match else None
+
+
+def test_patterns_are_searched_and_the_first_match_wins() -> None:
+    rules = PatternRules({"attention.*kernel": "S(1)", "kernel$": "S(0)", "kernel": "B"})
+    assert key_of(rules, "block/attention/query/kernel") == "attention.*kernel"
+    assert key_of(rules, "block/up/kernel") == "kernel$"
+    assert key_of(rules, "block/kernel_scale") == "kernel"
+    assert key_of(rules, "block/up/bias") is None
+    assert rules.keys == ("attention.*kernel", "kernel$", "kernel")
+
+
+def test_first_match_wins_on_a_model() -> None:
+    distribution = programs.tensor_parallel(**{"hidden/kernel": "S(1)", "kernel": "S(0)"})
+    with distribution.scope():
+        model = programs.build()
+    placed = {v.path: kf.layout_of(v) for v in model.variables if "seed" not in v.path}
+    assert str(placed["model/hidden/kernel"]) == "S(1) (from rule 'hidden/kernel')"
+    assert str(placed["model/logits/kernel"]) == "S(0) (from rule 'kernel')"
+    assert str(placed["model/hidden/bias"]) == "B (from default)"
+    assert programs.held(programs.variable(model, "hidden/kernel")) == dict.fromkeys(range(4), (8, 4))
+    assert programs.held(programs.variable(model, "logits/kernel")) == dict.fromkeys(range(4), (4, 4))
+
+
+@pytest.mark.parametrize("rules", [["kernel"], "kernel", 3])
+def test_rules_are_a_mapping(rules: object) -> None:
+    with pytest.raises(kf.FlowError, match=r"rules must be a mapping of regular expressions to sbp or a .*LayoutMap, got"):
+        kf.ModelParallel(programs.TENSOR, rules=rules)  # type: ignore[arg-type]
+
+
+def test_a_key_that_is_no_regular_expression() -> None:
+    with pytest.raises(kf.FlowError, match=r"activations: '\(' is not a regular expression: missing \)"):
+        kf.ModelParallel(programs.TENSOR, activations={"(": "B"})
+    with pytest.raises(kf.FlowError, match=r"rules: 3 is not a regular expression"):
+        kf.ModelParallel(programs.TENSOR, rules={3: "B"})  # type: ignore[dict-item]
+
+
+def layout_map(mesh: object = None, **axes: tuple) -> keras.distribution.LayoutMap:
+    out = keras.distribution.LayoutMap(mesh)
+    for key, value in axes.items():
+        out[key] = value
+    return out
+
+
+def test_layout_map_matches_as_keras_does() -> None:
+    keys = {"hidden/kernel": (None, "model"), ".*hidden.*kernel": ("model", None), "logits": ("model",), ".*a": (), "b.*": ()}
+    rules = LayoutMapRules(layout_map(**keys))
+    assert key_of(rules, "hidden/kernel") == "hidden/kernel", "an exact key wins"
+    assert key_of(rules, "top/hidden/kernel") == ".*hidden.*kernel", "else one full match"
+    assert key_of(rules, "logits/kernel") is None, "the whole path must match"
+    with pytest.raises(kf.FlowError, match=r"'b/a' matches several keys of the LayoutMap: \['\.\*a', 'b\.\*'\]; let each path"):
+        rules.match("b/a")
+
+
+def test_axes_by_dimension_become_sbp_by_axis() -> None:
+    assert axes_to_sbp((None, "model"), "k") == {"model": S1}
+    assert axes_to_sbp((("data", "model"), None), "k") == {"data": S0, "model": S0}
+    assert axes_to_sbp((None, None), "k") == {}
+    with pytest.raises(kf.FlowError, match="key 'k' uses axis 'model' on dimensions 0 and 2: an axis can split one dim"):
+        axes_to_sbp(("model", None, "model"), "k")
+
+
+def test_layout_map_without_mesh_and_mixed_keys() -> None:
+    """One map for variables and, with the ending /output, for layer outputs, as KerasHub's get_layout_map gives."""
+    rules = layout_map(
+        **{"model/hidden/kernel": (None, "model"), ".*logits/kernel": ("model", None), ".*hidden/output": (None, "model")}
+    )
+    distribution = kf.ModelParallel(programs.HYBRID, rules=rules)
+    reference = programs.build()
+    single = programs.fit(reference)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    with distribution.scope():
+        model = programs.build()
+        losses = programs.fit(model)
+    assert losses == pytest.approx(single, rel=1e-5)
+    programs.same(model, reference)
+    assert programs.held(programs.variable(model, "hidden/kernel")) == dict.fromkeys(range(4), (8, 8))
+
+
+def test_placement_from_the_mesh_of_the_map() -> None:
+    mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], [f"cpu:{rank}" for rank in (3, 2, 1, 0)])
+    rules = layout_map(mesh, **{"model/hidden/kernel": (None, "model")})
+    distribution = kf.ModelParallel(rules=rules, batch_axes="batch")
+    assert distribution.placement == kf.Placement([[3, 2], [1, 0]], ("batch", "model"), "cpu")
+    assert distribution.num_model_replicas == 2
+    with distribution.scope():
+        model = programs.build()
+    kernel = programs.variable(model, "hidden/kernel")
+    assert kf.layout_of(kernel).layout.local_slices(3) == (slice(0, 8), slice(0, 8))
+
+
+def test_map_and_placement_must_agree() -> None:
+    mesh = keras.distribution.DeviceMesh((4,), ["tensor"], [f"cpu:{rank}" for rank in range(4)])
+    with pytest.raises(kf.FlowError, match=r"LayoutMap's mesh has axes \['tensor'\], the placement \['model'\]: their names"):
+        kf.ModelParallel(programs.TENSOR, rules=layout_map(mesh, **{"k": ("tensor",)}))
+
+
+@pytest.mark.parametrize("rules", [None, {}, "map"])
+def test_no_placement(rules: object) -> None:
+    given = layout_map(k=("model",)) if rules == "map" else rules
+    with pytest.raises(kf.FlowError, match="needs a placement: give one, for example kf.Placement"):
+        kf.ModelParallel(rules=given)  # type: ignore[arg-type]
+
+
+def test_nearest_paths() -> None:
+    paths = ["encoder/block/hidden/kernel", "encoder/block/hidden/bias", "logits/kernel", "embedding/embeddings"]
+    assert nearest(r".*hiden.*kernel$", paths)[0] == "encoder/block/hidden/kernel"
+    assert nearest("logit/kernel", paths, 1) == ["logits/kernel"]
+    assert nearest("x", []) == []

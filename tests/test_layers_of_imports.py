@@ -1,0 +1,151 @@
+"""Who imports whom: the algebra needs no engine, and engines are told apart only inside `backends/`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch import programs
+
+ROOT = Path(__file__).parents[1]
+ENGINES = {"jax", "jaxlib", "tensorflow", "torch"}
+SOURCES = sorted((ROOT / "keras_flow").rglob("*.py"))
+BACKENDS = sorted(path for path in (ROOT / "backends").rglob("*.py") if path.parent.name in ENGINES)
+
+pytestmark = pytest.mark.timeout(120)
+
+BLOCK = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ImportError(f"{name} is blocked by this test")
+BLOCKED = {names}
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run(body: str, backend: str = "jax") -> str:
+    code, out, err = programs.finish(programs.start(["-c", body], backend), 100)
+    assert code == 0, err
+    return out.strip()
+
+
+def test_the_algebra_imports_with_keras_and_the_engines_blocked() -> None:
+    body = BLOCK.replace("{names}", "{'keras', 'jax', 'jaxlib', 'tensorflow', 'torch'}") + (
+        "import keras_flow as kf, keras_flow.sbp, keras_flow.placements, keras_flow.layout, keras_flow.errors\n"
+        "import keras_flow.backends.interface, keras_flow.backends.active\n"
+        "layout = kf.Layout(kf.Placement(range(4)), kf.sbp.split(0), (10, 2))\n"
+        "print([layout.local_shape(rank) for rank in range(4)], kf.FlowError.__name__, kf.placement('cpu', '0:0-1').size)\n"
+        "assert not set(sys.modules) & BLOCKED"
+    )
+    assert run(body) == "[(3, 2), (3, 2), (2, 2), (2, 2)] FlowError 2"
+
+
+def test_every_public_name_loads_when_asked_for() -> None:
+    body = (
+        "import sys, keras_flow as kf\nassert 'keras' not in sys.modules\n"
+        "for name in kf.__all__: getattr(kf, name)\nassert set(dir(kf)) >= set(kf.__all__)\n"
+        "try: kf.nothing\nexcept AttributeError as error: print(error)"
+    )
+    assert run(body) == "module 'keras_flow' has no attribute 'nothing'"
+
+
+@pytest.mark.parametrize("command", [[], ["compare"], ["launch"]])
+def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
+    body = BLOCK.replace("{names}", "{'keras', 'jax', 'jaxlib', 'tensorflow', 'torch'}") + (
+        f"from keras_flow.cli.app import app\ntry: app({[*command, '--help']!r})\nexcept SystemExit as end: sys.exit(end.code)"
+    )
+    assert "Usage" in run(body)
+
+
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_only_the_active_engine_is_loaded(engine: str) -> None:
+    """Keras itself loads TensorFlow where it is installed, for some layers and for fit: asked of what keras_flow adds."""
+    body = f"""
+import sys
+import keras
+engines = {{"jax", "tensorflow", "torch"}}
+before = engines & set(sys.modules)
+import keras_flow as kf
+kf.init(1)
+distribution = kf.DataParallel()
+kf.ModelParallel(kf.Placement([0], axis_names=("model",)), rules={{"kernel": "S(1)"}})
+with distribution.scope():
+    pass
+print(sorted((engines & set(sys.modules)) - before - {{{engine!r}}}))
+print([name for name in engines - {{{engine!r}}} if f"keras_flow.backends.{{name}}" in sys.modules])
+"""
+    assert run(body, engine).splitlines() == ["[]", "[]"]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and module of every import of a file, those inside functions included, and of import_module by name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
+
+
+def offends(module: str, others: set[str]) -> bool:
+    return module.partition(".")[0] in others or any(module.startswith(f"keras_flow.backends.{name}") for name in others)
+
+
+def test_nothing_outside_backends_imports_an_engine() -> None:
+    shared = sorted((ROOT / "backends").glob("*.py"))
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in (*SOURCES, *shared)
+        for line, module in imports(path)
+        if offends(module, ENGINES)
+    ]
+    assert not found, found
+
+
+def test_a_backend_imports_no_other_engine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in BACKENDS
+        for line, module in imports(path)
+        if offends(module, ENGINES - {path.parent.name, "jaxlib"})
+    ]
+    assert not found, found
+
+
+def test_the_algebra_imports_only_itself_and_numpy() -> None:
+    allowed = ("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.errors", "keras_flow.runtime.env")
+    for name in ("sbp", "placements", "layout", "errors"):
+        for line, module in imports(ROOT / "keras_flow" / f"{name}.py"):
+            if module.startswith(("keras", "keras_flow")):
+                legal = module == "keras_flow.sbp" or module.startswith(allowed) or module == "keras_flow.runtime.env"
+                assert legal, f"{name}.py:{line} imports {module}"
+
+
+def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
+    """`if backend == ...` belongs into a capability record. Texts of errors may name an engine."""
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                names = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+                if names & ENGINES:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+    assert not found, found
+
+
+def test_the_folders_of_the_engines_have_the_same_core_files() -> None:
+    core = {"__init__", "capabilities", "data", "devices", "hooks", "layers", "layouts", "trainer", "variables"}
+    for name in ("jax", "tensorflow", "torch"):
+        assert core <= {path.stem for path in (ROOT / "backends" / name).glob("*.py")}, name
