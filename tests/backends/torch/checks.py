@@ -229,7 +229,7 @@ def models_that_act_row_by_row_are_known() -> None:
         (lambda x: layers.Dense(3, activation=lambda t: t - ops.mean(t))(x), "custom activation"),
         (lambda x: layers.Lambda(lambda t: t * 2.0)(x), "not known to act row by row"),
         (lambda x: x + np.ones((8, 6, 4), "float32"), "no batch dimension"),
-        (lambda x: layers.BatchNormalization(axis=0)(x), "along dimension 0"),
+        (lambda x: layers.UnitNormalization(axis=0)(x), "along dimension 0"),
     ):
         reason = reason_against(functional(function))
         assert reason is not None and word in reason, (word, reason)
