@@ -230,7 +230,15 @@ def _operations() -> Sequence[Hook]:
     when = operations.in_traced_step
     concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
     return (
-        Hook("tensorflow", "concat", operations.concat, concat, when=when),
+        # in `array_ops`, where the gradient of `tf.split` finds it, too
+        Hook(
+            "tensorflow.python.ops.array_ops",
+            "concat",
+            operations.concat,
+            concat,
+            when=when,
+            also=("tensorflow:concat",),
+        ),
         Hook("tensorflow", "split", operations.split, "fails along a split dim; its gradient is tf.concat", when=when),
         Hook("tensorflow", "tile", operations.tile, "fails along a split dim", when=when),
         Hook("tensorflow", "pad", operations.pad, "fails along a split dim", when=when),

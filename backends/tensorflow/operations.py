@@ -29,8 +29,10 @@ def in_traced_step(*args: object, **kwargs: object) -> bool:
 
 def concat(original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
     """`tf.concat` of tensors, and to a tensor, that are whole along the joined dim."""
-    if not isinstance(values, list | tuple) or not isinstance(axis, int):
+    known = _known(axis)
+    if not isinstance(values, list | tuple) or known is None:
         return original(values, axis, name=name)
+    axis = int(known)
     values = [whole_dims(value, (axis,)) for value in _tensors(values)]
     return whole_dims(original(values, axis, name=name), (axis,))
 
