@@ -38,7 +38,9 @@ def by_hand(width: int, x: np.ndarray, y: np.ndarray):
     model = build(width)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    rows = slice(dist.get_rank() * BATCH // dist.get_world_size(), (dist.get_rank() + 1) * BATCH // dist.get_world_size())
+    rows = slice(
+        dist.get_rank() * BATCH // dist.get_world_size(), (dist.get_rank() + 1) * BATCH // dist.get_world_size()
+    )
     own_x, own_y = torch.tensor(x[rows]), torch.tensor(y[rows])
 
     def step() -> None:
@@ -94,7 +96,9 @@ def main(width: int, rounds: int) -> list[str]:
             if turn > 1:
                 seconds[name].append(time.perf_counter() - start)
     base = statistics.median(seconds["torch DDP by hand"])
-    lines = [f"{build(width).count_params():,} parameters, {kf.env.get_world_size()} ranks, {BATCH} rows, {rounds} rounds"]
+    lines = [
+        f"{build(width).count_params():,} parameters, {kf.env.get_world_size()} ranks, {BATCH} rows, {rounds} rounds"
+    ]
     for name, step in ways.items():
         times = seconds[name]
         count, size = count_collectives(step)
@@ -107,7 +111,9 @@ def main(width: int, rounds: int) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=640, help="width of the hidden layers (640: about 1 million parameters)")
+    parser.add_argument(
+        "--width", type=int, default=640, help="width of the hidden layers (640: about 1 million parameters)"
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()

@@ -70,7 +70,7 @@ def _table(result: Comparison) -> str:
         rows.append(
             f"<tr{first}>"
             + "".join(
-                f'<td{" class=bad" if bad else ""}>{escape(cell)}</td>' for cell, bad in zip(cells, over, strict=True)
+                f"<td{' class=bad' if bad else ''}>{escape(cell)}</td>" for cell, bad in zip(cells, over, strict=True)
             )
             + "</tr>"
         )

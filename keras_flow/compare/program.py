@@ -115,7 +115,9 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     """
     if layout == "1":
         return None
-    named: Mapping[str, Callable[[], FlowDistribution]] = module.distributions() if hasattr(module, "distributions") else {}
+    named: Mapping[str, Callable[[], FlowDistribution]] = (
+        module.distributions() if hasattr(module, "distributions") else {}
+    )
     if layout in named:
         return named[layout]
     import keras_flow as kf
@@ -127,7 +129,11 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     if not tensor and not hybrid:
         raise FlowError(
             f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB"
-            + (f", or one of distributions(): {sorted(named)}" if named else ", or a name from the file's distributions()")
+            + (
+                f", or one of distributions(): {sorted(named)}"
+                if named
+                else ", or a name from the file's distributions()"
+            )
         )
     if not hasattr(module, "rules"):
         raise FlowError(

@@ -218,7 +218,9 @@ def _failures(run: RunResult, random_layers: bool) -> list[str]:
     if not run.loss_share <= 1:
         out.append(f"{name}: loss deviates by {run.loss_deviation:.2g}, {run.loss_share:.2g} times the tolerance")
     if not run.weights_share <= 1:
-        out.append(f"{name}: weights deviate by {run.weights_deviation:.2g}, {run.weights_share:.2g} times the tolerance")
+        out.append(
+            f"{name}: weights deviate by {run.weights_deviation:.2g}, {run.weights_share:.2g} times the tolerance"
+        )
     if run.ranks_used < run.ranks_named:
         out.append(f"{name}: used {run.ranks_used} of the {run.ranks_named} ranks that it names")
     own = run.evaluated[run.backend]
@@ -228,7 +230,9 @@ def _failures(run: RunResult, random_layers: bool) -> list[str]:
     if run.between_backends is not None and not random_layers:
         limit = deviations.BETWEEN_BACKENDS * max(1.0, max(map(abs, run.losses))) * deviations.drift(len(run.losses))
         if not run.between_backends <= limit:
-            out.append(f"{name}: loss deviates by {run.between_backends:.2g} from the first backend's (limit {limit:.2g})")
+            out.append(
+                f"{name}: loss deviates by {run.between_backends:.2g} from the first backend's (limit {limit:.2g})"
+            )
     return out
 
 

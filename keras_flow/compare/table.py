@@ -32,7 +32,9 @@ def show(result: Comparison, console: Console) -> None:
         "Δ engine: from the first backend, same layout. MB/rank: most weights that one rank holds."
     )
     if result.random_layers:
-        console.print("The model draws random numbers: backends differ from each other by nature, so Δ engine is not judged.")
+        console.print(
+            "The model draws random numbers: backends differ from each other by nature, so Δ engine is not judged."
+        )
     for backend, reason in result.skipped.items():
         console.print(f"left out: {backend} ({reason})")
     for failure in result.failures:

@@ -1,6 +1,6 @@
 """The process of one backend: trains every layout from the same weights, or evaluates the weights of all runs.
 
-    python -m keras_flow.compare.worker train|evaluate job.json
+python -m keras_flow.compare.worker train|evaluate job.json
 """
 
 from __future__ import annotations
@@ -178,7 +178,13 @@ def _watch(job: Job, layout: str, steps: int, leads: bool, sizes: list[int]):
             self.losses.append((mean * rows - self._sum) / sizes[batch])
             self._sum = mean * rows
             if leads and (len(self.losses) % 5 == 0 or len(self.losses) == steps):
-                line = {"backend": job.backend, "layout": layout, "step": len(self.losses), "steps": steps, "loss": self.losses[-1]}
+                line = {
+                    "backend": job.backend,
+                    "layout": layout,
+                    "step": len(self.losses),
+                    "steps": steps,
+                    "loss": self.losses[-1],
+                }
                 with events.open("a") as file:
                     file.write(json.dumps(line) + "\n")
             if len(self.losses) >= steps:

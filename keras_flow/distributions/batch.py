@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,9 @@ class BatchPlan:
 
 def rows_of(leaves: Sequence[object]) -> tuple[int, ...]:
     """Length of dimension 0 of each tensor of a batch; None leaves and scalars have none."""
-    shapes = [tuple(np.shape(leaf) if not hasattr(leaf, "shape") else leaf.shape) for leaf in leaves if leaf is not None]
+    shapes = [
+        tuple(np.shape(leaf) if not hasattr(leaf, "shape") else leaf.shape) for leaf in leaves if leaf is not None
+    ]
     return tuple(int(shape[0]) for shape in shapes if shape)
 
 
@@ -50,9 +53,21 @@ class UnevenNotice:
 
     def __init__(self) -> None:
         self._said = False
+        self._asked: int | None = None
+
+    @contextmanager
+    def expecting(self, batch_size: int | None) -> Iterator[None]:
+        """Inside, the batch size is the one that was asked for, whatever the first batch holds (data that are shorter
+        than one batch); None: it is told by the first batch."""
+        before, self._asked = self._asked, batch_size
+        try:
+            yield
+        finally:
+            self._asked = before
 
     def see(self, rows: int, replicas: int) -> None:
         """Tell it the first batch of an epoch, on an engine that computes an uneven batch on every rank."""
+        rows = self._asked or rows
         if self._said or rows % replicas == 0:
             return
         self._said = True

@@ -56,9 +56,7 @@ def _tensorflow(build, x, y, loss) -> dict[str, np.ndarray]:
     with tf.GradientTape() as tape:
         value = loss()(y, model(x, training=False))
     grads = tape.gradient(value, [v.value for v in model.trainable_variables])
-    return {
-        v.path: tf.convert_to_tensor(g).numpy() for v, g in zip(model.trainable_variables, grads, strict=True)
-    }
+    return {v.path: tf.convert_to_tensor(g).numpy() for v, g in zip(model.trainable_variables, grads, strict=True)}
 
 
 def _torch(build, x, y, loss) -> dict[str, np.ndarray]:

@@ -112,7 +112,9 @@ class Run:
             layout = placed.placed.layout
             for rank, shard in backend().shards(variable).items():
                 if tuple(shard.shape) != layout.local_shape(rank):
-                    self.unsplit.append(f"{variable.path}: rank {rank} holds {shard.shape}, not {layout.local_shape(rank)}")
+                    self.unsplit.append(
+                        f"{variable.path}: rank {rank} holds {shard.shape}, not {layout.local_shape(rank)}"
+                    )
 
     def fit(self, model: keras.Model, *args: object, **kwargs: object) -> dict:
         """`model.fit`, recording the loss after each step and the epoch logs."""
@@ -157,9 +159,7 @@ def _short(path: str) -> str:
     return re.sub(r"_\d+(?=/|$)", "", path)
 
 
-def run_once(
-    case: Case, layout: str, folder: str, fault: str = "", policy: str = "float32"
-) -> tuple[Run, list[str]]:
+def run_once(case: Case, layout: str, folder: str, fault: str = "", policy: str = "float32") -> tuple[Run, list[str]]:
     """Run a case under one layout from the same seeds; returns its numbers and the keras_flow warnings."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)

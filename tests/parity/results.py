@@ -24,7 +24,16 @@ class Grid:
         self._file = self._folder / "results.jsonl"
         self._log = self._folder / "log.txt"
         self._started = time.monotonic()
-        command = [sys.executable, "-m", "tests.parity.worker", "--backend", backend, "--out", str(self._file), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.parity.worker",
+            "--backend",
+            backend,
+            "--out",
+            str(self._file),
+            *options,
+        ]
         env = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """The support table: what each backend does with each feature under each layout, from the grid's results.
 
-    python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/support.md
+python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/support.md
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _product_text(product: Sequence[dict]) -> str:
         return ""
     good = [result for result in product if result["status"] == "ok"]
     worst = max(share for result in good for share in result["worst"].values())
-    bad = "".join(f"- {result['backend']}: {result['case']}, {result['layout']}\n" for result in product if result not in good)
+    bad = "".join(
+        f"- {result['backend']}: {result['case']}, {result['layout']}\n" for result in product if result not in good
+    )
     return f"""
 ## The product
 

@@ -33,7 +33,9 @@ def test_numbers_of_one_device(grids, backend, case, layout):
         assert reason, f"refused, and docs/support.md does not say so: {result['error']}"
         assert reason in result["error"]
         return
-    assert result["status"] == "ok", result.get("over") or f"{result.get('error')} (one device: {result['single'] or 'fine'})"
+    assert result["status"] == "ok", (
+        result.get("over") or f"{result.get('error')} (one device: {result['single'] or 'fine'})"
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

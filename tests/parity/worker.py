@@ -1,6 +1,6 @@
 """Runs the grid's cases on one backend and writes one JSON line for each case and layout.
 
-    python -m tests.parity.worker --backend torch --out results.jsonl --layouts dp4,tp4,2x2 --only mlp,cnn
+python -m tests.parity.worker --backend torch --out results.jsonl --layouts dp4,tp4,2x2 --only mlp,cnn
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ def run_cases(options: dict, folder: str) -> None:
     from tests.parity import faults
     from tests.parity.cases import CASES, product
 
-    chosen = [case for name, case in (product.CASES if options["product"] else CASES).items() if re.search(options["only"], name)]
+    chosen = [
+        case
+        for name, case in (product.CASES if options["product"] else CASES).items()
+        if re.search(options["only"], name)
+    ]
     if options["faults"]:
         results = faults.run(folder)
     else:

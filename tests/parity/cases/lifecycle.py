@@ -239,9 +239,17 @@ def _sparse(run: Run) -> None:
     import scipy.sparse
 
     with run.scope():
-        model = keras.Sequential([layers.Input((16,), sparse=keras.backend.backend() != "torch"), layers.Dense(8, name="hidden")])
+        model = keras.Sequential(
+            [layers.Input((16,), sparse=keras.backend.backend() != "torch"), layers.Dense(8, name="hidden")]
+        )
         model.compile(keras.optimizers.SGD(0.1), crossentropy())
-        run.fit(model, scipy.sparse.csr_matrix(np.maximum(data.FEATURES, 0)), data.LABELS, batch_size=data.BATCH, shuffle=False)
+        run.fit(
+            model,
+            scipy.sparse.csr_matrix(np.maximum(data.FEATURES, 0)),
+            data.LABELS,
+            batch_size=data.BATCH,
+            shuffle=False,
+        )
         run.record("value", "predict", model.predict(data.FEATURES, verbose=0))
     run.record_model(model)
 
@@ -251,8 +259,14 @@ def _ragged(run: Run) -> None:
 
     rows = tf.ragged.constant([[1, 2], [3], [4, 5, 6], [7]] * 4)
     with run.scope():
-        model = keras.Sequential([layers.Input((None,), dtype="int32", ragged=True), layers.Embedding(8, 4, name="hidden"),
-                                  layers.GlobalAveragePooling1D(), layers.Dense(2)])
+        model = keras.Sequential(
+            [
+                layers.Input((None,), dtype="int32", ragged=True),
+                layers.Embedding(8, 4, name="hidden"),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(2),
+            ]
+        )
         model.compile(keras.optimizers.SGD(0.1), "mse")
         run.fit(model, tf.data.Dataset.from_tensor_slices((rows, np.ones((16, 2), "float32"))).batch(8))
     run.record_model(model)
@@ -288,7 +302,12 @@ CASES = (
     Case("files", _files, ("save, load_model, save_weights, load_weights",), MLP_RULES),
     Case("made elsewhere", _elsewhere, ("a model built, compiled or trained elsewhere",), MLP_RULES),
     Case("two placements", _two_placements, ("two models on two placements",), layouts=("tp4",)),
-    Case("other layouts", _other_layouts, ("kf.shard, activations, LayoutMap, several axes on one dim",), layouts=("2x2",)),
+    Case(
+        "other layouts",
+        _other_layouts,
+        ("kf.shard, activations, LayoutMap, several axes on one dim",),
+        layouts=("2x2",),
+    ),
     Case("preprocessing", _preprocessing, ("Normalization.adapt", "fit from torch DataLoader"), {"hidden/kernel": 1}),
     Case("custom random layer", _row_layers, ("a custom layer with random numbers",), {"hidden/kernel": 1}),
     Case(

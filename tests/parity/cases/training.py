@@ -67,7 +67,11 @@ def _optimizer_options(run: Run) -> None:
 def _metrics(run: Run) -> None:
     with run.scope():
         model = keras.Sequential(
-            [layers.Input((16,)), layers.Dense(16, activation="relu", name="hidden"), layers.Dense(1, "sigmoid", name="p")]
+            [
+                layers.Input((16,)),
+                layers.Dense(16, activation="relu", name="hidden"),
+                layers.Dense(1, "sigmoid", name="p"),
+            ]
         )
         model.compile(
             keras.optimizers.Adam(1e-2),
@@ -80,7 +84,12 @@ def _metrics(run: Run) -> None:
             ],
         )
         run.fit(
-            model, data.FEATURES, data.BINARY, batch_size=data.BATCH, epochs=2, class_weight={0: 1.0, 1: 2.0},
+            model,
+            data.FEATURES,
+            data.BINARY,
+            batch_size=data.BATCH,
+            epochs=2,
+            class_weight={0: 1.0, 1: 2.0},
             validation_data=(data.FEATURES[:30], data.BINARY[:30]),
         )
         run.record_model(model)
@@ -254,8 +263,10 @@ def _jax_adversaries():
             fixed = list(zip(self.non_trainable_variables, other, strict=True))
             with keras.StatelessScope(state_mapping=fixed) as scope:
                 noise = keras.random.normal((batch.shape[0], 4), seed=self.seeds)
-            other = [scope.get_current_value(v) if scope.get_current_value(v) is not None else v.value
-                     for v in self.non_trainable_variables]
+            other = [
+                scope.get_current_value(v) if scope.get_current_value(v) is not None else v.value
+                for v in self.non_trainable_variables
+            ]
             maker = [variables[v.path] for v in self.maker.trainable_variables]
             judge = [variables[v.path] for v in self.judge.trainable_variables]
             rest = list(zip(self.maker.trainable_variables, maker, strict=True))
@@ -334,9 +345,7 @@ CASES = (
         ),
         {"hidden/kernel": 1, "hidden/bias": 0, "score/kernel": 0},
     ),
-    Case(
-        "optimizer options", _optimizer_options, ("EMA", "gradient accumulation", "loss scaling"), MLP_RULES
-    ),
+    Case("optimizer options", _optimizer_options, ("EMA", "gradient accumulation", "loss scaling"), MLP_RULES),
     Case("metrics", _metrics, ("AUC, TopK, F1, MeanIoU", "class_weight"), {"hidden/kernel": 1}),
     Case("tf.data", _tf_data, ("fit from tf.data", "Muon"), MLP_RULES),
     Case("steps_per_execution", lambda run: _compiled(run, steps_per_execution=2), ("steps_per_execution",), MLP_RULES),
