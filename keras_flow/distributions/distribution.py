@@ -27,6 +27,8 @@ from keras_flow.runtime import versions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from keras_flow.backends.interface import Backend
+
 
 class ActivationLayout:
     """A layout for a layer's output, whose shape is known only when the layer is called."""
@@ -73,7 +75,7 @@ class FlowDistribution(distribution_lib.Distribution):
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
             )
-        _check_ranks(placement, engine_world.size, engine_world.type, engine.name)
+        _check_ranks(placement, engine_world.size, engine_world.type, engine)
         unknown = [axis for axis in batch_axes if axis not in placement.axis_names]
         if unknown:
             raise FlowError(f"batch_axes names {unknown}, the placement's axes are {list(placement.axis_names)}")
@@ -295,7 +297,7 @@ def _nearest(key: str, paths: Iterable[str]) -> list[str]:
     return nearest(key, paths)
 
 
-def _check_ranks(placement: Placement, size: int, type: str, engine: str) -> None:
+def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) -> None:
     if placement.type != type:
         raise FlowError(
             f"the placement is of type {placement.type!r}, this job runs on {type!r} devices: "
@@ -304,10 +306,14 @@ def _check_ranks(placement: Placement, size: int, type: str, engine: str) -> Non
     if max(placement.ranks) >= size:
         need = max(placement.ranks) + 1
         raise FlowError(
-            f"the placement needs ranks up to {max(placement.ranks)}, {engine} has {size} "
+            f"the placement needs ranks up to {max(placement.ranks)}, {engine.name} has {size} "
             f"({'rank 0' if size == 1 else f'ranks 0 to {size - 1}'}). Start the program with kf.run(main, devices={need}) or "
             f"`keras-flow launch --devices {need} script.py`"
-            + ("" if engine == "torch" else f", or call kf.init(devices={need}) before any layer or tensor is made")
+            + (
+                f", or call kf.init(devices={need}) before any layer or tensor is made"
+                if engine.capabilities.drives_all_ranks
+                else ""
+            )
         )
 
 

@@ -21,7 +21,6 @@ def mine(shape: tuple[int, ...], dtype: object = None) -> object:
 
 
 def model_with(initializer: object) -> keras.Model:
-    keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     return keras.Sequential(
         [
@@ -91,6 +90,7 @@ def test_set_and_loaded_weights_go_slice_by_slice(tmp_path: Path, sent: list) ->
         sent.clear()
         model.set_weights(values)
         loaded = model_with("zeros")
+        assert whole_on_one_device() == []
         loaded.load_weights(tmp_path / "w.weights.h5")
         whole = keras.models.load_model(tmp_path / "m.keras")
         assert not whole_on_one_device()

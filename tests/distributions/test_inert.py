@@ -19,8 +19,9 @@ def digest(*values):
         text.update(np.ascontiguousarray(value).tobytes())
     return text.hexdigest()[:16]
 
-def program(name):
-    keras.utils.clear_session()
+def program(name, distribution=None):
+    keras.utils.clear_session()  # takes the distribution away too
+    keras.distribution.set_distribution(distribution)
     keras.utils.set_random_seed(5)
     random = np.random.default_rng(1)
     x, y = random.standard_normal((48, 8)).astype("float32"), random.integers(0, 4, 48)
@@ -34,9 +35,7 @@ def program(name):
         sorted({len(v.value.sharding.device_set) for v in model.variables}))
 
 program("alone")
-keras.distribution.set_distribution(keras.distribution.DataParallel())
-program("under Keras's own DataParallel")
-keras.distribution.set_distribution(None)
+program("under Keras's own DataParallel", keras.distribution.DataParallel())
 program("afterwards")
 """
 

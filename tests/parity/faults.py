@@ -9,9 +9,10 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from keras_flow.runtime import env
 from tests.parity.cases import data
 from tests.parity.cases.layers import crossentropy
-from tests.parity.harness import Case, Run, compare, run_once
+from tests.parity.harness import LAYOUTS, Case, Run, compare, run_once
 
 FAULTS = ("gradient of one rank x 1.01", "dropout mask shifted", "last batch dropped", "one row counted twice")
 RULES = {"hidden/kernel": 1, "hidden/bias": 0, "logits/kernel": 0}
@@ -79,12 +80,8 @@ def run(folder: str) -> Iterator[dict]:
     """Each seeded fault against one device; `caught` says whether the comparison saw it. The run without a fault must
     pass, else nothing would be proven."""
     case = Case("seeded fault", _program, (), RULES)
-    reference, _ = run_once(case, "1", folder)
-    for layout in ("dp4", "tp4", "2x2"):
-        clean, _ = run_once(case, layout, folder)
-        measured = compare(reference, clean)
-        yield {"case": "no fault", "layout": layout, "caught": bool(measured.over), "over": measured.over}
-    for layout, fault in SEEDED:
-        faulty, _ = run_once(case, layout, folder, fault)
-        measured = compare(reference, faulty)
-        yield {"case": fault, "layout": layout, "caught": bool(measured.over), "over": measured.over}
+    reference = run_once(case, "1", folder)[0] if env.process_index() == 0 else None
+    for layout, fault in (*((name, "") for name in LAYOUTS), *SEEDED):
+        found, _ = run_once(case, layout, folder, fault)
+        over = compare(reference, found).over if reference is not None else []  # rank 0 has the reference
+        yield {"case": fault or "no fault", "layout": layout, "caught": bool(over), "over": over}

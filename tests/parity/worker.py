@@ -66,18 +66,20 @@ def run_cases(options: dict, folder: str) -> None:
 
 
 def run_case(case, options: dict, folder: str):
-    """One device, then each layout; yields one result for each layout."""
+    """One device (on rank 0 alone), then each layout; yields one result for each layout."""
     from keras_flow import FlowError
+    from keras_flow.runtime import env
     from tests.parity import harness
 
-    folder = os.path.join(folder, re.sub(r"\W+", "_", case.name))
+    folder = os.path.join(folder, re.sub(r"\W+", "_", case.name))  # one for all ranks, as a user's would be
     os.makedirs(folder, exist_ok=True)
     started = time.perf_counter()
+    references, single_error = [], ""
     try:
-        references = [harness.run_once(case, "1", folder)[0]]
-        if case.half:
-            references.append(harness.run_once(case, "1", folder, policy=case.half)[0])
-        single_error = ""
+        if env.process_index() == 0:
+            references.append(harness.run_once(case, "1", folder)[0])
+            if case.half:
+                references.append(harness.run_once(case, "1", folder, policy=case.half)[0])
     except Exception as error:
         references, single_error = [], f"{type(error).__name__}: {error}"
         if options["trace"]:
