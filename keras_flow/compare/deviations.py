@@ -45,9 +45,14 @@ def of_losses(found: Sequence[float], expected: Sequence[float]) -> Deviation:
 
 
 def of_weights(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], steps: int) -> Deviation:
-    """Final weights: `max|a - b| <= 1e-4 max(1, max|b|)` for each variable, for 20 steps."""
+    """Final weights: `max|a - b| <= 1e-4 max(1, max|b|)` for each variable, for 20 steps.
+
+    Weights that are not finite, or of another shape, are infinitely far.
+    """
     worst = Deviation(0.0, 0.0)
     for a, b in zip(found, expected, strict=True):
+        if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return Deviation(float("inf"), float("inf"))
         if not b.size:
             continue
         gap = float(np.abs(a.astype("float64") - b.astype("float64")).max())

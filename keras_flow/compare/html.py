@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from math import isfinite
 
 from rich.text import Text
 
@@ -78,7 +79,7 @@ def _table(result: Comparison) -> str:
 
 
 def _charts(result: Comparison) -> str:
-    top = max(max(run.losses) for run in result.runs)
+    top = max((loss for run in result.runs for loss in run.losses if isfinite(loss)), default=1.0)
     return "".join(
         _chart(backend, [run for run in result.runs if run.backend == backend], top)
         for backend in dict.fromkeys(run.backend for run in result.runs)

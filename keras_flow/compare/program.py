@@ -62,7 +62,7 @@ def load_data(module: ModuleType) -> Data:
     """The rows of the program.
 
     Raises:
-        FlowError: not two or four arrays, or no rows.
+        FlowError: not two or four arrays, arrays of different lengths, or no rows.
     """
     values = module.load_data()
     if not isinstance(values, tuple | list) or len(values) not in (2, 4):
@@ -70,7 +70,9 @@ def load_data(module: ModuleType) -> Data:
     data = Data(*values)
     from keras_flow.compare.order import length_of
 
-    if length_of(data.x) == 0:
+    if data.x_val is not None:
+        length_of((data.x_val, data.y_val))
+    if length_of((data.x, data.y)) == 0:
         raise FlowError("load_data() returned no rows")
     return data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -77,8 +78,16 @@ class Comparison:
     skipped: dict[str, str]
 
     def write(self, path: Path) -> None:
-        """Write report.json."""
+        """Write report.json; numbers that are not finite, which JSON has not, become null."""
         values = asdict(self)
         for run, source in zip(values["runs"], self.runs, strict=True):
             run["ranks_used"] = source.ranks_used
-        path.write_text(json.dumps(values, indent=1))
+        path.write_text(json.dumps(_finite(values), indent=1, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

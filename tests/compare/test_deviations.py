@@ -1,0 +1,65 @@
+"""The tolerances, as they are stated."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from keras_flow.compare.deviations import drift, of_losses, of_weights
+
+
+def test_losses() -> None:
+    expected = [2.0, 1.0]
+    assert of_losses(expected, expected).of_tolerance == 0
+    at_limit = [2.0, 1.0 + 1e-5 + 1e-7]
+    found = of_losses(at_limit, expected)
+    assert found.of_tolerance == pytest.approx(1, rel=1e-6)
+    assert found.value == pytest.approx(1.01e-5, rel=1e-6)
+    assert of_losses([2.0, 1.00002], expected).of_tolerance > 1
+    assert of_losses([0.0, 2e-7], [0.0, 0.0]).of_tolerance == pytest.approx(2)
+
+
+def test_losses_of_long_runs_may_drift_in_proportion() -> None:
+    expected = np.ones(40)
+    assert of_losses(expected + 1e-5 * np.linspace(0, 2, 40), expected).of_tolerance < 1.01
+    assert of_losses(expected + 2e-5, expected).of_tolerance > 1.9, "the first 20 steps may not"
+    assert (drift(5), drift(20), drift(60)) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("found", [[1.0], [1.0, math.nan], [1.0, math.inf], [1.0, 1.0, 1.0], []])
+def test_losses_that_cannot_be_compared_are_infinitely_far(found: list[float]) -> None:
+    result = of_losses(found, [1.0, 1.0])
+    assert result.value == result.of_tolerance == math.inf
+    assert not result.of_tolerance <= 1
+
+
+def test_a_reference_that_is_not_finite_fails() -> None:
+    for wrong in (math.nan, math.inf):
+        assert not of_losses([1.0], [wrong]).of_tolerance <= 1
+
+
+def test_weights() -> None:
+    small, large = np.array([0.5, -0.5], "float32"), np.array([8.0], "float32")
+    assert of_weights([small, large], [small, large], 20).of_tolerance == 0
+    assert of_weights([small + 1e-4], [small], 20).of_tolerance == pytest.approx(1, rel=1e-2)
+    assert of_weights([large + 8e-4], [large], 20).of_tolerance == pytest.approx(1, rel=1e-2)
+    assert of_weights([small + 2e-4], [small], 20).of_tolerance > 1
+    assert of_weights([small + 2e-4], [small], 40).of_tolerance == pytest.approx(1, rel=1e-2)
+    worst = of_weights([small + 1e-5, large + 4e-4], [small, large], 20)
+    assert worst.value == pytest.approx(4e-4, rel=1e-2)
+    assert of_weights([np.zeros((0, 3))], [np.zeros((0, 3))], 20).of_tolerance == 0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_weights_that_are_not_finite_fail(wrong: float) -> None:
+    good = np.ones(2, "float32")
+    bad = np.array([1.0, wrong], "float32")
+    assert not of_weights([bad, good], [good, good], 20).of_tolerance <= 1
+    assert not of_weights([good, bad], [good, good], 20).of_tolerance <= 1
+    assert not of_weights([good], [bad], 20).of_tolerance <= 1
+
+
+def test_weights_of_other_shapes_fail() -> None:
+    assert not of_weights([np.ones((2, 1))], [np.ones(2)], 20).of_tolerance <= 1

@@ -1,0 +1,54 @@
+"""`keras-flow compare`, as a user runs it: the exit status is the verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch import programs
+
+TINY = str(Path(__file__).parent / "tiny.py")
+pytestmark = pytest.mark.timeout(200)
+
+
+def compare(out: Path, layouts: str, *options: str) -> tuple[int, str, str]:
+    command = ["-m", "keras_flow.cli.app", "compare", TINY, "--backends", "jax", "--layouts", layouts, "--out", str(out)]
+    return programs.finish(programs.start([*command, "--steps", "6", "--batch-size", "14", *options], "jax"), 180)
+
+
+def test_layouts_that_agree(tmp_path: Path) -> None:
+    code, out, err = compare(tmp_path, "1,dp2,tp2")
+    assert code == 0, out + err
+    assert "All runs agree within the tolerances." in out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [(run["layout"], run["ranks_used"], len(run["losses"])) for run in report["runs"]] == [
+        ("1", 1, 6),
+        ("dp2", 2, 6),
+        ("tp2", 2, 6),
+    ]
+    assert all(run["loss_share"] <= 1 and run["weights_share"] <= 1 for run in report["runs"])
+    assert report["runs"][2]["shapes"]["1"]["tiny/hidden/kernel"] == [6, 4]
+    weights = 4 * (6 * 8 + 8 + 8 * 3 + 3)
+    split = 4 * (6 * 8 // 2 + 8 + 8 * 3 // 2 + 3)
+    assert [run["bytes_per_rank"]["0"] for run in report["runs"]] == [weights, weights, split]
+    assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+def test_seeded_faults_are_caught(tmp_path: Path) -> None:
+    code, out, err = compare(tmp_path, "dp3,scaled")
+    assert code == 1, out + err
+    failures = json.loads((tmp_path / "report.json").read_text())["failures"]
+    assert "jax dp3: used 2 of the 3 ranks that it names" in failures
+    assert any(text.startswith("jax scaled: loss deviates by") for text in failures)
+    assert any(text.startswith("jax scaled: weights deviate by") for text in failures)
+    assert not any(text.startswith("jax dp3: loss") for text in failures)
+    assert "FAILED" in out
+
+
+def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
+    code, out, err = compare(tmp_path, "pp4")
+    assert code == 1
+    assert "keras-flow: jax: unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions(): ['dp3', 'scaled']" in err
+    assert "Traceback" not in out + err

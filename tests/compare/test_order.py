@@ -1,0 +1,49 @@
+"""The order of samples: a function of seed and epoch only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from keras_flow import FlowError
+from keras_flow.compare.order import Ordered, length_of
+
+
+def epoch(batches: Ordered) -> list[int]:
+    return [int(row) for index in range(len(batches)) for row in batches[index][0]]  # type: ignore[union-attr]
+
+
+def test_order() -> None:
+    x = np.arange(23)
+    one, two, other = Ordered(x, x * 2, 5, seed=1), Ordered(x, x * 2, 5, seed=1), Ordered(x, x * 2, 5, seed=2)
+    first = epoch(one)
+    assert first == epoch(two) == epoch(one)
+    assert first != epoch(other)
+    assert sorted(first) == list(x), "each row once"
+    one.on_epoch_end()
+    second = epoch(one)
+    assert second != first
+    assert sorted(second) == list(x)
+    two.on_epoch_end()
+    assert epoch(two) == second
+    assert first != list(x), "shuffled"
+    assert epoch(Ordered(x, x, 7, seed=1)) == first, "whatever the batch size"
+
+
+@pytest.mark.parametrize(("rows", "batch", "sizes"), [(23, 5, [5, 5, 5, 5, 3]), (10, 5, [5, 5]), (3, 8, [3])])
+def test_sizes(rows: int, batch: int, sizes: list[int]) -> None:
+    batches = Ordered(np.arange(rows), np.arange(rows), batch, 0)
+    assert batches.sizes == sizes == [len(batches[index][1]) for index in range(len(batches))]  # type: ignore[arg-type]
+
+
+def test_structures_stay_together() -> None:
+    batches = Ordered({"a": np.arange(9), "b": np.arange(9) * 10}, [np.arange(9) * 100], 4, 0)
+    x, y = batches[1]
+    np.testing.assert_array_equal(x["b"], x["a"] * 10)  # type: ignore[index]
+    np.testing.assert_array_equal(y[0], x["a"] * 100)  # type: ignore[index]
+
+
+def test_different_lengths() -> None:
+    assert length_of((np.ones(3), {"a": np.ones((3, 2))})) == 3
+    with pytest.raises(FlowError, match=r"arrays of different lengths: \[2, 3\]"):
+        Ordered(np.ones(3), np.ones(2), 2, 0)

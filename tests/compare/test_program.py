@@ -1,0 +1,114 @@
+"""The user's file: what it must define, and what is said where it does not."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from keras_flow.compare import program
+from tests.launch import programs as files
+
+TINY = Path(__file__).parent / "tiny.py"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModuleType:
+    kf.init(4)
+    return program.load(TINY)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("", "defines no build_model and no load_data"),
+        ("def build_model(): pass", "defines no load_data"),
+        ("build_model = 3\ndef load_data(): pass", "defines no build_model"),
+    ],
+)
+def test_missing_functions(tmp_path: Path, text: str, missing: str) -> None:
+    path = files.write(tmp_path, text, f"incomplete_{len(text)}.py")
+    with pytest.raises(kf.FlowError) as error:
+        program.load(path)
+    assert missing in str(error.value)
+    assert "build_model(), which returns a compiled model, and load_data(), which returns (x, y)" in str(error.value)
+
+
+def module(**functions: object) -> ModuleType:
+    out = ModuleType("given")
+    out.__file__ = "given.py"
+    out.__dict__.update(functions)
+    return out
+
+
+def test_a_model_that_is_none_or_not_compiled(tiny: ModuleType) -> None:
+    import keras
+
+    with pytest.raises(kf.FlowError, match=r"build_model\(\) must return a compiled keras.Model, got NoneType"):
+        program.build_model(module(build_model=lambda: None))
+    with pytest.raises(kf.FlowError, match="returned a model that is not compiled: call model.compile"):
+        program.build_model(module(build_model=lambda: keras.Sequential([keras.layers.Dense(1)])))
+    assert program.build_model(tiny).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (None, r"load_data\(\) must return \(x, y\) or \(x, y, x_val, y_val\), got NoneType"),
+        ((1,), r"must return \(x, y\)"),
+        ((np.ones(3), np.ones(3), np.ones(3)), r"must return \(x, y\)"),
+        ((np.ones((0, 2)), np.ones(0)), r"load_data\(\) returned no rows"),
+        ((np.ones((3, 2)), np.ones(2)), r"arrays of different lengths: \[2, 3\]"),
+        ((np.ones(3), np.ones(3), np.ones(2), np.ones(1)), r"arrays of different lengths: \[1, 2\]"),
+    ],
+)
+def test_wrong_data(values: object, text: str) -> None:
+    with pytest.raises(kf.FlowError, match=text):
+        program.load_data(module(load_data=lambda: values))
+
+
+def test_data() -> None:
+    x, y = {"a": np.ones((3, 2)), "b": np.ones(3)}, np.ones(3)
+    data = program.load_data(module(load_data=lambda: (x, y)))
+    assert (data.x, data.y, data.x_val, data.y_val) == (x, y, None, None)
+
+
+def test_names_of_layouts(tiny: ModuleType) -> None:
+    assert program.distribution_maker(tiny, "1") is None
+    made = {name: program.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "scaled")}  # type: ignore[misc]
+    assert {name: (one.placement.hierarchy, one.placement.axis_names) for name, one in made.items()} == {
+        "dp4": ((4,), ("data",)),
+        "tp2": ((2,), ("model",)),
+        "2x2": ((2, 2), ("data", "model")),
+        "scaled": ((2,), ("data",)),
+    }
+    assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
+    with pytest.raises(kf.FlowError, match=r"unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions\(\): \['dp3'"):
+        program.distribution_maker(tiny, "pp4")
+
+
+def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> None:
+    bare = module(build_model=tiny.build_model)
+    for layout in ("tp4", "2x2"):
+        with pytest.raises(kf.FlowError) as error:
+            program.distribution_maker(bare, layout)
+        text = str(error.value)
+        assert f"layout '{layout}' splits variables, and given.py has neither rules() nor distributions()" in text
+    scope: dict = {}
+    exec(text.partition("\n\n")[2], scope)  # it can be pasted
+    rules = scope["rules"]()
+    distribution = kf.ModelParallel(kf.Placement(range(2), axis_names=("model",)), rules=rules)
+    assert list(rules.values()) == [{"model": kf.sbp.split(1)}, {"model": kf.sbp.split(0)}]
+    with distribution.scope():
+        model = tiny.build_model()
+    distribution.check(model)
+    assert kf.layout_of(model.variables[0]).layout.nd_sbp == (kf.sbp.split(1),)
+
+
+def test_examples_of_docstrings() -> None:
+    result = doctest.testmod(program)
+    assert (result.attempted, result.failed) == (1, 0)

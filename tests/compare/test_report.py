@@ -1,0 +1,161 @@
+"""Table, page and JSON of a comparison that is made by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from keras_flow.compare import html, table
+from keras_flow.compare.result import Comparison, RunResult
+
+SHAPES = {"1": {0: [8, 4]}, "tp2": {0: [8, 2], 1: [8, 2]}}
+
+
+def run(backend: str, layout: str, share: float = 0.1) -> RunResult:
+    shapes = SHAPES[layout]
+    return RunResult(
+        backend=backend,
+        layout=layout,
+        losses=[1.5, 1.0, 0.5],
+        evaluation={"loss": 0.4, "accuracy": 0.75},
+        step_seconds=0.012,
+        bytes_per_rank={rank: 4 * shape[0] * shape[1] for rank, shape in shapes.items()},
+        shapes={rank: {"m/kernel": shape, "m/seed_generator_state": [2]} for rank, shape in shapes.items()},
+        declared={"m/kernel": "[S(1)]"},
+        ranks_named=len(shapes),
+        loss_deviation=share * 1e-5,
+        loss_share=share,
+        weights_deviation=share * 1e-4,
+        weights_share=share,
+        between_backends=None if backend == "jax" else 1e-6,
+        evaluated={"jax": 0.4, "torch": 0.400001},
+        hierarchy=[len(shapes)],
+    )
+
+
+GOOD = Comparison(
+    program="mine <&>.py",
+    runs=[run(backend, layout) for backend in ("jax", "torch") for layout in ("1", "tp2")],
+    failures=[],
+    batch_size=64,
+    seed=3,
+    versions={"keras": "3.15.1", "jax": "0.10.2"},
+    random_layers=False,
+    skipped={"tensorflow": "not installed"},
+)
+BAD = replace(
+    GOOD,
+    runs=[GOOD.runs[0], run("jax", "tp2", share=7.0), *GOOD.runs[2:]],
+    failures=["jax tp2: loss deviates by 7e-05, 7 times the tolerance <b>"],
+    random_layers=True,
+)
+
+
+class Parsed(HTMLParser):
+    """Tags, their attributes, and the texts of table cells."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "rect", "line", "polyline"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+@pytest.mark.parametrize("result", [GOOD, BAD], ids=["good", "bad"])
+def test_the_page_fetches_nothing_and_is_well_formed(result: Comparison) -> None:
+    page = html.page(result)
+    assert not re.search(r"https?://|src=|href=|@import|url\(|<script|<link", page)
+    parsed = Parsed(page)
+    assert not parsed.open, "every element is closed"
+    assert "mine &lt;&amp;&gt;.py" in page
+    assert "mine <&>" not in page
+
+
+def test_the_page_has_every_run_curve_and_shard() -> None:
+    page = html.page(GOOD)
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    numbers = [row for row in cells if len(row) == 10]
+    assert [row[:2] for row in numbers] == [["jax", "1"], ["jax", "tp2"], ["torch", "1"], ["torch", "tp2"]]
+    assert numbers[1][2:] == ["0.40000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000"]
+    evaluated = [row for row in cells if len(row) == 4]
+    assert evaluated[3] == ["torch", "tp2", "0.400000", "0.400001"]
+    assert page.count("<polyline") == 4, "a curve for each run"
+    assert "m/kernel [8, 4]: rank 1 holds [8, 2] ([S(1)])" in page
+    assert "seed_generator" not in page
+    assert "All runs agree within the tolerances." in page
+    assert "keras 3.15.1, jax 0.10.2" in page
+
+
+def test_the_page_shows_failures() -> None:
+    page = html.page(BAD)
+    assert "All runs agree" not in page
+    assert '<li class="bad">jax tp2: loss deviates by 7e-05, 7 times the tolerance &lt;b&gt;</li>' in page
+    assert page.count("<td class=bad>") == 2, "loss and weights of one run"
+    assert "not judged: the model draws random numbers" in page
+
+
+def shown(result: Comparison) -> str:
+    out = StringIO()
+    table.show(result, Console(file=out, width=150))
+    return out.getvalue()
+
+
+def test_table() -> None:
+    text = shown(GOOD)
+    assert "mine <&>.py: 3 steps of 64 rows" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["jax", "tp2", "0.40000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000"] in lines
+    assert ["torch", "1", "0.40000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.000"] in lines
+    assert "left out: tensorflow (not installed)" in text
+    assert "All runs agree within the tolerances." in text
+
+
+def test_table_of_failures() -> None:
+    text = " ".join(shown(BAD).split())
+    assert "FAILED jax tp2: loss deviates by 7e-05, 7 times the tolerance" in text
+    assert "at most 700 % of the tolerance (jax tp2)" in text
+    assert "Δ engine is not judged" in text
+    assert "All runs agree" not in text
+
+
+def test_json_holds_all(tmp_path: Path) -> None:
+    BAD.write(tmp_path / "report.json")
+    values = json.loads((tmp_path / "report.json").read_text())
+    assert values["failures"] == BAD.failures
+    assert values["skipped"] == {"tensorflow": "not installed"}
+    assert [(one["backend"], one["layout"], one["ranks_used"]) for one in values["runs"]] == [
+        ("jax", "1", 1),
+        ("jax", "tp2", 2),
+        ("torch", "1", 1),
+        ("torch", "tp2", 2),
+    ]
+    assert values["runs"][1]["shapes"]["1"]["m/kernel"] == [8, 2]
+    assert values["runs"][1]["losses"] == [1.5, 1.0, 0.5]
+
+
+def test_runs_that_diverged_are_drawn_too(tmp_path: Path) -> None:
+    lost = replace(GOOD.runs[1], losses=[1.5, math.nan, math.inf], loss_deviation=math.inf, loss_share=math.inf)
+    result = replace(GOOD, runs=[GOOD.runs[0], lost, *GOOD.runs[2:]], failures=["jax tp2: diverged"])
+    points = re.findall(r'points="([^"]*)"', html.page(result))
+    assert not any("nan" in one or "inf" in one for one in points)
+    assert "inf" in shown(result)
+    result.write(tmp_path / "report.json")
+    json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
