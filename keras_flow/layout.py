@@ -63,7 +63,11 @@ class Layout:
                 if not -len(shape) <= part.dim < len(shape):
                     raise FlowError(
                         f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} does not have: "
-                        + (f"legal are {-len(shape)} to {len(shape) - 1}" if shape else "a scalar can only be broadcast")
+                        + (
+                            f"legal are {-len(shape)} to {len(shape) - 1}"
+                            if shape
+                            else "a scalar can only be broadcast"
+                        )
                     )
                 part = Split(part.dim % len(shape))
             parts.append(part)

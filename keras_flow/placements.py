@@ -63,7 +63,9 @@ class Placement:
             raise FlowError(f"ranks are numbered from 0, got {min(flat)} in {array.tolist()}")
         double = sorted({rank for rank in flat if flat.count(rank) > 1}) if len(set(flat)) < len(flat) else []
         if double:
-            raise FlowError(f"each rank may stand once in a placement; {double} stand more than once in {array.tolist()}")
+            raise FlowError(
+                f"each rank may stand once in a placement; {double} stand more than once in {array.tolist()}"
+            )
         if axis_names is None:
             names = tuple(f"axis{i}" for i in range(array.ndim))
         else:

@@ -99,7 +99,9 @@ def _one(value: object, spec: object) -> Sbp:
         return value
     if isinstance(value, str):
         return _parse_one(value.strip(), value)
-    raise FlowError(f"{value!r} in {spec!r} is not an sbp: use kf.sbp.split(dim), kf.sbp.broadcast or kf.sbp.partial_sum")
+    raise FlowError(
+        f"{value!r} in {spec!r} is not an sbp: use kf.sbp.split(dim), kf.sbp.broadcast or kf.sbp.partial_sum"
+    )
 
 
 def nd_sbp(spec: SbpSpec, axis_names: Sequence[str]) -> NdSbp:
@@ -128,7 +130,9 @@ def nd_sbp(spec: SbpSpec, axis_names: Sequence[str]) -> NdSbp:
     elif isinstance(spec, Sequence):
         parsed = tuple(_one(value, spec) for value in spec)
     else:
-        raise FlowError(f"cannot read an nd_sbp from {spec!r}: give a tuple, a string as 'S(0),B' or a dict by axis name")
+        raise FlowError(
+            f"cannot read an nd_sbp from {spec!r}: give a tuple, a string as 'S(0),B' or a dict by axis name"
+        )
     if len(parsed) != len(axis_names):
         raise FlowError(
             f"{spec!r} has {len(parsed)} sbp, the placement has {len(axis_names)} axes {list(axis_names)}: "

@@ -46,7 +46,7 @@ class Uneven:
         return self.rows
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(np.asarray(self.buffer)[: self.rows], dtype=dtype)  # run_eagerly computes it whole
+        return np.asarray(self.buffer)[: self.rows].astype(np.dtype(dtype or self.dtype))  # type: ignore[arg-type]  # run_eagerly computes it whole
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[int, NamedSharding]]:
         return (self.buffer,), (self.rows, self.sharding)

@@ -6,7 +6,6 @@ import os
 import re
 
 import jax
-from jax import Device  # as a name: pyright takes `jax.Device` for a variable
 
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
@@ -56,7 +55,7 @@ def world() -> World:
     return _world or init(announced_devices(), None)
 
 
-def rank_devices() -> tuple[Device, ...]:
+def rank_devices() -> tuple[jax.Device, ...]:  # pyright: ignore[reportInvalidTypeForm]
     """The device of each rank, in the order of ranks."""
     here = world()
     return tuple(jax.devices(here.type)[: here.size])
@@ -106,7 +105,7 @@ def _announced_cpu_devices() -> int:
     return int(flag[-1]) if flag else 1
 
 
-def _as_world(devices: list[Device]) -> World:
+def _as_world(devices: list[jax.Device]) -> World:  # pyright: ignore[reportInvalidTypeForm]
     mine = tuple(rank for rank, device in enumerate(devices) if device.process_index == jax.process_index())
     return World(
         size=len(devices),
@@ -117,7 +116,7 @@ def _as_world(devices: list[Device]) -> World:
     )
 
 
-def _too_few(devices: int, found: list[Device]) -> str:
+def _too_few(devices: int, found: list[jax.Device]) -> str:  # pyright: ignore[reportInvalidTypeForm]
     have = f"{len(found)} device{'s' if len(found) > 1 else ''} of type {found[0].platform!r}"
     if found[0].platform != "cpu":
         return (

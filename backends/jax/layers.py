@@ -25,9 +25,9 @@ def wants_replica_statistics(
 def batch_normalization(
     original: Callable[..., object],
     layer: keras.layers.BatchNormalization,
-    inputs: object,
+    inputs: keras.KerasTensor,
     training: bool | None = None,
-    mask: object = None,
+    mask: keras.KerasTensor | None = None,
 ) -> object:
     """Hook: statistics by replica. (Global statistics need no hook: the step sees logical tensors.)"""
     distribution = active()

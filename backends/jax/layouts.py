@@ -6,6 +6,7 @@ import functools
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras.src import tree
 
@@ -22,7 +23,9 @@ def mesh(placement: Placement) -> Mesh:
     """The mesh of a placement; a rank is the index in `jax.devices()`, not a device's id (these have gaps across
     processes)."""
     devices = jax.devices(placement.type)
-    return Mesh(np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), placement.axis_names)
+    return Mesh(
+        np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), placement.axis_names
+    )
 
 
 def engine_layout(layout: Layout) -> NamedSharding:
@@ -39,7 +42,7 @@ def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
         if not isinstance(tensor, jax.Array):
             return tensor
         layout = activation_layout(distribution.placement, nd_sbp, tensor.shape, path)
-        if isinstance(tensor, jax.core.Tracer):
+        if isinstance(tensor, Tracer):
             return jax.lax.with_sharding_constraint(tensor, engine_layout(layout))
         return jax.device_put(tensor, engine_layout(layout)) if layout.divides else tensor
 

@@ -23,7 +23,7 @@ _purged: WeakKeyDictionary[keras.Model, list[tuple[keras.Variable, jax.Array]]] 
 def enter(distribution: FlowDistribution) -> None:
     """Build the mesh; random layers are equal for every layout only with partitionable threefry."""
     layouts.mesh(distribution.placement)
-    if not jax.config.jax_threefry_partitionable:
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         raise FlowError(
             "jax_threefry_partitionable is off: random layers would depend on the layout. Leave it on (JAX's default), "
             'jax.config.update("jax_threefry_partitionable", True)'

@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 from keras import initializers
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
 
@@ -31,9 +32,7 @@ def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape:
     return not layout.is_fully_replicated
 
 
-def initialize(
-    original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]
-) -> None:
+def initialize(original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]) -> None:
     """Hook: an initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory."""
     distribution = active()
     if distribution is None or isinstance(initializer, _BY_ELEMENT):
@@ -45,7 +44,7 @@ def initialize(
         return original(variable, initializer)
     with jax.default_device(jax.devices("cpu")[0]):
         value = np.asarray(initializer(variable._shape, dtype=variable._dtype))
-    variable._value = from_host(value, layout.backend_layout)
+    variable._value = from_host(value, engine_layout(layout.placed.layout))
     return None
 
 
@@ -59,7 +58,7 @@ def assign(original: Callable[..., object], variable: keras.Variable, value: obj
         or tuple(value.shape) != tuple(variable.shape)
     ):
         return original(variable, value)
-    variable._value = from_host(value.astype(_numpy_dtype(variable), copy=False), layout.backend_layout)
+    variable._value = from_host(value.astype(_numpy_dtype(variable), copy=False), engine_layout(layout.placed.layout))
     return variable._value
 
 
@@ -81,7 +80,7 @@ def from_host(value: np.ndarray, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
 
 
-def _ranks(sharding: Sharding) -> dict[jax.Device, int]:
+def _ranks(sharding: Sharding) -> dict[jax.Device, int]:  # pyright: ignore[reportInvalidTypeForm]
     platform = next(iter(sharding.device_set)).platform
     return {device: rank for rank, device in enumerate(jax.devices(platform))}
 

@@ -98,7 +98,9 @@ def _chart(backend: str, runs: list[RunResult], top: float) -> str:
     for index, run in enumerate(runs):
         colour = _COLOURS[index % len(_COLOURS)]
         path = " ".join(
-            f"{left + (width - left - 8) * step / steps:.1f},{y_of(loss):.1f}" for step, loss in enumerate(run.losses)
+            f"{left + (width - left - 8) * step / steps:.1f},{y_of(loss):.1f}"
+            for step, loss in enumerate(run.losses)
+            if isfinite(loss)
         )
         lines.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{max(1.2, 7 - 2 * index)}" '

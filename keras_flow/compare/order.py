@@ -46,7 +46,8 @@ class Ordered(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[object, object]:
         rows = self._order[index * self._batch : (index + 1) * self._batch]
-        return tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
+        x, y = (tree.map_structure(lambda leaf: np.asarray(leaf)[rows], part) for part in (self._x, self._y))
+        return x, y
 
     @property
     def sizes(self) -> list[int]:

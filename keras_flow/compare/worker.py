@@ -82,9 +82,9 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
         epochs = job.epochs or (-(-job.steps // len(batches)) if job.steps else 1)
         steps = min(job.steps or epochs * len(batches), epochs * len(batches))
         watch = _watch(job, layout, steps, leads, batches.sizes)
-        model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[watch])
+        model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
         rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
-        logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)
+        logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
         model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
         weights = model.get_weights()
     _write_held(folder, job.backend, layout, model)
@@ -188,7 +188,7 @@ def _watch(job: Job, layout: str, steps: int, leads: bool, sizes: list[int]):
                 with events.open("a") as file:
                     file.write(json.dumps(line) + "\n")
             if len(self.losses) >= steps:
-                self.model.stop_training = True
+                self.model.stop_training = True  # type: ignore[union-attr]
 
         def median_seconds(self) -> float:
             """Median over the second half of the steps: without compilation."""
@@ -215,8 +215,8 @@ def evaluate(path: str) -> None:
     losses = {}
     for file in sorted(folder.glob("final-*.weights.h5")):
         model.load_weights(file)
-        loss = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)["loss"]
-        losses[file.name.removeprefix("final-").removesuffix(".weights.h5")] = float(loss)
+        logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
+        losses[file.name.removeprefix("final-").removesuffix(".weights.h5")] = float(logs["loss"])
     (folder / f"evaluated-{job.backend}.json").write_text(json.dumps(losses))
 
 

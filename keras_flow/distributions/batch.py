@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_flow.errors import ComputedWhole
 from keras_flow.layout import balanced
@@ -43,7 +45,7 @@ class BatchPlan:
 def rows_of(leaves: Sequence[object]) -> tuple[int, ...]:
     """Length of dimension 0 of each tensor of a batch; None leaves and scalars have none."""
     shapes = [
-        tuple(np.shape(leaf) if not hasattr(leaf, "shape") else leaf.shape) for leaf in leaves if leaf is not None
+        tuple(getattr(leaf, "shape", None) or np.shape(cast(ArrayLike, leaf))) for leaf in leaves if leaf is not None
     ]
     return tuple(int(shape[0]) for shape in shapes if shape)
 

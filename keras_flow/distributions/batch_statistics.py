@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import keras
 from keras import ops
@@ -13,10 +14,10 @@ from keras_flow.layout import balanced
 def by_groups(
     call: Callable[..., object],
     layer: keras.layers.BatchNormalization,
-    inputs: object,
+    inputs: keras.KerasTensor,
     groups: int,
     training: bool | None,
-    mask: object = None,
+    mask: keras.KerasTensor | None = None,
 ) -> object:
     """Apply a BatchNormalization group by group; the groups are the balanced split of the logical rows.
 
@@ -34,9 +35,9 @@ def by_groups(
     Returns:
         Tensor of the shape of `inputs`.
     """
-    rows = int(ops.shape(inputs)[0])
+    rows = int(cast(tuple[int, ...], ops.shape(inputs))[0])
     blocks = [block for block in (balanced(rows, groups, index) for index in range(groups)) if block[1] > block[0]]
-    moving = (layer.moving_mean, layer.moving_variance)
+    moving = cast(tuple[keras.Variable, ...], (layer.moving_mean, layer.moving_variance))
     before = [ops.copy(variable.value) for variable in moving]
     outputs, after = [], []
     for start, stop in blocks:

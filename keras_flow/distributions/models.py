@@ -117,7 +117,9 @@ def _adopt_slots(model: keras.Model, distribution: FlowDistribution, relaid: boo
         if owners:
             placed = placed_layout(variables[max(owners, key=len)])
         else:
-            placed = PlacedLayout(Placed(Layout(distribution.placement, {}, tuple(slot.shape)), "default"), distribution)
+            placed = PlacedLayout(
+                Placed(Layout(distribution.placement, {}, tuple(slot.shape)), "default"), distribution
+            )
         if placed is not None:
             backend().place(slot, placed)
             moved = True

@@ -43,7 +43,7 @@ class PlacedLayout(TensorLayout):
         self.placed = placed
         self.distribution = distribution
         self._axes = tuple(
-            (axes if len(axes) > 1 else axes[0]) if axes else None
+            None if not axes else axes[0] if len(axes) == 1 else axes
             for axes in (placed.layout.axes_of_dim(dim) for dim in range(len(placed.layout.shape)))
         )
         self._device_mesh = distribution.device_mesh

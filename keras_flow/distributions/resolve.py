@@ -110,7 +110,9 @@ def problems_of(asked: Layout, source: str, path: str) -> list[str]:
     return []
 
 
-def joined_axes(uses: Sequence[sbp.NdSbp], batch_axes: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def joined_axes(
+    uses: Sequence[sbp.NdSbp], batch_axes: Sequence[str], names: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
     """Groups of axes that split one dimension together wherever one of them is used.
 
     Args:

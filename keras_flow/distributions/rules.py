@@ -97,13 +97,17 @@ class LayoutMapRules:
             if not found:
                 return None
             key = found[0]
-        return Match(key, axes_to_sbp(self._map[key].axes, key))
+        return Match(key, self._spec(key))
+
+    def _spec(self, key: str) -> dict[str, sbp.Split]:
+        layout = self._map[key]
+        return axes_to_sbp(layout.axes if layout is not None else (), key)
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
         out = []
         for key in self.keys:
             try:
-                out.append(axes_to_sbp(self._map[key].axes, key))
+                out.append(self._spec(key))
             except FlowError:
                 continue  # reported when a path matches it
         return out
