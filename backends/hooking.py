@@ -64,7 +64,7 @@ def install(engine: Backend) -> None:
     """
     from keras_flow.backends import keras_hooks
 
-    # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before an engine's hook asks
+    # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before these ask for it
     for hook in (*engine.hooks(), *keras_hooks.hooks()):
         key = (hook.module, hook.name, hook.replacement)
         if key not in _installed:
@@ -101,7 +101,7 @@ def _owner(module: str, name: str) -> tuple[object, str]:
         import keras
 
         raise FlowError(
-            f"keras_flow wraps {module}.{name}, which keras {keras.__version__} does not have: install a supported version "
-            "(see the README), or report it"
+            f"keras_flow wraps {module}.{name}, which keras {keras.__version__} does not have: install a supported "
+            "version (see the README), or report it"
         ) from error
     return target, attribute

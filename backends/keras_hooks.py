@@ -156,8 +156,8 @@ def hooks() -> Sequence[Hook]:
                 "keras.src.models.model",
                 f"Trainer.{name}",
                 _entry,
-                "enters the distribution that the model was built under, lays a foreign model anew, raises layout problems "
-                "before the first step, and leaves a usable model after an error",
+                "enters the distribution that the model was built under, lays a foreign model anew, raises layout "
+                "problems before the first step, and leaves a usable model after an error",
                 when=_held,
             )
             for name in _ENTRIES

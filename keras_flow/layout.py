@@ -61,13 +61,12 @@ class Layout:
         for axis, part in zip(placement.axis_names, _sbp.nd_sbp(nd_sbp, placement.axis_names), strict=True):
             if isinstance(part, Split):
                 if not -len(shape) <= part.dim < len(shape):
+                    legal = (
+                        f"legal are {-len(shape)} to {len(shape) - 1}" if shape else "a scalar can only be broadcast"
+                    )
                     raise FlowError(
-                        f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} does not have: "
-                        + (
-                            f"legal are {-len(shape)} to {len(shape) - 1}"
-                            if shape
-                            else "a scalar can only be broadcast"
-                        )
+                        f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} "
+                        f"does not have: {legal}"
                     )
                 part = Split(part.dim % len(shape))
             parts.append(part)

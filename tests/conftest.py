@@ -1,4 +1,4 @@
-"""The engine of the tests that train in pytest's own process. Other engines and more ranks have processes of their own."""
+"""The engine of the tests that train in pytest's own process; other engines have processes of their own."""
 
 import os
 

@@ -39,7 +39,8 @@ def test_the_algebra_imports_with_keras_and_the_engines_blocked() -> None:
         "import keras_flow as kf, keras_flow.sbp, keras_flow.placements, keras_flow.layout, keras_flow.errors\n"
         "import keras_flow.backends.interface, keras_flow.backends.active\n"
         "layout = kf.Layout(kf.Placement(range(4)), kf.sbp.split(0), (10, 2))\n"
-        "print([layout.local_shape(rank) for rank in range(4)], kf.FlowError.__name__, kf.placement('cpu', '0:0-1').size)\n"
+        "shapes = [layout.local_shape(rank) for rank in range(4)]\n"
+        "print(shapes, kf.FlowError.__name__, kf.placement('cpu', '0:0-1').size)\n"
         "assert not set(sys.modules) & BLOCKED"
     )
     assert run(body) == "[(3, 2), (3, 2), (2, 2), (2, 2)] FlowError 2"
@@ -57,14 +58,15 @@ def test_every_public_name_loads_when_asked_for() -> None:
 @pytest.mark.parametrize("command", [[], ["compare"], ["launch"]])
 def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
     body = BLOCK.replace("{names}", "{'keras', 'jax', 'jaxlib', 'tensorflow', 'torch'}") + (
-        f"from keras_flow.cli.app import app\ntry: app({[*command, '--help']!r})\nexcept SystemExit as end: sys.exit(end.code)"
+        f"from keras_flow.cli.app import app\ntry: app({[*command, '--help']!r})\n"
+        "except SystemExit as end: sys.exit(end.code)"
     )
     assert "Usage" in run(body)
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 def test_only_the_active_engine_is_loaded(engine: str) -> None:
-    """Keras itself loads TensorFlow where it is installed, for some layers and for fit: asked of what keras_flow adds."""
+    """Keras itself loads TensorFlow where it is installed: asked of what keras_flow adds."""
     body = f"""
 import sys
 import keras
@@ -99,7 +101,9 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def offends(module: str, others: set[str]) -> bool:
-    return module.partition(".")[0] in others or any(module.startswith(f"keras_flow.backends.{name}") for name in others)
+    return module.partition(".")[0] in others or any(
+        module.startswith(f"keras_flow.backends.{name}") for name in others
+    )
 
 
 def test_nothing_outside_backends_imports_an_engine() -> None:
@@ -124,7 +128,13 @@ def test_a_backend_imports_no_other_engine() -> None:
 
 
 def test_the_algebra_imports_only_itself_and_numpy() -> None:
-    allowed = ("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.errors", "keras_flow.runtime.env")
+    allowed = (
+        "keras_flow.sbp",
+        "keras_flow.placements",
+        "keras_flow.layout",
+        "keras_flow.errors",
+        "keras_flow.runtime.env",
+    )
     for name in ("sbp", "placements", "layout", "errors"):
         for line, module in imports(ROOT / "keras_flow" / f"{name}.py"):
             if module.startswith(("keras", "keras_flow")):

@@ -66,8 +66,8 @@ def _backends(options: CompareOptions) -> tuple[list[str], dict[str, str]]:
             skipped[name] = "not installed"
         else:
             raise FlowError(
-                f"backend {name!r} is not installed: pip install 'keras-flow[{name}]', leave it out of --backends, or pass "
-                "--skip-missing"
+                f"backend {name!r} is not installed: pip install 'keras-flow[{name}]', leave it out of --backends, or "
+                "pass --skip-missing"
             )
     if not present:
         raise FlowError(f"none of the backends {list(options.backends)} is installed")
@@ -163,7 +163,7 @@ def judge(options: CompareOptions, jobs: list[Job], folder: Path, skipped: dict[
         for job in jobs
         for layout in job.layouts
     }
-    for (backend, layout), run in raw.items():
+    for (_, layout), run in raw.items():
         random_layers |= run["random_layers"]
         found_versions |= run["versions"]
         result = _judge_one(folder, run, raw, evaluated, ranks_of(layout))

@@ -133,10 +133,7 @@ def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
     bytes_of: dict[str, int] = {}
     for variable in model.weights:  # type: ignore[attr-defined]
         layout_of = placed_layout(variable)
-        if layout == "1":
-            shards = {0: variable.numpy()}
-        else:
-            shards = engine().shards(variable)
+        shards = {0: variable.numpy()} if layout == "1" else engine().shards(variable)
         declared[variable.path] = repr(list(layout_of.placed.layout.nd_sbp)) if layout_of else "one device"
         for rank, shard in shards.items():
             held.setdefault(str(rank), {})[variable.path] = list(shard.shape)

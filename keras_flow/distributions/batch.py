@@ -74,8 +74,8 @@ class UnevenNotice:
             return
         self._said = True
         warnings.warn(
-            f"a batch of {rows} rows does not divide by {replicas} data ranks: each rank computes it whole (the numbers "
-            f"are those of one device, nothing is gained). The next batch size that divides is "
+            f"a batch of {rows} rows does not divide by {replicas} data ranks: each rank computes it whole (the "
+            f"numbers are those of one device, nothing is gained). The next batch size that divides is "
             f"{BatchPlan(rows, replicas).padded_rows}",
             ComputedWhole,
             stacklevel=3,

@@ -240,7 +240,8 @@ class FlowDistribution(distribution_lib.Distribution):
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
                 + "\n  ".join(problems)
-                + "\nPaths are those of `variable.path`; rules are regular expressions searched in them, first match wins."
+                + "\nPaths are those of `variable.path`; rules are regular expressions searched in them, first "
+                "match wins."
             )
 
     @staticmethod
@@ -307,8 +308,8 @@ def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) ->
         need = max(placement.ranks) + 1
         raise FlowError(
             f"the placement needs ranks up to {max(placement.ranks)}, {engine.name} has {size} "
-            f"({'rank 0' if size == 1 else f'ranks 0 to {size - 1}'}). Start the program with kf.run(main, devices={need}) or "
-            f"`keras-flow launch --devices {need} script.py`"
+            f"({'rank 0' if size == 1 else f'ranks 0 to {size - 1}'}). Start the program with "
+            f"kf.run(main, devices={need}) or `keras-flow launch --devices {need} script.py`"
             + (
                 f", or call kf.init(devices={need}) before any layer or tensor is made"
                 if engine.capabilities.drives_all_ranks

@@ -62,8 +62,8 @@ class ModelParallel(FlowDistribution):
         mesh = layout_map.device_mesh
         if mesh is not None and not set(mesh.axis_names) <= set(self.placement.axis_names):
             raise FlowError(
-                f"the LayoutMap's mesh has axes {list(mesh.axis_names)}, the placement {list(self.placement.axis_names)}: "
-                "their names must agree"
+                f"the LayoutMap's mesh has axes {list(mesh.axis_names)}, the placement "
+                f"{list(self.placement.axis_names)}: their names must agree"
             )
 
 
@@ -71,7 +71,8 @@ def _placement_of(layout_map: keras.distribution.LayoutMap | None) -> Placement:
     if layout_map is None or layout_map.device_mesh is None:
         raise FlowError(
             "ModelParallel needs a placement: give one, for example "
-            'kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), or rules that are a LayoutMap with a device mesh'
+            'kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), or rules that are a LayoutMap with a '
+            "device mesh"
         )
     mesh = layout_map.device_mesh
     ranks = [int(str(device).rpartition(":")[2]) for device in np.asarray(mesh.devices).flat]

@@ -99,7 +99,7 @@ def _lay(variable: keras.Variable, distribution: FlowDistribution, layer: keras.
 
 
 def _adopt_slots(model: keras.Model, distribution: FlowDistribution, relaid: bool) -> bool:
-    """Slots carry no reference to their variable: found by Keras's naming rule, `path_with_underscores + "_" + slot`."""
+    """Slots carry no reference to their variable: found by Keras's naming, `path_with_underscores + "_" + slot`."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False

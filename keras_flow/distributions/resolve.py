@@ -1,4 +1,4 @@
-"""From what a rule asks for to the layout that a variable gets: one place for every fallback, the same on all engines."""
+"""From what a rule asks for to the layout that a variable gets: every fallback, the same on all engines."""
 
 from __future__ import annotations
 

@@ -148,7 +148,15 @@ def test_by_axis_name() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "count"),
-    [("float32", 4), ("bfloat16", 2), ("float16", 2), ("float8_e4m3fn", 1), ("bool", 1), (np.float64, 8), (np.dtype("i2"), 2)],
+    [
+        ("float32", 4),
+        ("bfloat16", 2),
+        ("float16", 2),
+        ("float8_e4m3fn", 1),
+        ("bool", 1),
+        (np.float64, 8),
+        (np.dtype("i2"), 2),
+    ],
 )
 def test_bytes(dtype: object, count: int) -> None:
     assert itemsize(dtype) == count
@@ -160,7 +168,11 @@ def test_bytes(dtype: object, count: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "shape", "text"),
     [
-        ("S(2)", (4, 6), "split(2) on axis 'rows' needs a dimension that the shape [4, 6] does not have: legal are -2 to 1"),
+        (
+            "S(2)",
+            (4, 6),
+            "split(2) on axis 'rows' needs a dimension that the shape [4, 6] does not have: legal are -2 to 1",
+        ),
         ("S(-3)", (4, 6), "split(-3) on axis 'rows'"),
         ("S(0)", (), "does not have: a scalar can only be broadcast"),
         ({"model": "B"}, (4,), "no axis 'model': the placement's axes are ['rows']"),

@@ -81,7 +81,11 @@ def test_wrong_device_strings(device: str, text: str) -> None:
         ([0, 1, 1, 0], None, "each rank may stand once in a placement; [0, 1] stand more than once in [0, 1, 1, 0]"),
         ([-1, 0], None, "ranks are numbered from 0, got -1 in [-1, 0]"),
         ([], None, "needs at least one rank, got none"),
-        ([[0, 1], [2]], None, "ranks must be a rectangular array of ints, got [[0, 1], [2]]; for example [[0, 1], [2, 3]]"),
+        (
+            [[0, 1], [2]],
+            None,
+            "ranks must be a rectangular array of ints, got [[0, 1], [2]]; for example [[0, 1], [2, 3]]",
+        ),
         ([0.5], None, "ranks must be a rectangular array of ints"),
         ([True, False], None, "ranks must be a rectangular array of ints"),
         ("0-3", None, "ranks must be a rectangular array of ints"),
@@ -100,7 +104,9 @@ def test_mistakes(ranks: object, names: object, text: str) -> None:
 
 
 def test_unknown_type_axis_and_rank() -> None:
-    with pytest.raises(FlowError, match=r"""unknown device type 'npu': legal are "cpu", "gpu" \(or "cuda"\) and "tpu"\Z"""):
+    with pytest.raises(
+        FlowError, match=r"""unknown device type 'npu': legal are "cpu", "gpu" \(or "cuda"\) and "tpu"\Z"""
+    ):
         Placement([0], type="npu")
     with pytest.raises(FlowError, match=r"no axis 'rows': the placement's axes are \['axis0'\]"):
         Placement([0]).axis_size("rows")

@@ -56,7 +56,10 @@ def test_split_takes_an_int(wrong: object) -> None:
         ("", 'for example "S(0),B"'),
         ("S()", "cannot read 'S()'"),
         ({"rows": sbp.split(0)}, "no axis 'rows': the placement's axes are ['a', 'b']"),
-        ((sbp.split(0),), "has 1 sbp, the placement has 2 axes ['a', 'b']: give one sbp for each axis, outer axis first"),
+        (
+            (sbp.split(0),),
+            "has 1 sbp, the placement has 2 axes ['a', 'b']: give one sbp for each axis, outer axis first",
+        ),
         (sbp.broadcast, "has 1 sbp, the placement has 2 axes"),
         ("B,B,B", "has 3 sbp, the placement has 2 axes"),
         ((0, 1), "0 in (0, 1) is not an sbp: use kf.sbp.split(dim), kf.sbp.broadcast or kf.sbp.partial_sum"),

@@ -14,7 +14,18 @@ pytestmark = pytest.mark.timeout(200)
 
 
 def compare(out: Path, layouts: str, *options: str) -> tuple[int, str, str]:
-    command = ["-m", "keras_flow.cli.app", "compare", TINY, "--backends", "jax", "--layouts", layouts, "--out", str(out)]
+    command = [
+        "-m",
+        "keras_flow.cli.app",
+        "compare",
+        TINY,
+        "--backends",
+        "jax",
+        "--layouts",
+        layouts,
+        "--out",
+        str(out),
+    ]
     return programs.finish(programs.start([*command, "--steps", "6", "--batch-size", "14", *options], "jax"), 180)
 
 
@@ -50,5 +61,8 @@ def test_seeded_faults_are_caught(tmp_path: Path) -> None:
 def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "pp4")
     assert code == 1
-    assert "keras-flow: jax: unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions(): ['dp3', 'scaled']" in err
+    assert (
+        "keras-flow: jax: unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions(): ['dp3', 'scaled']"
+        in err
+    )
     assert "Traceback" not in out + err

@@ -50,7 +50,7 @@ def test_a_model_that_is_none_or_not_compiled(tiny: ModuleType) -> None:
 
     with pytest.raises(kf.FlowError, match=r"build_model\(\) must return a compiled keras.Model, got NoneType"):
         program.build_model(module(build_model=lambda: None))
-    with pytest.raises(kf.FlowError, match="returned a model that is not compiled: call model.compile"):
+    with pytest.raises(kf.FlowError, match=r"returned a model that is not compiled: call model.compile"):
         program.build_model(module(build_model=lambda: keras.Sequential([keras.layers.Dense(1)])))
     assert program.build_model(tiny).name == "tiny"
 
@@ -87,7 +87,9 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
         "scaled": ((2,), ("data",)),
     }
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
-    with pytest.raises(kf.FlowError, match=r"unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions\(\): \['dp3'"):
+    with pytest.raises(
+        kf.FlowError, match=r"unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions\(\): \['dp3'"
+    ):
         program.distribution_maker(tiny, "pp4")
 
 

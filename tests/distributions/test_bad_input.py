@@ -24,7 +24,10 @@ def test_more_ranks_than_devices() -> None:
         kf.DataParallel(kf.Placement(range(8)))
     text = str(error.value)
     assert "the placement needs ranks up to 7, jax has 4 (ranks 0 to 3)" in text
-    assert "kf.run(main, devices=8) or `keras-flow launch --devices 8 script.py`, or call kf.init(devices=8) before" in text
+    assert (
+        "kf.run(main, devices=8) or `keras-flow launch --devices 8 script.py`, or call kf.init(devices=8) before"
+        in text
+    )
 
 
 def test_duplicate_ranks() -> None:
@@ -33,12 +36,16 @@ def test_duplicate_ranks() -> None:
 
 
 def test_wrong_device_type() -> None:
-    with pytest.raises(kf.FlowError, match="the placement is of type 'gpu', this job runs on 'cpu' devices: leave the type"):
+    with pytest.raises(
+        kf.FlowError, match="the placement is of type 'gpu', this job runs on 'cpu' devices: leave the type"
+    ):
         kf.DataParallel(kf.Placement(range(4), type="gpu"))
 
 
 def test_unknown_strategy_statistics_and_axes() -> None:
-    with pytest.raises(kf.FlowError, match="strategy='mirrored' is not one of the jax backend's: it has none by name; leave"):
+    with pytest.raises(
+        kf.FlowError, match="strategy='mirrored' is not one of the jax backend's: it has none by name; leave"
+    ):
         kf.DataParallel(strategy="mirrored")
     with pytest.raises(kf.FlowError, match='batch_statistics is "global" or "replica", got \'local\''):
         kf.DataParallel(batch_statistics="local")
@@ -78,7 +85,10 @@ def test_text_that_is_no_sbp() -> None:
 @pytest.mark.parametrize(
     ("axes", "text"),
     [
-        (("model", "model"), "LayoutMap key 'model/hidden/kernel' uses axis 'model' on dimensions 0 and 1: an axis can split one"),
+        (
+            ("model", "model"),
+            "LayoutMap key 'model/hidden/kernel' uses axis 'model' on dimensions 0 and 1: an axis can split one",
+        ),
         ((None, "rows"), "no axis 'rows'"),
         ((None, None, "model"), "split(2) on axis 'model'"),
     ],
@@ -148,7 +158,7 @@ def test_a_model_built_by_its_first_batch_is_checked_before_it_trains() -> None:
     with programs.tensor_parallel(**{"hiden": "S(1)"}).scope():
         model = keras.Sequential([keras.layers.Dense(8, name="hidden"), keras.layers.Dense(4)])
         programs.compile(model)
-        with pytest.raises(kf.LayoutError, match="rule 'hiden' matched no variable; the nearest paths are '.*hidden/"):
+        with pytest.raises(kf.LayoutError, match=r"rule 'hiden' matched no variable; the nearest paths are '.*hidden/"):
             programs.fit(model)
 
 

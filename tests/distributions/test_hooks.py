@@ -55,7 +55,9 @@ def test_a_remembered_distribution_is_entered_before_an_engine_is_asked() -> Non
 
 def test_a_missing_target_is_an_error_that_names_it() -> None:
     hook = hooking.Hook("keras.src.trainers.trainer", "Trainer.no_such", lambda original: None, "for this test")
-    with pytest.raises(kf.FlowError, match=r"keras_flow wraps keras.src.trainers.trainer.Trainer.no_such, which keras 3"):
+    with pytest.raises(
+        kf.FlowError, match=r"keras_flow wraps keras.src.trainers.trainer.Trainer.no_such, which keras 3"
+    ):
         hooking._install_one(hook)
 
 

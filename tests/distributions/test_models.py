@@ -142,7 +142,9 @@ def test_loaded_inside_a_scope_takes_the_scopes_layouts(tmp_path: Path) -> None:
 
 def test_layout_of() -> None:
     model = programs.build()
-    with pytest.raises(kf.FlowError, match="'model/hidden/kernel' has no keras_flow layout: it was made outside a distrib"):
+    with pytest.raises(
+        kf.FlowError, match="'model/hidden/kernel' has no keras_flow layout: it was made outside a distrib"
+    ):
         kf.layout_of(model.variables[0])
     distribution = programs.hybrid()
     with distribution.scope():
@@ -179,14 +181,16 @@ def test_shard_on_a_built_and_trained_layer_lays_weight_and_slots_anew(single: t
 
 def test_shard_of_names_that_a_layer_has_not() -> None:
     built = programs.build().get_layer("hidden")
-    with pytest.raises(kf.FlowError, match=r"kf.shard: layer 'hidden' has no variable 'kernle'; it has \['bias', 'kernel'\]"):
+    with pytest.raises(
+        kf.FlowError, match=r"kf.shard: layer 'hidden' has no variable 'kernle'; it has \['bias', 'kernel'\]"
+    ):
         kf.shard(built, kernle="S(0)")
     keras.utils.clear_session()
     with kf.ModelParallel(programs.TENSOR).scope():
         layer = kf.shard(keras.layers.Dense(4, name="hidden"), kernle="S(0)")
         model = keras.Sequential([keras.Input((8,)), layer])
         programs.compile(model)
-        with pytest.raises(kf.LayoutError, match="kf.shard: layer 'hidden' has no variable 'kernle'"):
+        with pytest.raises(kf.LayoutError, match=r"kf.shard: layer 'hidden' has no variable 'kernle'"):
             programs.fit(model)
 
 
@@ -256,6 +260,4 @@ def test_a_callback_that_raises_leaves_the_last_good_weights(error: type[BaseExc
         with pytest.raises(error):
             model.predict(x, batch_size=16, verbose=0, callbacks=[Stop(error)])
         programs.same(model, reference)
-        np.testing.assert_allclose(
-            model.predict(x, verbose=0), reference.predict(x, verbose=0), rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(model.predict(x, verbose=0), reference.predict(x, verbose=0), rtol=1e-4, atol=1e-5)

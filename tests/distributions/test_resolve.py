@@ -60,7 +60,9 @@ def test_one_axis_on_a_dim() -> None:
     result = fitted((S0, S0), (8, 4), ONE_AXIS)
     assert result.layout.nd_sbp == (S0, B)
     (reason,) = result.reasons
-    assert "dim 0 asks for ['data', 'model'] and other tensors use these axes separately; split on 'data' only" in reason
+    assert (
+        "dim 0 asks for ['data', 'model'] and other tensors use these axes separately; split on 'data' only" in reason
+    )
     assert fitted((S0, S0), (8, 4), ONE_AXIS, joined_axes=(("data", "model"),)).reasons == ()
 
 
@@ -108,7 +110,9 @@ def test_uneven_variables_fall_back_with_one_warning_and_the_same_numbers() -> N
             model.evaluate(*programs.rows(), verbose=0)
     said = sorted(str(w.message) for w in caught if issubclass(w.category, kf.FlowWarning))
     assert [text.split(":")[0] for text in said] == ["model/hidden/bias", "model/hidden/kernel", "model/logits/kernel"]
-    assert all("of 18 does not divide by axis 'model' of 4 ranks (largest axis that would divide: 3)" in t for t in said)
+    assert all(
+        "of 18 does not divide by axis 'model' of 4 ranks (largest axis that would divide: 3)" in t for t in said
+    )
     assert losses == pytest.approx(single, rel=1e-5)
     programs.same(model, reference)
     placed = kf.layout_of(programs.variable(model, "hidden/kernel"))

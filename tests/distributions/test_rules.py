@@ -40,7 +40,9 @@ def test_first_match_wins_on_a_model() -> None:
 
 @pytest.mark.parametrize("rules", [["kernel"], "kernel", 3])
 def test_rules_are_a_mapping(rules: object) -> None:
-    with pytest.raises(kf.FlowError, match=r"rules must be a mapping of regular expressions to sbp or a .*LayoutMap, got"):
+    with pytest.raises(
+        kf.FlowError, match=r"rules must be a mapping of regular expressions to sbp or a .*LayoutMap, got"
+    ):
         kf.ModelParallel(programs.TENSOR, rules=rules)  # type: ignore[arg-type]
 
 
@@ -59,12 +61,20 @@ def layout_map(mesh: object = None, **axes: tuple) -> keras.distribution.LayoutM
 
 
 def test_layout_map_matches_as_keras_does() -> None:
-    keys = {"hidden/kernel": (None, "model"), ".*hidden.*kernel": ("model", None), "logits": ("model",), ".*a": (), "b.*": ()}
+    keys = {
+        "hidden/kernel": (None, "model"),
+        ".*hidden.*kernel": ("model", None),
+        "logits": ("model",),
+        ".*a": (),
+        "b.*": (),
+    }
     rules = LayoutMapRules(layout_map(**keys))
     assert key_of(rules, "hidden/kernel") == "hidden/kernel", "an exact key wins"
     assert key_of(rules, "top/hidden/kernel") == ".*hidden.*kernel", "else one full match"
     assert key_of(rules, "logits/kernel") is None, "the whole path must match"
-    with pytest.raises(kf.FlowError, match=r"'b/a' matches several keys of the LayoutMap: \['\.\*a', 'b\.\*'\]; let each path"):
+    with pytest.raises(
+        kf.FlowError, match=r"'b/a' matches several keys of the LayoutMap: \['\.\*a', 'b\.\*'\]; let each path"
+    ):
         rules.match("b/a")
 
 
@@ -72,14 +82,20 @@ def test_axes_by_dimension_become_sbp_by_axis() -> None:
     assert axes_to_sbp((None, "model"), "k") == {"model": S1}
     assert axes_to_sbp((("data", "model"), None), "k") == {"data": S0, "model": S0}
     assert axes_to_sbp((None, None), "k") == {}
-    with pytest.raises(kf.FlowError, match="key 'k' uses axis 'model' on dimensions 0 and 2: an axis can split one dim"):
+    with pytest.raises(
+        kf.FlowError, match="key 'k' uses axis 'model' on dimensions 0 and 2: an axis can split one dim"
+    ):
         axes_to_sbp(("model", None, "model"), "k")
 
 
 def test_layout_map_without_mesh_and_mixed_keys() -> None:
     """One map for variables and, with the ending /output, for layer outputs, as KerasHub's get_layout_map gives."""
     rules = layout_map(
-        **{"model/hidden/kernel": (None, "model"), ".*logits/kernel": ("model", None), ".*hidden/output": (None, "model")}
+        **{
+            "model/hidden/kernel": (None, "model"),
+            ".*logits/kernel": ("model", None),
+            ".*hidden/output": (None, "model"),
+        }
     )
     distribution = kf.ModelParallel(programs.HYBRID, rules=rules)
     reference = programs.build()
@@ -108,14 +124,16 @@ def test_placement_from_the_mesh_of_the_map() -> None:
 
 def test_map_and_placement_must_agree() -> None:
     mesh = keras.distribution.DeviceMesh((4,), ["tensor"], [f"cpu:{rank}" for rank in range(4)])
-    with pytest.raises(kf.FlowError, match=r"LayoutMap's mesh has axes \['tensor'\], the placement \['model'\]: their names"):
+    with pytest.raises(
+        kf.FlowError, match=r"LayoutMap's mesh has axes \['tensor'\], the placement \['model'\]: their names"
+    ):
         kf.ModelParallel(programs.TENSOR, rules=layout_map(mesh, **{"k": ("tensor",)}))
 
 
 @pytest.mark.parametrize("rules", [None, {}, "map"])
 def test_no_placement(rules: object) -> None:
     given = layout_map(k=("model",)) if rules == "map" else rules
-    with pytest.raises(kf.FlowError, match="needs a placement: give one, for example kf.Placement"):
+    with pytest.raises(kf.FlowError, match=r"needs a placement: give one, for example kf.Placement"):
         kf.ModelParallel(rules=given)  # type: ignore[arg-type]
 
 
