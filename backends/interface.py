@@ -50,6 +50,8 @@ class Capabilities:
         several_axes_on_one_dim: a dim may be split by two placement axes at once, as in `(S(0), S(0))`.
         whole_variables: variables that an operator of the engine needs unsplit: layer class name (subclasses included)
             -> (names of its variables, the reason).
+        gathered_variables: layers whose split variables are gathered where they are used, so that the ranks share the
+            memory and not the work: layer class name (subclasses included) -> the reason.
         strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
@@ -59,6 +61,7 @@ class Capabilities:
     several_axes_on_one_dim: bool
     uneven_batches: str
     whole_variables: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
 

@@ -6,6 +6,11 @@ from keras_flow.backends.interface import Capabilities
 
 _CONV = "TensorFlow's DTensor needs it whole ('Filter for convolution must have fully replicated layout')"
 
+_CELL = (
+    "DTensor splits the steps of an unrolled loop wrongly ('SPMD expansion resulted in op output inconsistent with the "
+    "provided layout')"
+)
+
 CAPABILITIES = Capabilities(
     drives_all_ranks=True,
     several_axes_on_one_dim=False,
@@ -16,6 +21,7 @@ CAPABILITIES = Capabilities(
         "BaseDepthwiseConv": (("kernel",), _CONV),
         "BaseSeparableConv": (("depthwise_kernel", "pointwise_kernel"), _CONV),
     },
+    gathered_variables={name: _CELL for name in ("SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell")},
     strategies=frozenset({"mirrored"}),
     refused={
         "jit_compile=True": "DTensor makes the program of each rank itself and does not hand the flag on",

@@ -230,15 +230,7 @@ def _operations() -> Sequence[Hook]:
     when = operations.in_traced_step
     concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
     return (
-        # in `array_ops`, where the gradient of `tf.split` finds it, too
-        Hook(
-            "tensorflow.python.ops.array_ops",
-            "concat",
-            operations.concat,
-            concat,
-            when=when,
-            also=("tensorflow:concat",),
-        ),
+        Hook("tensorflow", "concat", operations.concat, concat, when=when),
         Hook("tensorflow", "split", operations.split, "fails along a split dim; its gradient is tf.concat", when=when),
         Hook("tensorflow", "tile", operations.tile, "fails along a split dim", when=when),
         Hook("tensorflow", "pad", operations.pad, "fails along a split dim", when=when),
@@ -248,6 +240,20 @@ def _operations() -> Sequence[Hook]:
             "strided_slice",
             operations.strided_slice,
             "a negative stride (x[::-1]) gives wrong numbers, without an error",
+            when=when,
+        ),
+        Hook(
+            "tensorflow.python.framework.error_interpolation",
+            "parse_message",
+            operations.parse_message,
+            "an error of DTensor holds the whole program; TensorFlow searches it for minutes before it raises",
+            when=operations.is_endless,
+        ),
+        Hook(
+            "keras.src.layers.rnn.rnn",
+            "RNN.call",
+            operations.recurrent,
+            "DTensor fails on the steps of sequences that are split by features",
             when=when,
         ),
         Hook(

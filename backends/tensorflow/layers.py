@@ -13,6 +13,7 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.data import is_numpy_like, lay_batch
 from keras_flow.backends.tensorflow.layouts import in_step, on_mesh, view_of
+from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
 from keras_flow.distributions.distribution import FlowDistribution, active
 from keras_flow.distributions.models import distribution_of
@@ -77,14 +78,7 @@ def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
 
 def convolve(original: Callable[..., object], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
     """A convolution between tensors that are split by rows only."""
-    return _by_rows(original(_by_rows(tf.convert_to_tensor(inputs)), *args, **kwargs))
-
-
-def _by_rows(tensor: tf.Tensor) -> tf.Tensor:
-    distribution = active()
-    assert distribution is not None  # the hook's condition
-    specs = [dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
-    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+    return by_rows(original(by_rows(tf.convert_to_tensor(inputs)), *args, **kwargs))
 
 
 def confusion_matrix(

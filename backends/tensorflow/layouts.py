@@ -14,6 +14,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow import sbp as _sbp
 from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.distributions.placed import PlacedLayout
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -124,13 +125,19 @@ def on_mesh(mesh: dtensor.Mesh) -> Iterator[None]:
         raise error
 
 
-def gathered(layout: dtensor.Layout, distribution: FlowDistribution) -> dtensor.Layout | None:
-    """The layout without its splits over the axes of the batch; None where it has none.
+def gathered(layout: dtensor.Layout, placed: PlacedLayout) -> dtensor.Layout | None:
+    """The layout in which a variable is used, where that is not its own: None where it is.
 
     DTensor meets one mesh axis on two tensors of an operation, the rows and a weight, and fails on some ("'tf.Tile' op
-    requires", "EmitAllScatter"). A weight that is split over such an axis is gathered where it is used.
+    requires", "EmitAllScatter"): a weight that is split over an axis of the batch is gathered where it is used. So are
+    those of layers whose capability record says so, over all axes.
     """
-    names = {view_of(distribution).axes[axis] for axis in distribution.batch_axes}
+    view = view_of(placed.distribution)
+    names = (
+        set(view.axes.values())
+        if placed.placed.gathered
+        else {view.axes[axis] for axis in placed.distribution.batch_axes}
+    )
     if not names.intersection(layout.sharding_specs):
         return None
     specs = [dtensor.UNSHARDED if spec in names else spec for spec in layout.sharding_specs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import tree
@@ -17,6 +18,9 @@ from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step, view_of
 from keras_flow.distributions.distribution import active
 from keras_flow.errors import FlowError
+
+#: characters of an error text that TensorFlow may search for names of operations
+_LONGEST = 4000
 
 
 def in_traced_step(*args: object, **kwargs: object) -> bool:
@@ -104,13 +108,50 @@ def strided_slice(
     return original(reversed_, begin, end, [abs(int(step)) for step in steps], begin_mask, end_mask, *args, **kwargs)
 
 
-def unrolled(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """`rnn` without a loop: DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63")."""
-    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
-    time_dim = 0 if kwargs.get("time_major") else 1
-    if inputs.shape[time_dim] is not None and len(args) <= 6:
-        kwargs["unroll"] = True
-    return original(*args, **kwargs)
+def recurrent(
+    original: Callable[..., object], layer: keras.layers.RNN, sequences: object, *args: object, **kwargs: object
+) -> object:
+    """`RNN.call` on sequences that are split by rows only, and with such results: see `gathered_variables`."""
+    outputs = original(layer, tree.map_structure(by_rows, sequences), *args, **kwargs)
+    return tree.map_structure(lambda leaf: by_rows(leaf) if isinstance(leaf, tf.Tensor) else leaf, outputs)
+
+
+def unrolled(
+    original: Callable[..., object],
+    step_function: Callable[..., object],
+    inputs: object,
+    initial_states: object,
+    go_backwards: bool = False,
+    mask: object = None,
+    *args: object,
+    time_major: bool = False,
+    **kwargs: object,
+) -> object:
+    """`rnn` without a loop: DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
+
+    Time is reversed here, because Keras's unrolled `rnn` lays a mask the wrong way round on outputs that go backwards
+    (3.15: its numbers are then not those of its loop).
+    """
+    time_dim = 0 if time_major else 1
+    if args or any(leaf.shape[time_dim] is None for leaf in tree.flatten(inputs)):
+        return original(
+            step_function, inputs, initial_states, go_backwards, mask, *args, time_major=time_major, **kwargs
+        )
+    if go_backwards:
+        inputs = tree.map_structure(lambda leaf: tf.reverse(leaf, [time_dim]), inputs)
+        mask = None if mask is None else tf.reverse(mask, [time_dim])
+    options = {**kwargs, "unroll": True, "time_major": time_major}
+    return original(step_function, inputs, initial_states, False, mask, **options)
+
+
+def by_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, split by rows only."""
+    distribution = active()
+    assert distribution is not None  # the hooks' condition
+    if not tensor.shape.rank:
+        return tensor
+    specs = [dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
+    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
 
 
 def whole_dims(tensor: object, dims: Sequence[int]) -> object:
@@ -143,3 +184,16 @@ def _known(value: object) -> np.ndarray | None:
     if value is None or any(tf.is_tensor(part) and tf.get_static_value(part) is None for part in tree.flatten(value)):
         return None
     return np.asarray(tree.map_structure(lambda part: tf.get_static_value(part) if tf.is_tensor(part) else part, value))
+
+
+# ---- errors
+
+
+def is_endless(message: str, *args: object) -> bool:
+    """Condition: an error text that TensorFlow would search for minutes."""
+    return len(message) > _LONGEST
+
+
+def parse_message(original: Callable[..., object], message: str) -> object:
+    """`parse_message` of error texts: DTensor's hold whole programs, and TensorFlow's search in them is quadratic."""
+    return original(message[:_LONGEST] + " [...]")

@@ -10,7 +10,7 @@ from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored
-from keras_flow.backends.tensorflow.layouts import gathered, in_step
+from keras_flow.backends.tensorflow.layouts import in_step
 from keras_flow.distributions.distribution import active
 
 
@@ -47,12 +47,18 @@ def applies_in_step(*args: object, **kwargs: object) -> bool:
 def apply(
     original: Callable[..., object], optimizer: keras.Optimizer, grads: list, trainable_variables: list | None = None
 ) -> object:
-    """`Optimizer.apply`: each gradient is laid as its variable before anything else uses it."""
+    """`Optimizer.apply`: each gradient is laid as its variable before anything else uses it.
+
+    The slices of an embedding's gradient stay slices: Keras takes their norm without adding those of one row up, and
+    the numbers are to be those of one device.
+    """
     grads = list(grads)
     variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
     for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
         target = _plain(variable)
-        if gradient is not None and isinstance(target, dtensor.DVariable):
+        if gradient is None or not isinstance(target, dtensor.DVariable):
+            continue
+        if not isinstance(gradient, tf.IndexedSlices):
             grads[index] = dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
     return original(optimizer, grads, variables if trainable_variables is not None else None)
 
@@ -93,7 +99,4 @@ def _plain(variable: object) -> tf.Variable:
 def _laid(value: object, variable: object) -> tf.Tensor:
     target = _plain(variable)
     value = tf.convert_to_tensor(tf.cast(value, target.dtype))  # IndexedSlices become dense
-    distribution = active()
-    if distribution is None or not in_step() or gathered(target.layout, distribution) is None:
-        return value
-    return dtensor.relayout(value, target.layout)
+    return dtensor.relayout(value, target.layout) if in_step() else value

@@ -53,8 +53,13 @@ class Steps:
             self._source = source
             if batch.rows is not None:
                 self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
-        with on_mesh(view_of(self.distribution).mesh):
-            outputs = self._function(batch)(batch.data)
+        try:
+            with on_mesh(view_of(self.distribution).mesh):
+                outputs = self._function(batch)(batch.data)
+        except tf.errors.OpError as error:
+            if "dtensor" not in str(error).lower():
+                raise
+            raise FlowError(_unpartitioned(self.model, str(error))) from error
         return tree.map_structure(to_logical, outputs)
 
     def _function(self, batch: Batch) -> Callable:
@@ -68,6 +73,15 @@ class Steps:
             # no jit_compile: DTensor makes and compiles the program of each rank itself
             self._functions[key] = tf.function(step, reduce_retracing=True)
         return self._functions[key]
+
+
+def _unpartitioned(model: keras.Model, error: str) -> str:
+    first = error.split(" error: ", 1)[-1].splitlines()[0][:300]
+    return (
+        f"TensorFlow's DTensor cannot partition a step of model {model.name!r}: {first!r}. The weights are as they were. "
+        "Broadcast the variables of the layers around it (a split embedding table before a recurrent layer, under clipnorm, "
+        "is known to fail), or use the jax or torch backend, which partition it"
+    )
 
 
 def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:

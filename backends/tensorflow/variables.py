@@ -194,15 +194,23 @@ def is_used_in_step(variable: keras.Variable, *args: object, **kwargs: object) -
     value = getattr(variable, "_value", None)
     if placed is None or not isinstance(value, dtensor.DVariable) or not in_step():
         return False
-    return gathered(value.layout, placed.distribution) is not None
+    return gathered(value.layout, placed) is not None
 
 
 def to_tensor(original: Callable[..., object], variable: keras.Variable, *args: object, **kwargs: object) -> tf.Tensor:
-    """`Variable.__tf_tensor__`: the value gathered over the axes of the batch."""
+    """`Variable.__tf_tensor__`: the value, gathered for its use.
+
+    The gradient passes as it is (`Optimizer.apply` lays it as the variable), so that an embedding's slices stay slices.
+    """
     placed = placed_layout(variable)
     assert placed is not None  # the hook's condition
-    whole = gathered(variable._value.layout, placed.distribution)
-    return dtensor.relayout(original(variable, *args, **kwargs), whole)
+    whole = gathered(variable._value.layout, placed)
+
+    @tf.custom_gradient
+    def gather(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        return dtensor.relayout(value, whole), lambda upstream: upstream
+
+    return gather(original(variable, *args, **kwargs))
 
 
 def direct_assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:

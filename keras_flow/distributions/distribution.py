@@ -27,6 +27,8 @@ from keras_flow.runtime import versions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from keras_flow.backends.interface import Capabilities
+
     from keras_flow.backends.interface import Backend
 
 
@@ -197,14 +199,17 @@ class FlowDistribution(distribution_lib.Distribution):
             self._problems[path] = problems
             return PlacedLayout(Placed(whole, source), self)
         self._problems.pop(path, None)
-        fitted = fit_layout(asked, path, backend().capabilities, self.joined_axes, layer)
+        capabilities = backend().capabilities
+        fitted = fit_layout(asked, path, capabilities, self.joined_axes, layer)
         if fitted.reasons and self.strict:
             self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
         for reason in fitted.reasons:
             if reason not in self._warned and not self.strict:
                 self._warned.add(reason)
                 warnings.warn(reason, LayoutFallback, stacklevel=2)
-        return PlacedLayout(Placed(fitted.layout, source, "; ".join(fitted.reasons)), self)
+        return PlacedLayout(
+            Placed(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
+        )
 
     # ---- checks
 
@@ -277,6 +282,10 @@ class FlowDistribution(distribution_lib.Distribution):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.placement}, batch_axes={list(self.batch_axes)})"
+
+
+def _is_gathered(layer: keras.Layer | None, capabilities: Capabilities) -> bool:
+    return layer is not None and any(cls.__name__ in capabilities.gathered_variables for cls in type(layer).__mro__)
 
 
 def is_seed(path: str) -> bool:

@@ -41,7 +41,7 @@ def rnn_model() -> keras.Model:
 MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, np.ndarray, dict[str, int]]] = {
     "mlp": (mlp_model, data.FEATURES, data.LABELS, MLP_RULES),
     "cnn": (cnn_model, data.IMAGES, data.LABELS, {"conv/kernel": 3, "logits/kernel": 0}),
-    "rnn": (rnn_model, data.TOKENS, data.LABELS, {"embedding/embeddings": 1, "lstm/.*kernel": 1, "logits/kernel": 0}),
+    "rnn": (rnn_model, data.TOKENS, data.LABELS, {"lstm/.*kernel": 1, "logits/kernel": 0}),
     "transformer": (transformer_model, data.FULL_TOKENS, data.NEXT_TOKENS, TRANSFORMER_RULES),
 }
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {

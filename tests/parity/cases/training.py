@@ -350,7 +350,12 @@ CASES = (
     Case("tf.data", _tf_data, ("fit from tf.data", "Muon"), MLP_RULES),
     Case("steps_per_execution", lambda run: _compiled(run, steps_per_execution=2), ("steps_per_execution",), MLP_RULES),
     Case("run_eagerly", lambda run: _compiled(run, run_eagerly=True), ("run_eagerly",), MLP_RULES),
-    Case("jit_compile", lambda run: _compiled(run, jit_compile=True), ("jit_compile",), MLP_RULES),
+    Case(
+        "jit_compile",
+        lambda run: _compiled(run, **({"jit_compile": True} if run.distributed else {})),
+        ("jit_compile",),
+        MLP_RULES,
+    ),
     Case("mixed_bfloat16", _half, ("mixed_bfloat16",), {"hidden/kernel": 1, "middle/kernel": 0}, half="mixed_bfloat16"),
     Case("mixed_float16", _half, ("mixed_float16",), {"hidden/kernel": 1, "middle/kernel": 0}, half="mixed_float16"),
     Case("lora", _lora, ("LoRA", "trainable flipped after compile"), {"hidden/kernel": 1, "logits/kernel": 0}),
