@@ -10,6 +10,7 @@ CAPABILITIES = Capabilities(
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="broadcast",
     refused={
+        "string inputs": "torch has no string tensors",
         "jit_compile=True": (
             "RuntimeError: During the backward, we encountered a tensor subclass where we guessed its metadata "
             "incorrectly. Expected a DTensor tangent but got a plain Tensor"

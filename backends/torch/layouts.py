@@ -30,9 +30,9 @@ def mesh(placement: Placement) -> DeviceMesh:
     ranks = torch.tensor(placement.ranks, dtype=torch.int).reshape(placement.hierarchy)
     kind = "cuda" if devices.world().type == "gpu" else "cpu"
     names = placement.axis_names
-    if not torch_distributed.is_initialized() or not is_member(placement):
+    if not has_peers() or not is_member(placement):
         bare = DeviceMesh(kind, ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
-        if torch_distributed.is_initialized():
+        if has_peers():
             for axis in range(ranks.ndim):
                 _axis_group(ranks, axis)
         return bare
@@ -57,6 +57,11 @@ def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
     if ranks == tuple(range(devices.world().size)):
         return torch_distributed.distributed_c10d._get_default_group()
     return cast(torch_distributed.ProcessGroup, torch_distributed.new_group(list(ranks), sort_ranks=False))
+
+
+def has_peers() -> bool:
+    """Whether the job has other ranks."""
+    return torch_distributed.is_initialized()
 
 
 def this_rank() -> int:

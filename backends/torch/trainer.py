@@ -30,7 +30,8 @@ def enter(distribution: FlowDistribution) -> None:
     """Make the mesh and the process groups, and take rank 0's random states."""
     placement = distribution.placement
     layouts.mesh(placement)
-    layouts.group(placement.ranks)
+    if layouts.has_peers():
+        layouts.group(placement.ranks)
     operators.register()
     random.align()
 
@@ -45,7 +46,7 @@ def forget_steps(model: keras.Model) -> None:
 def recover(model: keras.Model) -> None:
     """After a step raised: drop its half-made gradients. Weights are changed only by a finished backward pass."""
     distribution = models.distribution_of(model)
-    if distribution is not None:
+    if distribution is not None and layouts.distributed(distribution.placement):
         mirrored.reducer(distribution.placement).reset()
     for variable in model.trainable_variables:
         if variable._value is not None:
