@@ -28,6 +28,8 @@ def normalise_type(type: str | None) -> str | None:
 class Placement:
     """A device type and an n-d array of ranks; the array's shape is the *hierarchy*. The order of ranks is kept.
 
+    Two placements are equal when type, ranks and hierarchy are; the names of the axes do not count.
+
     Args:
         ranks: nested sequence or array of ints, each rank once.
         axis_names: one name for each axis of the array; None names them `"axis0"`, `"axis1"` ...
@@ -104,7 +106,7 @@ class Placement:
         return tuple(int(i) for i in np.unravel_index(self.ranks.index(rank), self.hierarchy))
 
     def _key(self) -> tuple:
-        return self.type, self.hierarchy, self.ranks, self.axis_names
+        return self.type, self.hierarchy, self.ranks
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Placement) and self._key() == other._key()

@@ -18,14 +18,17 @@ from keras_flow.placements import Placement
 from keras_flow.sbp import Split
 
 
-@functools.cache
 def mesh(placement: Placement) -> Mesh:
     """The mesh of a placement; a rank is the index in `jax.devices()`, not a device's id (these have gaps across
     processes)."""
+    return _mesh(placement, placement.axis_names)
+
+
+@functools.cache
+def _mesh(placement: Placement, axis_names: tuple[str, ...]) -> Mesh:
+    """Names are a key of their own: equal placements may have others."""
     devices = jax.devices(placement.type)
-    return Mesh(
-        np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), placement.axis_names
-    )
+    return Mesh(np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), axis_names)
 
 
 def engine_layout(layout: Layout) -> NamedSharding:

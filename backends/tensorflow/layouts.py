@@ -51,15 +51,20 @@ class MeshView:
         return dtensor.Layout(specs, self.mesh)
 
 
-@functools.lru_cache(maxsize=64)
 def mesh_view(placement: Placement, joined: tuple[tuple[str, ...], ...] = ()) -> MeshView:
     """The mesh of `placement`, with the axes of each group in `joined` made one. The order of ranks is kept."""
+    return _mesh_view(placement, placement.axis_names, joined)
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[tuple[str, ...], ...]) -> MeshView:
+    """Names are a key of their own: equal placements may have others."""
     groups: list[tuple[str, ...]] = []
-    for axis in placement.axis_names:
+    for axis in axis_names:
         group = next((group for group in joined if axis in group), (axis,))
         if group not in groups:
             groups.append(group)
-    order = [placement.axis_names.index(axis) for group in groups for axis in group]
+    order = [axis_names.index(axis) for group in groups for axis in group]
     ranks = np.asarray(placement.ranks).reshape(placement.hierarchy).transpose(order).ravel()
     dims = [("_".join(group), int(np.prod([placement.axis_size(axis) for axis in group]))) for group in groups]
     kind = (placement.type or "cpu").upper()
@@ -80,10 +85,14 @@ def view_of(distribution: FlowDistribution) -> MeshView:
 def engine_layout(layout: Layout) -> dtensor.Layout:
     """The DTensor layout of `layout`, on the mesh of the active distribution where it has the same placement."""
     distribution = active()
-    if distribution is not None and distribution.placement == layout.placement:
+    if distribution is not None and _same(distribution.placement, layout.placement):
         return layout_on(layout, view_of(distribution))
     groups = (layout.axes_of_dim(dim) for dim in range(len(layout.shape)))
     return layout_on(layout, mesh_view(layout.placement, tuple(group for group in groups if len(group) > 1)))
+
+
+def _same(a: Placement, b: Placement) -> bool:
+    return a == b and a.axis_names == b.axis_names
 
 
 def layout_on(layout: Layout, view: MeshView) -> dtensor.Layout:

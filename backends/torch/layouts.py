@@ -24,12 +24,16 @@ from keras_flow.placements import Placement
 TorchPlacements = tuple[TorchPlacement, ...]
 
 
-@functools.cache
 def mesh(placement: Placement) -> DeviceMesh:
     """The DTensor mesh of a placement. The first call is a collective of the whole job: it makes process groups."""
+    return _mesh(placement, placement.axis_names)
+
+
+@functools.cache
+def _mesh(placement: Placement, names: tuple[str, ...]) -> DeviceMesh:
+    """Names are a key of their own: equal placements may have others."""
     ranks = torch.tensor(placement.ranks, dtype=torch.int).reshape(placement.hierarchy)
     kind = "cuda" if devices.world().type == "gpu" else "cpu"
-    names = placement.axis_names
     if not has_peers() or not is_member(placement):
         bare = DeviceMesh(kind, ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
         if has_peers():

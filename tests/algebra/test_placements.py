@@ -36,6 +36,7 @@ def test_equality_is_by_type_ranks_and_hierarchy() -> None:
     assert mesh != Placement([0, 1, 2, 3], type="cpu"), "another hierarchy"
     assert mesh != Placement([[0, 1, 2, 3]], type="cpu")
     assert mesh != "cpu"
+    assert mesh == Placement([[0, 1], [2, 3]], axis_names=("data", "model"), type="cpu"), "names do not count"
 
 
 def test_cuda_is_gpu() -> None:

@@ -152,14 +152,14 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rows = slice(16 * index, 16 * index + 16)
-        return data.TOKENS[rows], data.LABELS[rows]
+        return data.SHORT_TOKENS[rows], data.LABELS[rows]
 
 
 def _rnn(run: Run) -> None:
     with run.scope():
         model = keras.Sequential(
             [
-                layers.Input((12,), dtype="int32"),
+                layers.Input((5,), dtype="int32"),
                 layers.Embedding(32, 8, mask_zero=True, name="embedding"),
                 layers.Bidirectional(layers.LSTM(8, return_sequences=True, dropout=0.1, name="lstm")),
                 layers.GRU(8, name="gru"),
@@ -168,7 +168,7 @@ def _rnn(run: Run) -> None:
         )
         model.compile(keras.optimizers.RMSprop(3e-3, clipnorm=0.5), crossentropy(), metrics=["accuracy"])
         run.fit(model, Batches(), epochs=data.EPOCHS, shuffle=False)
-        run.record("value", "predict", model.predict(data.TOKENS, batch_size=data.BATCH, verbose=0))
+        run.record("value", "predict", model.predict(data.SHORT_TOKENS, batch_size=data.BATCH, verbose=0))
     run.record_model(model)
 
 

@@ -30,7 +30,7 @@ def cnn_model() -> keras.Model:
 def rnn_model() -> keras.Model:
     return keras.Sequential(
         [
-            layers.Input((12,), dtype="int32"),
+            layers.Input((5,), dtype="int32"),
             layers.Embedding(32, 8, mask_zero=True, name="embedding"),
             layers.LSTM(8, name="lstm"),
             layers.Dense(8, name="logits"),
@@ -41,7 +41,7 @@ def rnn_model() -> keras.Model:
 MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, np.ndarray, dict[str, int]]] = {
     "mlp": (mlp_model, data.FEATURES, data.LABELS, MLP_RULES),
     "cnn": (cnn_model, data.IMAGES, data.LABELS, {"conv/kernel": 3, "logits/kernel": 0}),
-    "rnn": (rnn_model, data.TOKENS, data.LABELS, {"lstm/.*kernel": 1, "logits/kernel": 0}),
+    "rnn": (rnn_model, data.SHORT_TOKENS, data.LABELS, {"lstm/.*kernel": 1, "logits/kernel": 0}),
     "transformer": (transformer_model, data.FULL_TOKENS, data.NEXT_TOKENS, TRANSFORMER_RULES),
 }
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
