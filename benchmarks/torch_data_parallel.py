@@ -2,9 +2,9 @@
 
     python benchmarks/torch_data_parallel.py [--width 640] [--ranks 2] [--rounds 15]
 
-The ways take turns in one run, so that their ratios hold when the machine's speed drifts. Printed: median and spread of a step,
-the ratio to torch's DistributedDataParallel written by hand, and the all-reduces of one step with their bytes, counted by a
-wrapper around torch.distributed.
+The ways take turns in one run, so that their ratios hold when the machine's speed drifts. Printed: median and spread
+of a step, the ratio to torch's DistributedDataParallel written by hand, and the all-reduces of one step with their
+bytes, counted by a wrapper around torch.distributed.
 """
 
 import argparse
@@ -103,7 +103,8 @@ def main(width: int, rounds: int) -> list[str]:
         times = seconds[name]
         count, size = count_collectives(step)
         lines.append(
-            f"{name:28} median {1000 * statistics.median(times):7.1f} ms ({1000 * min(times):.1f} to {1000 * max(times):.1f}), "
+            f"{name:28} median {1000 * statistics.median(times):7.1f} ms "
+            f"({1000 * min(times):.1f} to {1000 * max(times):.1f}), "
             f"ratio {statistics.median(times) / base:5.2f}; {count} all-reduces called from Python, {size / 1e6:.2f} MB"
         )
     return lines

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     gathered_variables={name: _CELL for name in ("SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell")},
     strategies=frozenset({"mirrored"}),
     refused={
+        "string inputs": "DTensor has no string tensors",
         "jit_compile=True": "DTensor makes the program of each rank itself and does not hand the flag on",
         "keras.remat": (
             "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled"

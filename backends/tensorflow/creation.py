@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -76,7 +77,7 @@ def record(draw: Draw) -> tf.Tensor:
 
 def components(
     initializer: Callable, shape: tuple[int, ...], dtype: str, placed: PlacedLayout, layout: dtensor.Layout
-) -> list[object]:
+) -> list[np.ndarray]:
     """The components of a new variable, in the order of `dtensor.pack`.
 
     Constants are made for each shard. Keras's random initializers are drawn in blocks of the whole draw. Any other
@@ -159,7 +160,7 @@ def _rows(draw: Draw, first: int, last: int) -> np.ndarray:
     start, stop = first * columns, last * columns
     skipped = start // 4
     key, counter, algorithm = random_ops_util.get_key_counter_alg(tf.constant(draw.seed), "auto_select")
-    low, high = (int(word) for word in counter.numpy())
+    low, high = (int(word) for word in cast("tf.Tensor", counter).numpy())
     total = low + (high << 64) + skipped * counters
     counter = tf.constant(np.array([total & (2**64 - 1), (total >> 64) & (2**64 - 1)], np.uint64))
     flat = op([stop - skipped * 4], key=key, counter=counter, dtype=tf.float32, alg=algorithm)

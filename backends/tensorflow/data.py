@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import keras
 import numpy as np
@@ -72,18 +73,18 @@ def to_tensors(data: object, model: keras.Model | None = None) -> object:
     return data
 
 
-def _tensor(value: object) -> object:
+def _tensor(value: tf.Tensor | np.ndarray | None) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor | None:
     if value is None or isinstance(value, tf.experimental.Optional):  # how Keras's adapters pass None
         return None
     if isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor):
         return value
     if hasattr(value, "detach"):  # a torch tensor
-        value = value.detach().cpu().numpy()
+        value = cast("np.ndarray", value.detach().cpu().numpy())
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(value)
 
 
-def _lay(tensor: object, view: MeshView, axis: str | None) -> object:
+def _lay(tensor: tf.Tensor | None, view: MeshView, axis: str | None) -> tf.Tensor | None:
     if tensor is None or is_dtensor(tensor):
         return tensor
     ndim = tensor.shape.rank
@@ -94,7 +95,7 @@ def _lay(tensor: object, view: MeshView, axis: str | None) -> object:
     return dtensor.pack(pieces, dtensor.Layout([axis] + [dtensor.UNSHARDED] * (ndim - 1), view.mesh))
 
 
-def _refuse(tensor: object, model: keras.Model | None) -> None:
+def _refuse(tensor: tf.Tensor | tf.SparseTensor | tf.RaggedTensor, model: keras.Model | None) -> None:
     kind = "sparse" if isinstance(tensor, tf.SparseTensor) else "ragged" if isinstance(tensor, tf.RaggedTensor) else ""
     if not kind and tensor.dtype != tf.string:
         return

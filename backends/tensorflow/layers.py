@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.common import global_state
@@ -49,7 +50,7 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
     return tree.map_structure(_from_mesh, outputs)
 
 
-def _to_mesh(tensors: list[tf.Tensor], distribution: FlowDistribution) -> list[tf.Tensor]:
+def _to_mesh(tensors: Sequence[object], distribution: FlowDistribution) -> list[tf.Tensor]:
     return list(lay_batch(tensors, distribution).data)  # type: ignore[call-overload]
 
 
@@ -76,19 +77,19 @@ def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
     return distribution is not None and not mirrored.is_mirrored(distribution) and in_step()
 
 
-def convolve(original: Callable[..., object], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
+def convolve(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
     """A convolution between tensors that are split by rows only."""
     return by_rows(original(by_rows(tf.convert_to_tensor(inputs)), *args, **kwargs))
 
 
 def confusion_matrix(
     original: Callable[..., object],
-    labels: object,
-    predictions: object,
+    labels: tf.Tensor | np.ndarray,
+    predictions: tf.Tensor | np.ndarray,
     num_classes: int,
-    weights: object = None,
+    weights: tf.Tensor | np.ndarray | None = None,
     dtype: str = "int32",
-) -> object:
+) -> tf.Tensor:
     """`confusion_matrix` as a product of one-hot matrices; DTensor has no scatter for it."""
     rows = tf.one_hot(tf.cast(labels, "int32"), num_classes)
     columns = tf.one_hot(tf.cast(predictions, "int32"), num_classes)

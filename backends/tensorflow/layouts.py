@@ -165,7 +165,7 @@ def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:
         return outputs
     view = view_of(distribution)
 
-    def lay(tensor: object) -> object:
+    def lay(tensor: tf.Tensor) -> tf.Tensor:
         return dtensor.relayout(tensor, _activation(view, nd_sbp, tensor, path)) if tf.is_tensor(tensor) else tensor
 
     return tree.map_structure(lay, outputs)

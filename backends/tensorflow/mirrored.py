@@ -76,7 +76,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
 
     def make() -> tf.Variable:
         return tf.Variable(
-            value,
+            value,  # type: ignore[arg-type]  # TensorFlow's stub leaves out arrays
             dtype=variable._dtype,
             trainable=variable.trainable,
             name=variable.name,

@@ -42,7 +42,11 @@ def concat(original: Callable[..., object], values: object, axis: object, name: 
 
 
 def split(
-    original: Callable[..., object], value: object, num_or_size_splits: object, axis: object = 0, **kw: object
+    original: Callable[..., list[tf.Tensor]],
+    value: tf.Tensor | np.ndarray,
+    num_or_size_splits: object,
+    axis: object = 0,
+    **kw: object,
 ) -> object:
     """`tf.split` of a tensor, and to tensors, that are whole along the dim."""
     value = tf.convert_to_tensor(value)
@@ -51,7 +55,9 @@ def split(
     return [whole_dims(part, (axis,)) for part in original(whole_dims(value, (axis,)), num_or_size_splits, axis, **kw)]
 
 
-def tile(original: Callable[..., object], input: object, multiples: object, name: str | None = None) -> object:
+def tile(
+    original: Callable[..., object], input: tf.Tensor | np.ndarray, multiples: object, name: str | None = None
+) -> object:
     """`tf.tile` of a tensor that is whole along the repeated dims."""
     input = tf.convert_to_tensor(input)
     known = _known(multiples)
@@ -59,7 +65,9 @@ def tile(original: Callable[..., object], input: object, multiples: object, name
     return whole_dims(original(whole_dims(input, dims), multiples, name=name), dims)
 
 
-def pad(original: Callable[..., object], tensor: object, paddings: object, *args: object, **kwargs: object) -> object:
+def pad(
+    original: Callable[..., object], tensor: tf.Tensor | np.ndarray, paddings: object, *args: object, **kwargs: object
+) -> object:
     """`tf.pad` of a tensor that is whole along the padded dims."""
     tensor = tf.convert_to_tensor(tensor)
     known = _known(paddings)
@@ -68,7 +76,11 @@ def pad(original: Callable[..., object], tensor: object, paddings: object, *args
 
 
 def slice(
-    original: Callable[..., object], input_: object, begin: object, size: object, name: str | None = None
+    original: Callable[..., object],
+    input_: tf.Tensor | np.ndarray,
+    begin: object,
+    size: object,
+    name: str | None = None,
 ) -> object:
     """`tf.slice` of a tensor, and to a tensor, that is whole along the cut dims."""
     input_ = tf.convert_to_tensor(input_)
@@ -174,7 +186,7 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
 
 
-def _tensors(values: Sequence[object]) -> list[object]:
+def _tensors(values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor | np.ndarray]:
     first = next((value.dtype for value in values if tf.is_tensor(value)), None)
     return [value if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype=first) for value in values]
 

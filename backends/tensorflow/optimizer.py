@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
@@ -12,6 +14,9 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step
 from keras_flow.distributions.distribution import active
+
+#: what an optimizer updates: a Keras variable, or the TensorFlow one that it holds
+Target: TypeAlias = keras.Variable | tf.Variable
 
 
 def on_dtensor(*args: object, **kwargs: object) -> bool:
@@ -31,11 +36,14 @@ def add_variable_from_reference(
     optimizer: keras.Optimizer,
     reference_variable: object,
     name: str | None = None,
-    initializer: object = "zeros",
+    initializer: str | keras.Initializer = "zeros",
 ) -> object:
     """Keras's base method, which hands on the reference's layout; TensorFlow's one colocates, which DTensor cannot."""
     return base_optimizer.BaseOptimizer.add_variable_from_reference(
-        optimizer, reference_variable, name=name, initializer=initializer
+        optimizer,
+        reference_variable,
+        name=name,
+        initializer=initializer,  # type: ignore[arg-type]  # Keras has no annotation: pyright takes the default's type
     )
 
 
@@ -77,26 +85,32 @@ def backend_update_step(
             optimizer.update_step(gradient, variable, learning_rate)
 
 
-def assign(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
+def assign(
+    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+) -> None:
     """`assign` of a dense value."""
     _plain(variable).assign(_laid(value, variable))
 
 
-def assign_add(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
+def assign_add(
+    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+) -> None:
     """`assign_add` of a dense value."""
     _plain(variable).assign_add(_laid(value, variable))
 
 
-def assign_sub(original: Callable[..., object], optimizer: keras.Optimizer, variable: object, value: object) -> None:
+def assign_sub(
+    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+) -> None:
     """`assign_sub` of a dense value."""
     _plain(variable).assign_sub(_laid(value, variable))
 
 
-def _plain(variable: object) -> tf.Variable:
+def _plain(variable: Target) -> tf.Variable:
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
-def _laid(value: object, variable: object) -> tf.Tensor:
+def _laid(value: tf.Tensor | np.ndarray, variable: Target) -> tf.Tensor:
     target = _plain(variable)
     value = tf.convert_to_tensor(tf.cast(value, target.dtype))  # IndexedSlices become dense
     return dtensor.relayout(value, target.layout) if in_step() else value

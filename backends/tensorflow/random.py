@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -31,19 +32,19 @@ def draws_or_records(*args: object, **kwargs: object) -> bool:
     return creation.recording() or draws_in_step()
 
 
-def draw(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+def draw(original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
     """A draw of which every rank has the whole, so that its values do not depend on how it is used."""
     return _whole(original(*args, **kwargs))
 
 
 def normal(
-    original: Callable[..., object],
-    shape: object,
-    mean: object = 0.0,
-    stddev: object = 1.0,
+    original: Callable[..., tf.Tensor],
+    shape: Sequence[int],
+    mean: float | tf.Tensor = 0.0,
+    stddev: float | tf.Tensor = 1.0,
     dtype: str | None = None,
     seed: object = None,
-) -> object:
+) -> tf.Tensor:
     """`random.normal`."""
     if creation.recording():
         return creation.record(_draw("normal", shape, seed, stddev, mean, dtype))
@@ -51,13 +52,13 @@ def normal(
 
 
 def truncated_normal(
-    original: Callable[..., object],
-    shape: object,
-    mean: object = 0.0,
-    stddev: object = 1.0,
+    original: Callable[..., tf.Tensor],
+    shape: Sequence[int],
+    mean: float | tf.Tensor = 0.0,
+    stddev: float | tf.Tensor = 1.0,
     dtype: str | None = None,
     seed: object = None,
-) -> object:
+) -> tf.Tensor:
     """`random.truncated_normal`."""
     if creation.recording():
         return creation.record(_draw("truncated_normal", shape, seed, stddev, mean, dtype))
@@ -65,13 +66,13 @@ def truncated_normal(
 
 
 def uniform(
-    original: Callable[..., object],
-    shape: object,
-    minval: object = 0.0,
-    maxval: object = 1.0,
+    original: Callable[..., tf.Tensor],
+    shape: Sequence[int],
+    minval: float | tf.Tensor = 0.0,
+    maxval: float | tf.Tensor = 1.0,
     dtype: str | None = None,
     seed: object = None,
-) -> object:
+) -> tf.Tensor:
     """`random.uniform`."""
     if creation.recording():
         low, high = tf.cast(minval, dtype or "float32"), tf.cast(maxval, dtype or "float32")
@@ -80,21 +81,26 @@ def uniform(
 
 
 def dropout(
-    original: Callable[..., object], inputs: object, rate: float, noise_shape: object = None, seed: object = None
-) -> object:
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    rate: float,
+    noise_shape: Sequence[int | None] | None = None,
+    seed: object = None,
+) -> tf.Tensor:
     """`random.dropout` by the formula of `tf.nn.dropout`, on a mask that every rank draws whole."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
-    words = keras_random._cast_seed(keras_random.draw_seed(seed))
+    words = _words(seed)
     shape = keras_random._get_concrete_noise_shape(inputs, noise_shape)
     mask = _whole(tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype) >= rate)
     return tf.where(mask, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
 
 
-def shuffle(original: Callable[..., object], x: object, axis: int = 0, seed: object = None) -> object:
+def shuffle(original: Callable[..., tf.Tensor], x: tf.Tensor, axis: int = 0, seed: object = None) -> tf.Tensor:
     """`random.shuffle` by an order that every rank draws whole."""
-    words = keras_random._cast_seed(keras_random.draw_seed(seed))
-    order = _whole(tf.argsort(_whole(tf.random.stateless_uniform(shape=[tf.shape(x)[axis]], seed=words))))
+    words = _words(seed)
+    shape = cast("Sequence[int]", [tf.shape(x)[axis]])  # TensorFlow's stub leaves out lengths that are tensors
+    order = _whole(tf.argsort(_whole(tf.random.stateless_uniform(shape=shape, seed=words))))
     return tf.gather(_whole(x), order, axis=axis)
 
 
@@ -110,7 +116,11 @@ def seed_is_on_mesh(seed: object) -> bool:
     return dtensor.get_default_mesh() is None or creation.creating_values()
 
 
-def _whole(value: object) -> object:
+def _words(seed: object) -> tf.Tensor:
+    return cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
+
+
+def _whole(value: tf.Tensor) -> tf.Tensor:
     distribution = active()
     if distribution is None or not tf.is_tensor(value):
         return value
@@ -120,12 +130,19 @@ def _whole(value: object) -> object:
     return dtensor.relayout(value, replicated(mesh, value.shape.rank))
 
 
-def _draw(kind: str, shape: object, seed: object, scale: object, shift: object, dtype: str | None) -> creation.Draw:
-    words = keras_random._cast_seed(keras_random.draw_seed(seed))
+def _draw(
+    kind: str,
+    shape: Sequence[int],
+    seed: object,
+    scale: float | tf.Tensor,
+    shift: float | tf.Tensor,
+    dtype: str | None,
+) -> creation.Draw:
+    words = _words(seed)
     dtype = dtype or "float32"
     return creation.Draw(
         kind,
-        tuple(int(length) for length in shape),  # type: ignore[union-attr]
+        tuple(int(length) for length in shape),
         np.asarray(words),
         tf.cast(scale, dtype),
         tf.cast(shift, dtype),

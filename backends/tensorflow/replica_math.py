@@ -6,10 +6,11 @@ the same dropout mask on every replica and normalises by local statistics. Each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import keras
 import tensorflow as tf
@@ -20,6 +21,7 @@ from keras.src.losses import loss as keras_loss
 from keras_flow.errors import FlowError
 
 _SUM = tf.distribute.ReduceOp.SUM
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def _here() -> Rows:
     return here
 
 
-def total_of(value: object) -> tf.Tensor:
-    """The sum of a value over the replicas; differentiable."""
+def total_of(value: _Value) -> _Value:
+    """The sum of a tensor, or of each in a list, over the replicas; differentiable."""
     return tf.distribute.get_replica_context().all_reduce(_SUM, value)
 
 
@@ -79,8 +81,8 @@ def total_of(value: object) -> tf.Tensor:
 
 def reduce_values(
     original: Callable[..., object],
-    values: object,
-    sample_weight: object = None,
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> object:
     """`losses.reduce_values`: the local sum by the count of all replicas."""
@@ -91,7 +93,7 @@ def reduce_values(
             'strategy="mirrored": a loss returns one number for the batch, which a replica cannot compute from its own '
             "rows; use the default strategy (kf.DataParallel() without strategy)"
         )
-    loss = ops.sum(values)
+    loss = cast("tf.Tensor", ops.sum(values))
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         count = ops.sum(sample_weight)
     else:
@@ -100,7 +102,11 @@ def reduce_values(
 
 
 def apply_mask(
-    original: Callable[..., object], sample_weight: object, mask: object, dtype: object, reduction: str | None
+    original: Callable[..., object],
+    sample_weight: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    dtype: str,
+    reduction: str | None,
 ) -> object:
     """`losses.apply_mask`: total and valid entries of all replicas."""
     if mask is None or reduction not in ("mean", "sum_over_batch_size"):
@@ -110,7 +116,8 @@ def apply_mask(
     weight = ops.where(ops.cast(mask, "bool"), ops.divide_no_nan(total, valid), 0)
     if sample_weight is None:
         return weight
-    weight, sample_weight = keras_loss.squeeze_or_expand_to_same_rank(weight, ops.cast(sample_weight, dtype))
+    same_rank = keras_loss.squeeze_or_expand_to_same_rank(weight, ops.cast(sample_weight, dtype))
+    weight, sample_weight = cast("tuple[tf.Tensor, tf.Tensor]", same_rank)
     return sample_weight * weight
 
 
@@ -148,7 +155,7 @@ def apply(
         _summed.reset(token)
 
 
-def keep_gradients(original: Callable[..., object], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
+def keep_gradients(original: Callable[..., list], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
     """`_all_reduce_sum_gradients`: nothing left to sum."""
     return grads_and_vars if _summed.get() else original(optimizer, grads_and_vars)
 
@@ -157,15 +164,18 @@ def keep_gradients(original: Callable[..., object], optimizer: keras.Optimizer, 
 
 
 def dropout(
-    original: Callable[..., object], inputs: object, rate: float, noise_shape: object = None, seed: object = None
-) -> object:
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    rate: float,
+    noise_shape: Sequence[int | None] | None = None,
+    seed: object = None,
+) -> tf.Tensor:
     """`random.dropout`: the own rows of the mask of the logical batch (Keras: the same mask on every replica)."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
-    words = keras_random._cast_seed(keras_random.draw_seed(seed))
-    shape = (
-        list(keras_random._get_concrete_noise_shape(inputs, noise_shape)) if noise_shape else list(ops.shape(inputs))
-    )
+    words = cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
+    asked = keras_random._get_concrete_noise_shape(inputs, noise_shape) if noise_shape else ops.shape(inputs)
+    shape = list(cast("Sequence[int]", asked))
     if noise_shape and shape[0] == 1:  # one mask for all rows
         noise = tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype)
     else:
@@ -173,9 +183,9 @@ def dropout(
     return tf.where(noise >= rate, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
 
 
-def draw(original: Callable[..., object], shape: object, *args: object, **kwargs: object) -> object:
+def draw(original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object) -> tf.Tensor:
     """`random.normal` and the like: the own rows of the draw of the logical batch."""
-    shape = list(shape)  # type: ignore[call-overload]
+    shape = list(shape)
     if not _has_rows(shape):
         return original(shape, *args, **kwargs)
     return _own_rows(lambda whole: original(whole, *args, **kwargs), shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import keras
 import tensorflow as tf
@@ -36,14 +37,18 @@ def takes_groups(
 
 
 def global_moments(
-    original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: object
+    original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """`BatchNormalization._moments` over all replicas, in two passes as on one device."""
     return _moments(inputs, mask, layer._reduction_axes, replica_math.total_of)
 
 
 def call_by_groups(
-    original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, training: object = None, mask: object = None
+    original: Callable[..., object],
+    layer: keras.Layer,
+    inputs: tf.Tensor,
+    training: object = None,
+    mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """`BatchNormalization.call`: each row by its group's statistics, moving statistics by the mean of the groups'.
 
@@ -54,11 +59,11 @@ def call_by_groups(
     """
     if layer.renorm:
         raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
-    inputs = ops.cast(inputs, result_type(inputs.dtype, "float32"))
+    inputs = cast("tf.Tensor", ops.cast(inputs, result_type(inputs.dtype, "float32")))
     rows = replica_math.rows()
     if rows is not None:
         groups = [(inputs, mask)]
-        here = tf.cast(inputs.shape[0] > 0, inputs.dtype)
+        here = tf.cast(cast("int", inputs.shape[0]) > 0, inputs.dtype)
         count = replica_math.total_of(here)
     else:
         groups = _groups(layer, inputs, mask)
@@ -72,14 +77,16 @@ def call_by_groups(
         moving.assign(old * layer.momentum + total / count * (1.0 - layer.momentum))
     gamma = ops.cast(layer.gamma, inputs.dtype) if layer.scale else None
     beta = ops.cast(layer.beta, inputs.dtype) if layer.center else None
-    outputs = [
+    normalized = [
         ops.batch_normalization(part, mean, variance, layer.axis, offset=beta, scale=gamma, epsilon=layer.epsilon)
         for (part, _), (mean, variance) in zip(groups, moments, strict=True)
     ]
-    return ops.cast(outputs[0] if len(outputs) == 1 else tf.concat(outputs, 0), layer.compute_dtype)
+    outputs = cast("list[tf.Tensor]", normalized)
+    joined = outputs[0] if len(outputs) == 1 else tf.concat(outputs, 0)
+    return cast("tf.Tensor", ops.cast(joined, layer.compute_dtype))
 
 
-def _groups(layer: keras.Layer, inputs: tf.Tensor, mask: object) -> list[tuple[tf.Tensor, object]]:
+def _groups(layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> list[tuple[tf.Tensor, tf.Tensor | None]]:
     distribution = active()
     assert distribution is not None  # the hook's condition
     rows = inputs.shape[0]
@@ -93,7 +100,7 @@ def _groups(layer: keras.Layer, inputs: tf.Tensor, mask: object) -> list[tuple[t
 
 
 def _moments(
-    inputs: tf.Tensor, mask: object, axes: list[int], total: Callable[[tf.Tensor], tf.Tensor]
+    inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int], total: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance by sums that `total` completes; with a mask as Keras does it, with its epsilon."""
     if mask is None:

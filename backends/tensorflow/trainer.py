@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from weakref import WeakSet
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import tree
+from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
 from keras_flow.backends.tensorflow import mirrored
@@ -47,7 +49,10 @@ class Steps:
             data: a batch of host values or plain tensors.
             source: the iterator it came from; its first batch decides whether the batch size divides.
         """
-        build(self.model, data)
+        if self.step == self.model.predict_step:
+            build_for_prediction(self.model, data)
+        else:
+            build(self.model, data)
         batch = lay_batch(data, self.distribution, self.model)
         if source is not None and source is not self._source:
             self._source = source
@@ -78,9 +83,9 @@ class Steps:
 def _unpartitioned(model: keras.Model, error: str) -> str:
     first = error.split(" error: ", 1)[-1].splitlines()[0][:300]
     return (
-        f"TensorFlow's DTensor cannot partition a step of model {model.name!r}: {first!r}. The weights are as they were. "
-        "Broadcast the variables of the layers around it (a split embedding table before a recurrent layer, under clipnorm, "
-        "is known to fail), or use the jax or torch backend, which partition it"
+        f"TensorFlow's DTensor cannot partition a step of model {model.name!r}: {first!r}. The weights are as they "
+        "were. Broadcast the variables of the layers around it (a split embedding table before a recurrent layer, "
+        "under clipnorm, is known to fail), or use the jax or torch backend, which partition it"
     )
 
 
@@ -148,12 +153,19 @@ def build(model: keras.Model, data: object) -> None:
             raise
 
 
+def build_for_prediction(model: keras.Model, data: object) -> None:
+    """Make the model's variables before the step is traced; losses and metrics have nothing to be built from."""
+    if not model.built:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(tree.map_structure(_spec, data))
+        compute_output_spec(model, x, training=False)
+
+
 def _compiled_parts_are_built(model: keras.Model) -> bool:
     parts = (getattr(model, "_compile_metrics", None), getattr(model, "_compile_loss", None))
     return all(part is None or part.built for part in parts)
 
 
-def _spec(value: object) -> object:
+def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
     if value is None or isinstance(value, tf.experimental.Optional):
         return None
     if not hasattr(value, "dtype"):
@@ -187,11 +199,13 @@ def _refuse_jit(model: keras.Model) -> None:
         )
 
 
-def refuse_remat(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+def refuse_remat(original: Callable[..., object], function: Callable, *args: object, **kwargs: object) -> object:
     """`keras.remat` inside a step."""
+    layer = getattr(function, "__self__", None)
+    of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""
     raise FlowError(
-        "keras.remat (and keras.RematScope) does not work on the tensorflow backend, with one device or several: "
-        f"TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or torch backend"
+        f"rematerialisation{of} (keras.remat, keras.RematScope) does not work on the tensorflow backend, with one device or "
+        f"several: TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or torch backend"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeGuard, TypeVar, cast, overload
 
 import keras
 import numpy as np
@@ -15,10 +16,12 @@ from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on,
 from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
 
+_Part = TypeVar("_Part")
+
 # ---- DTensors and host values
 
 
-def is_dtensor(value: object) -> bool:
+def is_dtensor(value: object) -> TypeGuard[tf.Tensor]:
     """Whether an eager tensor or variable lies on a mesh."""
     if isinstance(value, dtensor.DVariable):
         return True
@@ -38,7 +41,9 @@ def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
     return parts
 
 
-def pack(components: Sequence[object], layout: dtensor.Layout, dtype: object = None) -> tf.Tensor:
+def pack(
+    components: Sequence[tf.Tensor | np.ndarray], layout: dtensor.Layout, dtype: str | tf.DType | None = None
+) -> tf.Tensor:
     """A DTensor from the components of all ranks; each is copied to its own device only."""
     with tf.init_scope():
         tensors = []
@@ -48,7 +53,7 @@ def pack(components: Sequence[object], layout: dtensor.Layout, dtype: object = N
         return dtensor.pack(tensors, layout)
 
 
-def from_host(value: object, layout: dtensor.Layout, dtype: object = None) -> tf.Tensor:
+def from_host(value: object, layout: dtensor.Layout, dtype: str | tf.DType | None = None) -> tf.Tensor:
     """A DTensor from a host value."""
     array = np.asarray(value)
     if dtype is not None:
@@ -58,7 +63,7 @@ def from_host(value: object, layout: dtensor.Layout, dtype: object = None) -> tf
     return pack(parts, layout, dtype)
 
 
-def to_host(value: object) -> np.ndarray:
+def to_host(value: tf.Tensor) -> np.ndarray:
     """The logical value of an eager DTensor or variable, in host memory."""
     if isinstance(value, tf.Variable):
         value = value.read_value()
@@ -67,6 +72,10 @@ def to_host(value: object) -> np.ndarray:
     return _join(value, lambda part: part.numpy(), np.concatenate)
 
 
+@overload
+def to_logical(value: tf.Tensor) -> tf.Tensor: ...
+@overload
+def to_logical(value: object) -> object: ...
 def to_logical(value: object) -> object:
     """The logical value of an eager DTensor as a plain tensor; anything else as it is."""
     if not is_dtensor(value):
@@ -75,13 +84,13 @@ def to_logical(value: object) -> object:
         return _join(value, tf.identity, tf.concat)
 
 
-def _join(value: tf.Tensor, read: Callable, concat: Callable) -> object:
+def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable[..., _Part]) -> _Part:
     layout = dtensor.fetch_layout(value)
     parts = dtensor.unpack(value)
     where = layout.mesh.local_device_locations()
     used = [(dim, spec) for dim, spec in enumerate(layout.sharding_specs) if spec != dtensor.UNSHARDED]
 
-    def joined(level: int, fixed: dict[str, int]) -> object:
+    def joined(level: int, fixed: dict[str, int]) -> _Part:
         if level == len(used):
             return read(
                 next(p for p, at in zip(parts, where, strict=True) if all(at[k] == i for k, i in fixed.items()))
@@ -109,12 +118,13 @@ def initialize_with_initializer(
     return None
 
 
-def initialize(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+def initialize(original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray) -> object:
     """`Variable._initialize`: a variable from a value."""
     if callable(value) or isinstance(value, tf.Variable) or not _is_known(value):
         return original(variable, value)
     if variable._shape is None:
-        variable._shape = tuple(int(length) for length in value.shape)  # Keras sets it later, the layout needs it now
+        # Keras sets it later, the layout needs it now
+        variable._shape = tuple(int(length) for length in cast("tuple[int, ...]", value.shape))
     placed = _layout_for(variable)
     if mirrored.is_mirrored(placed.distribution):
         return mirrored.create(original, variable, value, placed)
@@ -192,12 +202,14 @@ def is_used_in_step(variable: keras.Variable, *args: object, **kwargs: object) -
     """Condition: a variable that is split over an axis of the batch, inside a step."""
     placed = placed_layout(variable)
     value = getattr(variable, "_value", None)
-    if placed is None or not isinstance(value, dtensor.DVariable) or not in_step():
+    if placed is None or value is None or not isinstance(value, dtensor.DVariable) or not in_step():
         return False
     return gathered(value.layout, placed) is not None
 
 
-def to_tensor(original: Callable[..., object], variable: keras.Variable, *args: object, **kwargs: object) -> tf.Tensor:
+def to_tensor(
+    original: Callable[..., tf.Tensor], variable: keras.Variable, *args: object, **kwargs: object
+) -> tf.Tensor:
     """`Variable.__tf_tensor__`: the value, gathered for its use.
 
     The gradient passes as it is (`Optimizer.apply` lays it as the variable), so that an embedding's slices stay slices.
@@ -210,25 +222,30 @@ def to_tensor(original: Callable[..., object], variable: keras.Variable, *args: 
     def gather(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         return dtensor.relayout(value, whole), lambda upstream: upstream
 
-    return gather(original(variable, *args, **kwargs))
+    # TensorFlow's stub gives the decorated function its undecorated type
+    return gather(original(variable, *args, **kwargs))  # type: ignore[return-value]
 
 
-def direct_assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+def direct_assign(original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray) -> object:
     """`Variable._direct_assign` in a step: the value is cut as the variable is."""
     return original(variable, cut_as(variable._value, value))
 
 
-def cut_as(target: dtensor.DVariable, value: object) -> tf.Tensor:
+def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tensor:
     """A tensor of a step, laid as a variable that it will update."""
     return dtensor.relayout(tf.cast(value, target.dtype), target.layout)
 
 
-def to_numpy(original: Callable[..., object], value: object, *args: object, **kwargs: object) -> np.ndarray:
+def to_numpy(
+    original: Callable[..., object], value: keras.Variable | tf.Tensor, *args: object, **kwargs: object
+) -> np.ndarray:
     """`convert_to_numpy` and `Variable.numpy` of what lies on a mesh."""
     return to_host(value._value if isinstance(value, keras.Variable) else value)
 
 
-def to_array(original: Callable[..., object], variable: keras.Variable, dtype: object = None) -> np.ndarray:
+def to_array(
+    original: Callable[..., object], variable: keras.Variable, dtype: np.dtype | str | None = None
+) -> np.ndarray:
     """`Variable.__array__` of what lies on a mesh."""
     return np.asarray(to_host(variable._value), dtype=dtype)
 

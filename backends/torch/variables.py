@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -221,7 +221,7 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
 
 
 @contextlib.contextmanager
-def whole(variables: Iterator[keras.Variable], here: bool) -> Iterator[None]:
+def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     """Gather variables on all ranks; where `here`, the program inside finds plain tensors and needs no collectives."""
     swapped: list[tuple[keras.Variable, torch.Tensor]] = []
     for variable in variables:

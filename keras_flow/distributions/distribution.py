@@ -27,9 +27,7 @@ from keras_flow.runtime import versions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from keras_flow.backends.interface import Capabilities
-
-    from keras_flow.backends.interface import Backend
+    from keras_flow.backends.interface import Backend, Capabilities
 
 
 class ActivationLayout:

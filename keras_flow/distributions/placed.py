@@ -25,7 +25,8 @@ class Placed:
         layout: placement, nd_sbp and logical shape.
         source: the rule, `kf.shard`, the variable of a slot, or `"default"`.
         note: why the layout is not the one that was asked for; empty where it is.
-        gathered: whether the engine gathers a split variable where it is used: the ranks share the memory, not the work.
+        gathered: whether the engine gathers a split variable where it is used: the ranks share the memory, not the
+            work.
     """
 
     layout: Layout

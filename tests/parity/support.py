@@ -124,8 +124,9 @@ def _product_text(product: Sequence[dict]) -> str:
     return f"""
 ## The product
 
-Models x optimizers x options (`tests/parity/cases/product.py`), each under every layout on every backend: {len(good)} of
-{len(product)} runs have the numbers of one device; the largest deviation is {100 * worst:.1f} % of the tolerance.
+Models x optimizers x options (`tests/parity/cases/product.py`), each under every layout on every backend:
+{len(good)} of {len(product)} runs have the numbers of one device; the largest deviation is {100 * worst:.1f} %
+of the tolerance.
 {bad}"""
 
 
