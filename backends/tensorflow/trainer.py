@@ -204,8 +204,9 @@ def refuse_remat(original: Callable[..., object], function: Callable, *args: obj
     layer = getattr(function, "__self__", None)
     of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""
     raise FlowError(
-        f"rematerialisation{of} (keras.remat, keras.RematScope) does not work on the tensorflow backend, with one device or "
-        f"several: TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or torch backend"
+        f"rematerialisation{of} (keras.remat, keras.RematScope) does not work on the tensorflow backend, with one "
+        f"device or several: TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or "
+        "torch backend"
     )
 
 
