@@ -89,7 +89,7 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
         f"model {model.name!r} was given strings (shape {list(shape)})"
         + (f" for its layers {takers}" if takers else "")
         + f": {reason}. Apply TextVectorization or StringLookup in the input pipeline (`dataset.map(layer)`, or "
-        "`layer(strings)` beforehand) and train on the integers; KERAS_BACKEND=tensorflow takes strings on one device"
+        "`layer(strings)` beforehand) and train on the integers"
     )
 
 
@@ -106,12 +106,18 @@ def _symbolic_build(original: Callable[..., object], model: keras.Model, *args: 
 
 
 def _raise_collected(model: keras.Model, distribution: FlowDistribution, error: BaseException) -> None:
-    """Raise the layout problems that stand behind an error, if there are any, all together."""
+    """Raise the layout problems that stand behind an error, if there are any, all together; else our own error that
+    Keras wrapped into one of its kind."""
     if isinstance(error, Exception) and not isinstance(error, LayoutError) and distribution.has_problems:
         try:
             distribution.check(model)
         except LayoutError as problems:
             raise problems from error
+    inner = error.__cause__ or error.__context__
+    while inner is not None and not isinstance(error, FlowError):
+        if isinstance(inner, FlowError):
+            raise inner from error
+        inner = inner.__cause__ or inner.__context__
 
 
 def _creates(kind: str) -> Callable[..., object]:

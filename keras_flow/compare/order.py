@@ -22,38 +22,33 @@ def length_of(data: object) -> int:
 
 
 class Ordered(keras.utils.PyDataset):
-    """Batches in an order that depends on the seed and the epoch only.
+    """Batches in an order that depends on the seed and the epoch only; all epochs in one sequence.
 
     Args:
         x: structure of arrays of shape [rows, ...].
         y: the same for targets.
         batch_size: rows of a batch; the last one of an epoch may be smaller.
         seed: seed of the order.
+        steps: number of batches; None is one epoch.
     """
 
-    def __init__(self, x: object, y: object, batch_size: int, seed: int):
+    def __init__(self, x: object, y: object, batch_size: int, seed: int, steps: int | None = None):
         super().__init__()
         self._x, self._y, self._batch, self._seed = x, y, batch_size, seed
         self._rows = length_of((x, y))
-        self._epoch = 0
-        self._order = self._draw()
-
-    def _draw(self) -> np.ndarray:
-        return np.random.default_rng([self._seed, self._epoch]).permutation(self._rows)
+        self.per_epoch = -(-self._rows // batch_size)
+        self._steps = steps or self.per_epoch
+        self._order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
-        return -(-self._rows // self._batch)
+        return self._steps
 
     def __getitem__(self, index: int) -> tuple[object, object]:
-        rows = self._order[index * self._batch : (index + 1) * self._batch]
-        x, y = (tree.map_structure(lambda leaf: np.asarray(leaf)[rows], part) for part in (self._x, self._y))
-        return x, y
+        epoch, batch = divmod(index, self.per_epoch)
+        rows = self._order_of(epoch)[batch * self._batch : (batch + 1) * self._batch]
+        return tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
 
-    @property
-    def sizes(self) -> list[int]:
-        """Rows of each batch of an epoch."""
-        return [min(self._batch, self._rows - start) for start in range(0, self._rows, self._batch)]
-
-    def on_epoch_end(self) -> None:
-        self._epoch += 1
-        self._order = self._draw()
+    def _order_of(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(self._rows))
+        return self._order[1]

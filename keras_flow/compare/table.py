@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +11,7 @@ from keras_flow.compare.result import Comparison, RunResult
 def show(result: Comparison, console: Console) -> None:
     """Print the table, then what failed."""
     title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("backend", "layout"):
         table.add_column(name, no_wrap=True)
     metric = metric_name(result)
@@ -21,7 +20,7 @@ def show(result: Comparison, console: Console) -> None:
     last = None
     for run in result.runs:
         if last is not None and last != run.backend:
-            table.add_section()
+            table.add_row()
         last = run.backend
         table.add_row(*row(run, metric))
     console.print(table)
@@ -29,7 +28,7 @@ def show(result: Comparison, console: Console) -> None:
     console.print(
         "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "
         f"{100 * max(worst.loss_share, worst.weights_share):.0f} % of the tolerance ({worst.backend} {worst.layout}). "
-        "Δ engine: from the first backend, same layout. MB/rank: most weights that one rank holds."
+        "Δ engine: from the first backend, same layout. ms: median of a step. MB/rank: most weights that one rank holds."
     )
     if result.random_layers:
         console.print(
@@ -45,7 +44,7 @@ def show(result: Comparison, console: Console) -> None:
 
 def heads(metric: str | None) -> tuple[str, ...]:
     """Headings of the columns after backend and layout."""
-    return ("loss", metric or "-", "Δ loss", "Δ weights", "Δ engine", "ms/step", "ranks", "MB/rank")
+    return ("loss", metric or "-", "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank")
 
 
 def metric_name(result: Comparison) -> str | None:
@@ -59,7 +58,7 @@ def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
     return (
         run.backend,
         run.layout,
-        f"{run.evaluation['loss']:.5f}",
+        f"{run.evaluation['loss']:.4f}",
         f"{run.evaluation[metric]:.4f}" if metric else "-",
         _deviation(run.loss_deviation, run.loss_share, run.layout),
         _deviation(run.weights_deviation, run.weights_share, run.layout),

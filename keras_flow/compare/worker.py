@@ -64,7 +64,7 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
     import numpy as np
 
     from keras_flow.compare import program
-    from keras_flow.compare.order import Ordered
+    from keras_flow.compare.order import Ordered, length_of
 
     folder = Path(job.folder)
     keras.utils.clear_session()
@@ -72,17 +72,18 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
     distribution = make() if make is not None else None  # type: ignore[operator]
     with distribution.scope() if distribution is not None else contextlib.nullcontext():
         model = program.build_model(module)  # type: ignore[arg-type]
-        batches = Ordered(data.x, data.y, job.batch_size, job.seed)  # type: ignore[attr-defined]
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
         initial = folder / "initial.weights.h5"
         if not initial.exists():
             model.save_weights(initial)
         model.load_weights(initial)
-        epochs = job.epochs or (-(-job.steps // len(batches)) if job.steps else 1)
-        steps = min(job.steps or epochs * len(batches), epochs * len(batches))
-        watch = _watch(job, layout, steps, leads, batches.sizes)
-        model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
+        per_epoch = -(-length_of(data.x) // job.batch_size)  # type: ignore[attr-defined]
+        steps = min(job.steps or per_epoch * (job.epochs or 1), per_epoch * job.epochs if job.epochs else sys.maxsize)
+        batches = Ordered(data.x, data.y, job.batch_size, job.seed, steps)  # type: ignore[attr-defined]
+        watch = _watch(job, layout, steps, leads)
+        # Keras's loss log is a mean over its epoch: epochs of one step give the loss of each step, to the last bit
+        model.fit(batches, epochs=steps, steps_per_epoch=1, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
         rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
         model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
@@ -147,8 +148,8 @@ def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
     (folder / name).write_text(json.dumps({"shapes": held, "bytes": bytes_of, "declared": declared}))
 
 
-def _watch(job: Job, layout: str, steps: int, leads: bool, sizes: list[int]):
-    """A callback that keeps losses and step times, tells the parent how far the run is, and stops after `steps`."""
+def _watch(job: Job, layout: str, steps: int, leads: bool):
+    """A callback that keeps losses and step times, and tells the parent how far the run is."""
     import keras
     import numpy as np
 
@@ -159,21 +160,14 @@ def _watch(job: Job, layout: str, steps: int, leads: bool, sizes: list[int]):
             super().__init__()
             self.losses: list[float] = []
             self.seconds: list[float] = []
-            self._began = self._sum = 0.0
-
-        def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-            self._sum = 0.0
+            self._began = 0.0
 
         def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
             self._began = time.perf_counter()
 
         def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-            mean = float(logs["loss"])  # type: ignore[index]  # reading it waits for the step
+            self.losses.append(float(logs["loss"]))  # type: ignore[index]  # reading it waits for the step
             self.seconds.append(time.perf_counter() - self._began)
-            # Keras logs the mean over the epoch so far, weighted by rows: the step's own loss is what it added
-            rows = sum(sizes[: batch + 1])
-            self.losses.append((mean * rows - self._sum) / sizes[batch])
-            self._sum = mean * rows
             if leads and (len(self.losses) % 5 == 0 or len(self.losses) == steps):
                 line = {
                     "backend": job.backend,
@@ -184,8 +178,6 @@ def _watch(job: Job, layout: str, steps: int, leads: bool, sizes: list[int]):
                 }
                 with events.open("a") as file:
                     file.write(json.dumps(line) + "\n")
-            if len(self.losses) >= steps:
-                self.model.stop_training = True  # type: ignore[union-attr]
 
         def median_seconds(self) -> float:
             """Median over the second half of the steps: without compilation."""

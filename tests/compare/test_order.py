@@ -9,23 +9,21 @@ from keras_flow import FlowError
 from keras_flow.compare.order import Ordered, length_of
 
 
-def epoch(batches: Ordered) -> list[int]:
-    return [int(row) for index in range(len(batches)) for row in batches[index][0]]  # type: ignore[union-attr]
+def epoch(batches: Ordered, number: int = 0) -> list[int]:
+    first = number * batches.per_epoch
+    return [int(row) for index in range(batches.per_epoch) for row in batches[first + index][0]]  # type: ignore[union-attr]
 
 
 def test_order() -> None:
     x = np.arange(23)
     one, two, other = Ordered(x, x * 2, 5, seed=1), Ordered(x, x * 2, 5, seed=1), Ordered(x, x * 2, 5, seed=2)
-    first = epoch(one)
+    first, second = epoch(one), epoch(one, 1)
     assert first == epoch(two) == epoch(one)
     assert first != epoch(other)
     assert sorted(first) == list(x), "each row once"
-    one.on_epoch_end()
-    second = epoch(one)
     assert second != first
     assert sorted(second) == list(x)
-    two.on_epoch_end()
-    assert epoch(two) == second
+    assert epoch(two, 1) == second
     assert first != list(x), "shuffled"
     assert epoch(Ordered(x, x, 7, seed=1)) == first, "whatever the batch size"
 
@@ -33,7 +31,9 @@ def test_order() -> None:
 @pytest.mark.parametrize(("rows", "batch", "sizes"), [(23, 5, [5, 5, 5, 5, 3]), (10, 5, [5, 5]), (3, 8, [3])])
 def test_sizes(rows: int, batch: int, sizes: list[int]) -> None:
     batches = Ordered(np.arange(rows), np.arange(rows), batch, 0)
-    assert batches.sizes == sizes == [len(batches[index][1]) for index in range(len(batches))]  # type: ignore[arg-type]
+    assert len(batches) == len(sizes)
+    assert sizes == [len(batches[index][1]) for index in range(len(batches))]  # type: ignore[arg-type]
+    assert len(Ordered(np.arange(rows), np.arange(rows), batch, 0, steps=12)) == 12
 
 
 def test_structures_stay_together() -> None:

@@ -210,7 +210,8 @@ def _replica_statistics(run: Run) -> None:
         h = layers.Dense(16, name="hidden")(x)
         h = make(momentum=0.8, name="norm")(h)
         model = keras.Model(x, layers.Dense(8, name="logits")(h))
-        model.compile(keras.optimizers.SGD(0.05), crossentropy())
+        # eagerly: the layer above wants to know its rows
+        model.compile(keras.optimizers.SGD(0.05), crossentropy(), run_eagerly=not run.distributed)
         run.fit(model, data.FEATURES, data.LABELS, batch_size=data.BATCH, epochs=2)
         run.record("value", "predict", model.predict(data.FEATURES, verbose=0))
     run.record_model(model)
