@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import keras
 import numpy as np
 from keras import tree
@@ -46,7 +48,8 @@ class Ordered(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[object, object]:
         epoch, batch = divmod(index, self.per_epoch)
         rows = self._order_of(epoch)[batch * self._batch : (batch + 1) * self._batch]
-        return tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
+        batch_of = tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
+        return cast("tuple[object, object]", batch_of)
 
     def _order_of(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:

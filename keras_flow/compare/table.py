@@ -28,7 +28,8 @@ def show(result: Comparison, console: Console) -> None:
     console.print(
         "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "
         f"{100 * max(worst.loss_share, worst.weights_share):.0f} % of the tolerance ({worst.backend} {worst.layout}). "
-        "Δ engine: from the first backend, same layout. ms: median of a step. MB/rank: most weights that one rank holds."
+        "Δ engine: from the first backend, same layout. ms: median of a step. MB/rank: most weights that one rank "
+        "holds."
     )
     if result.random_layers:
         console.print(
