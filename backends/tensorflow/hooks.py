@@ -242,6 +242,16 @@ def _operations() -> Sequence[Hook]:
             "a negative stride (x[::-1]) gives wrong numbers, without an error",
             when=when,
         ),
+        *(
+            Hook(
+                "keras.src.backend.tensorflow.numpy",
+                name,
+                operations.contract,
+                "parts of a contracted dim would be rounded to half precision before they are summed",
+                when=operations.contracts_in_half,
+            )
+            for name in ("matmul", "einsum")
+        ),
         Hook(
             "tensorflow.python.framework.error_interpolation",
             "parse_message",

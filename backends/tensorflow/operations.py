@@ -156,6 +156,36 @@ def unrolled(
     return original(step_function, inputs, initial_states, False, mask, **options)
 
 
+def contracts_in_half(*args: object, **kwargs: object) -> bool:
+    """Condition: a product of half-precision tensors in a step whose weights may be split along the contracted dim."""
+    distribution = active()
+    if (
+        not in_traced_step()
+        or distribution is None
+        or not set(distribution.placement.axis_names) - set(distribution.batch_axes)
+    ):
+        return False
+    leaves = tree.flatten((args, kwargs))
+    return any(tf.is_tensor(leaf) and leaf.dtype in (tf.bfloat16, tf.float16) for leaf in leaves)
+
+
+def contract(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """A product in float32, rounded once: DTensor would round each rank's part, and their sum, to half precision."""
+    half = next(
+        leaf.dtype
+        for leaf in tree.flatten((args, kwargs))
+        if tf.is_tensor(leaf) and leaf.dtype in (tf.bfloat16, tf.float16)
+    )
+
+    def wide(leaf: object) -> object:
+        if isinstance(leaf, keras.Variable):
+            leaf = tf.convert_to_tensor(leaf)
+        return tf.cast(leaf, tf.float32) if tf.is_tensor(leaf) and leaf.dtype == half else leaf
+
+    args, kwargs = tree.map_structure(wide, (args, kwargs))
+    return tf.cast(original(*args, **kwargs), half)
+
+
 def by_rows(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor, split by rows only."""
     distribution = active()

@@ -15,7 +15,20 @@ BACKENDS = ("jax", "tensorflow", "torch")
 LAYOUTS = ("dp4", "tp4", "2x2")
 
 #: what a backend refuses: (backend, case) -> a part of the error, which quotes the engine's own reason
-REFUSED: dict[tuple[str, str], str] = {}
+REFUSED: dict[tuple[str, str], str] = {
+    ("jax", "strings"): "JAX has no string arrays",
+    ("jax", "sparse"): "a sparse input",
+    ("jax", "ragged"): "`ragged=True` is not supported with the jax backend",
+    ("tensorflow", "jit_compile"): "jit_compile=True, which the tensorflow backend cannot do",
+    ("tensorflow", "remat"): "custom_gradient decorator currently supports keywords arguments only",
+    ("tensorflow", "strings"): "DTensor has no string tensors",
+    ("tensorflow", "sparse"): "the batch has a sparse tensor",
+    ("tensorflow", "ragged"): "the batch has a ragged tensor",
+    ("torch", "jit_compile"): "torch.compile does not trace gradients of distributed tensors",
+    ("torch", "steps_per_execution"): "`steps_per_execution` must be 1 with the PyTorch backend",
+    ("torch", "strings"): "torch has no string tensors",
+    ("torch", "ragged"): "`ragged=True` is not supported with the torch backend",
+}
 
 
 def refused_reason(backend: str, case: str) -> str:
