@@ -7,6 +7,7 @@ pieces, in the wrong order and without an error (TensorFlow 2.21).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import keras
 import numpy as np
@@ -169,7 +170,7 @@ def contracts_in_half(*args: object, **kwargs: object) -> bool:
     return any(tf.is_tensor(leaf) and leaf.dtype in (tf.bfloat16, tf.float16) for leaf in leaves)
 
 
-def contract(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+def contract(original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
     """A product in float32, rounded once: DTensor would round each rank's part, and their sum, to half precision."""
     half = next(
         leaf.dtype
@@ -180,9 +181,9 @@ def contract(original: Callable[..., object], *args: object, **kwargs: object) -
     def wide(leaf: object) -> object:
         if isinstance(leaf, keras.Variable):
             leaf = tf.convert_to_tensor(leaf)
-        return tf.cast(leaf, tf.float32) if tf.is_tensor(leaf) and leaf.dtype == half else leaf
+        return tf.cast(cast("tf.Tensor", leaf), tf.float32) if tf.is_tensor(leaf) and leaf.dtype == half else leaf
 
-    args, kwargs = tree.map_structure(wide, (args, kwargs))
+    args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(wide, (args, kwargs)))
     return tf.cast(original(*args, **kwargs), half)
 
 
