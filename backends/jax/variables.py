@@ -21,9 +21,6 @@ _BY_ELEMENT = (
     initializers.RandomNormal,
     initializers.TruncatedNormal,
     initializers.VarianceScaling,
-    initializers.Zeros,
-    initializers.Ones,
-    initializers.Constant,
 )
 
 
@@ -33,18 +30,38 @@ def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape:
 
 
 def initialize(original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]) -> None:
-    """Hook: an initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory."""
+    """Hook: constants are made shard by shard, without a program to compile for each; an initialiser that needs the
+    whole value (Orthogonal, a user's own) makes it once, in host memory."""
     distribution = active()
     if distribution is None or isinstance(initializer, _BY_ELEMENT):
         return original(variable, initializer)
     if variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
     layout = placed_layout(variable)
-    if layout is None or layout.placed.layout.is_broadcast:
+    if layout is None:
+        return original(variable, initializer)
+    sharding = engine_layout(layout.placed.layout)
+    constant = _constant_of(initializer)
+    if constant is not None:
+        part = np.full(sharding.shard_shape(variable._shape), constant, _numpy_dtype(variable))
+        variable._value = jax.make_array_from_callback(variable._shape, sharding, lambda index: part, dtype=part.dtype)
+        return None
+    if layout.placed.layout.is_broadcast:
         return original(variable, initializer)
     with jax.default_device(jax.devices("cpu")[0]):
         value = np.asarray(initializer(variable._shape, dtype=variable._dtype))
-    variable._value = from_host(value, engine_layout(layout.placed.layout))
+    variable._value = from_host(value, sharding)
+    return None
+
+
+def _constant_of(initializer: Callable[..., object]) -> float | None:
+    """The value of a constant initialiser, or None."""
+    if type(initializer) is initializers.Zeros:
+        return 0.0
+    if type(initializer) is initializers.Ones:
+        return 1.0
+    if type(initializer) is initializers.Constant and isinstance(initializer.value, (int, float)):
+        return float(initializer.value)
     return None
 
 

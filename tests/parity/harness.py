@@ -7,6 +7,7 @@ Tolerances (fp32, 20 steps) are those of docs/design.md and are never loosened: 
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from keras_flow.distributions.placed import placed_layout
 LAYOUTS = ("dp4", "tp4", "2x2")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A program that must give the same numbers under every layout.
 
@@ -193,7 +194,7 @@ class Comparison:
 def compare(reference: Run, other: Run) -> Comparison:
     """Compare two runs of a case number by number."""
     result = Comparison()
-    shown = reference.case.gradient64() if reference.case.gradient64 else {}
+    shown = _shown(reference.case)
     left_out = tuple(ending for ending in reference.case.zero_gradient if shown.get(ending, 1.0) < 1e-9)
     result.left_out = {ending: shown[ending] for ending in left_out}
     if list(reference.numbers) != list(other.numbers):
@@ -209,6 +210,12 @@ def compare(reference: Run, other: Run) -> Comparison:
             result.over.append(f"{kind} {name}: {share:.3g} times the tolerance")
     result.over += [f"declared split is not physical: {text}" for text in other.unsplit]
     return result
+
+
+@functools.cache
+def _shown(case: Case) -> dict[str, float]:
+    """What `gradient64` shows, computed once for all layouts."""
+    return case.gradient64() if case.gradient64 else {}
 
 
 def _share(kind: str, found: np.ndarray, expected: np.ndarray) -> float:
