@@ -30,7 +30,7 @@ def build_model():
         [
             layers.Input((8, 8, 1)),
             layers.Conv2D(16, 3, padding="same", use_bias=False, name="conv"),
-            layers.BatchNormalization(name="norm"),
+            layers.BatchNormalization(momentum=0.9, name="norm"),
             layers.ReLU(),
             layers.MaxPooling2D(2),
             layers.Flatten(),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
-import keras
 import numpy as np
 from keras import tree
 
@@ -23,8 +23,10 @@ def length_of(data: object) -> int:
     return lengths.pop()
 
 
-class Ordered(keras.utils.PyDataset):
+class Ordered:
     """Batches in an order that depends on the seed and the epoch only; all epochs in one sequence.
+
+    Not a PyDataset: Keras starts one anew with each of its epochs, and a comparison's are of one step each.
 
     Args:
         x: structure of arrays of shape [rows, ...].
@@ -35,7 +37,6 @@ class Ordered(keras.utils.PyDataset):
     """
 
     def __init__(self, x: object, y: object, batch_size: int, seed: int, steps: int | None = None):
-        super().__init__()
         self._x, self._y, self._batch, self._seed = x, y, batch_size, seed
         self._rows = length_of((x, y))
         self.per_epoch = -(-self._rows // batch_size)
@@ -50,6 +51,9 @@ class Ordered(keras.utils.PyDataset):
         rows = self._order_of(epoch)[batch * self._batch : (batch + 1) * self._batch]
         batch_of = tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
         return cast("tuple[object, object]", batch_of)
+
+    def __iter__(self) -> Iterator[tuple[object, object]]:
+        return (self[index] for index in range(len(self)))
 
     def _order_of(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:

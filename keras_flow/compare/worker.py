@@ -83,7 +83,7 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
         batches = Ordered(data.x, data.y, job.batch_size, job.seed, steps)  # type: ignore[attr-defined]
         watch = _watch(job, layout, steps, leads)
         # Keras's loss log is a mean over its epoch: epochs of one step give the loss of each step, to the last bit
-        model.fit(batches, epochs=steps, steps_per_epoch=1, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
+        model.fit(iter(batches), epochs=steps, steps_per_epoch=1, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
         rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
         model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")

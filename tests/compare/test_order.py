@@ -47,3 +47,15 @@ def test_different_lengths() -> None:
     assert length_of((np.ones(3), {"a": np.ones((3, 2))})) == 3
     with pytest.raises(FlowError, match=r"arrays of different lengths: \[2, 3\]"):
         Ordered(np.ones(3), np.ones(2), 2, 0)
+
+
+def test_fit_sees_each_batch_once() -> None:
+    """In epochs of one step, as a comparison trains; without learning, each loss is that of its own batch."""
+    import keras
+
+    x = np.arange(23, dtype="float32")[:, None]
+    batches = Ordered(x, x * 0, 5, seed=1, steps=7)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, "linear", False, "ones")])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    losses = model.fit(iter(batches), epochs=7, steps_per_epoch=1, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, [np.mean(batches[index][0] ** 2) for index in range(7)], rtol=1e-6)  # type: ignore[operator]
