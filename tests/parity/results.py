@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 #: seconds for all cases of one backend; a case that is not there by then fails
-LIMIT = 900.0
+LIMIT = 1800.0
 
 
 class Grid:

@@ -10,7 +10,7 @@ from tests.parity.results import Grid
 
 #: TensorFlow's grid takes longest: it runs beside the other two
 BACKENDS = ("jax", "torch", "tensorflow")
-pytestmark = pytest.mark.timeout(1000)
+pytestmark = pytest.mark.timeout(1900)
 
 
 @pytest.fixture(scope="module")
