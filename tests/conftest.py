@@ -2,6 +2,17 @@
 
 import os
 
+import pytest
+
 os.environ["KERAS_BACKEND"] = "jax"
 # the same partitioned programs, compiled in half the time: LLVM does not optimise them
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> None:
+    """Four virtual devices of JAX in pytest's own process; asked for by every test that uses the engine there, because
+    only the first use can make them."""
+    import keras_flow as kf
+
+    assert kf.init(4).size == 4

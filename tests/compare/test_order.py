@@ -49,7 +49,7 @@ def test_different_lengths() -> None:
         Ordered(np.ones(3), np.ones(2), 2, 0)
 
 
-def test_fit_sees_each_batch_once() -> None:
+def test_fit_sees_each_batch_once(four_ranks: None) -> None:
     """In epochs of one step, as a comparison trains; without learning, each loss is that of its own batch."""
     import keras
 

@@ -5,13 +5,10 @@ from collections.abc import Iterator
 import keras
 import pytest
 
-import keras_flow as kf
 
-
-@pytest.fixture(scope="session", autouse=True)
-def four_ranks() -> None:
-    """Before anything uses the engine."""
-    assert kf.init(4).size == 4
+@pytest.fixture(autouse=True)
+def engine(four_ranks: None) -> None:
+    """Every test here has the four ranks."""
 
 
 @pytest.fixture(autouse=True)
