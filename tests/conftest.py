@@ -5,8 +5,6 @@ import os
 import pytest
 
 os.environ["KERAS_BACKEND"] = "jax"
-# the same partitioned programs, compiled in half the time: LLVM does not optimise them
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 
 @pytest.fixture(scope="session")
