@@ -43,12 +43,6 @@ def _variables() -> Sequence[Hook]:
             "the same for a variable that is made from a value",
         ),
         Hook(
-            "keras.src.backend.common.variables",
-            "register_uninitialized_variable",
-            variables.register_uninitialized,
-            "chooses the layout while the layer is known; the value of a variable of a symbolic build is made later",
-        ),
-        Hook(
             _CORE,
             "Variable.assign",
             variables.assign,

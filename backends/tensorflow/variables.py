@@ -133,12 +133,6 @@ def initialize(original: Callable[..., object], variable: keras.Variable, value:
     return None
 
 
-def register_uninitialized(original: Callable[..., object], variable: keras.Variable) -> object:
-    """A variable that gets its value later: its layer is known now only, so its layout is chosen now."""
-    variable._layout = _layout_for(variable)
-    return original(variable)
-
-
 def _is_known(value: object) -> bool:
     return not isinstance(value, tf.Tensor) or hasattr(value, "_numpy_internal")
 

@@ -88,7 +88,6 @@ class FlowDistribution(distribution_lib.Distribution):
         self._problems: dict[str, list[str]] = {}
         self._matched: set[str] = set()
         self._warned: set[str] = set()
-        self._checked = False
         self._entered = False
         self.joined_axes = joined_axes(list(self._legal_specs()), self.batch_axes, placement.axis_names)
         mesh = keras.distribution.DeviceMesh(
@@ -238,7 +237,6 @@ class FlowDistribution(distribution_lib.Distribution):
             near = ", ".join(repr(path) for path in _nearest(key, paths))
             problems.append(f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}")
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
-        self._checked = True
         if problems:  # they are kept: the next call must not train without the rules
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
@@ -267,11 +265,6 @@ class FlowDistribution(distribution_lib.Distribution):
                 if match:
                     self._matched.add(match)
         return [key for key in (*self.rules.keys, *self.activations.keys) if key not in self._matched]
-
-    @property
-    def checked(self) -> bool:
-        """Whether a model of this distribution has been checked."""
-        return self._checked
 
     @property
     def has_problems(self) -> bool:
