@@ -17,7 +17,7 @@ from keras_flow.distributions.batch import BatchPlan, UnevenNotice
 from keras_flow.distributions.creating import creator
 from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
-from keras_flow.distributions.rules import PatternRules, Rules
+from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
 from keras_flow.errors import FlowError, LayoutError, LayoutFallback
 from keras_flow.layout import Layout
@@ -233,9 +233,8 @@ class FlowDistribution(distribution_lib.Distribution):
 
         paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
         problems = [text for path in self._problems if self._belongs(path, paths) for text in self._problems[path]]
-        for key in self._unmatched(models.layer_paths(model), paths):
-            near = ", ".join(repr(path) for path in _nearest(key, paths))
-            problems.append(f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}")
+        layers = models.layer_paths(model)
+        problems += [self._unmatched_text(key, layers, paths) for key in self._unmatched(layers, paths)]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
         if problems:  # they are kept: the next call must not train without the rules
             raise LayoutError(
@@ -253,18 +252,33 @@ class FlowDistribution(distribution_lib.Distribution):
     def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
         """Rules that no path matches, those that an earlier match shadows included."""
         for path in paths:
-            match = _try_match(self.rules, path)
+            match = matched_key(self.rules, path)
             if match:
                 self._matched.add(match)
         for path in layers:
-            match = _try_match(self.activations, path)
+            match = matched_key(self.activations, path)
             if match:
                 self._matched.add(match)
             if self.maps_outputs:
-                match = _try_match(self.rules, path + "/output")
+                match = matched_key(self.rules, path + "/output")
                 if match:
                     self._matched.add(match)
         return [key for key in (*self.rules.keys, *self.activations.keys) if key not in self._matched]
+
+    def _unmatched_text(self, key: str, layers: Sequence[str], paths: Sequence[str]) -> str:
+        """Why a rule has no variable: other rules took all that it would match, or it matches none."""
+        outputs = [path + "/output" for path in layers] if self.maps_outputs else []
+        for rules, candidates in ((self.rules, [*paths, *outputs]), (self.activations, layers)):
+            taken = takers(rules, key, candidates) if key in rules.keys else {}
+            if taken:
+                path, taker = next(iter(taken.items()))
+                more = f" (and {len(taken) - 1} more that it matches)" if len(taken) > 1 else ""
+                return (
+                    f"rule {key!r} is never used: rule {taker!r} comes before it and takes {path!r}{more}; "
+                    f"{rules.shadowed_advice}"
+                )
+        near = ", ".join(repr(path) for path in nearest(key, paths))
+        return f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}"
 
     @property
     def has_problems(self) -> bool:
@@ -282,20 +296,6 @@ def _is_gathered(layer: keras.Layer | None, capabilities: Capabilities) -> bool:
 def is_seed(path: str) -> bool:
     """Whether a variable is the state of a `SeedGenerator`: broadcast, and never asked of the rules."""
     return path.endswith("seed_generator_state")
-
-
-def _try_match(rules: Rules, path: str) -> str | None:
-    try:
-        match = rules.match(path)
-    except FlowError:
-        return None
-    return match.key if match else None
-
-
-def _nearest(key: str, paths: Iterable[str]) -> list[str]:
-    from keras_flow.distributions.rules import nearest
-
-    return nearest(key, paths)
 
 
 def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) -> None:

@@ -32,9 +32,15 @@ class Rules(Protocol):
     """Something that knows the rule of a path."""
 
     keys: tuple[str, ...]
+    #: what to do about a rule whose paths another rule takes
+    shadowed_advice: str
 
     def match(self, path: str) -> Match | None:
         """The rule of `path`, or None. Raises FlowError where the rules themselves are at fault."""
+        ...
+
+    def finds(self, key: str, path: str) -> bool:
+        """Whether the rule `key`, taken alone, matches `path`."""
         ...
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
@@ -52,6 +58,8 @@ class PatternRules:
     Raises:
         FlowError: a key that is no regular expression, or not a mapping.
     """
+
+    shadowed_advice = "the first match wins: put it earlier, or leave it out"
 
     def __init__(self, rules: Mapping[str, sbp.SbpSpec] | None, what: str = "rules"):
         if rules is not None and not isinstance(rules, Mapping):
@@ -73,6 +81,9 @@ class PatternRules:
                 return Match(pattern.pattern, spec)
         return None
 
+    def finds(self, key: str, path: str) -> bool:
+        return re.search(key, path) is not None
+
     def specs(self) -> Iterable[sbp.SbpSpec]:
         return [spec for _, spec in self._rules]
 
@@ -82,6 +93,8 @@ class LayoutMapRules:
 
     Its keys may mean variables or, with the ending `/output`, layer outputs.
     """
+
+    shadowed_advice = "a key that is the exact path wins: leave it out"
 
     def __init__(self, layout_map: keras.distribution.LayoutMap):
         self._map = layout_map
@@ -98,6 +111,9 @@ class LayoutMapRules:
                 return None
             key = found[0]
         return Match(key, self._spec(key))
+
+    def finds(self, key: str, path: str) -> bool:
+        return key == path or re.fullmatch(key, path) is not None
 
     def _spec(self, key: str) -> dict[str, sbp.Split]:
         layout = self._map[key]
@@ -129,6 +145,26 @@ def axes_to_sbp(axes: Sequence[str | tuple[str, ...] | None], key: str) -> dict[
                 )
             out[name] = sbp.split(dim)
     return out
+
+
+def matched_key(rules: Rules, path: str) -> str | None:
+    """The rule that matches a path; None where none does, or where the rules themselves are at fault."""
+    try:
+        match = rules.match(path)
+    except FlowError:
+        return None
+    return match.key if match else None
+
+
+def takers(rules: Rules, key: str, paths: Iterable[str]) -> dict[str, str]:
+    """The paths that the rule `key` would match if it stood alone -> the rule that takes them before it.
+
+    Example:
+        >>> takers(PatternRules({"hidden/kernel": "S(1)", "kernel": "S(0)"}), "kernel", ["top/hidden/kernel"])
+        {'top/hidden/kernel': 'hidden/kernel'}
+    """
+    found = {path: matched_key(rules, path) for path in paths if rules.finds(key, path)}
+    return {path: taker for path, taker in found.items() if taker is not None and taker != key}
 
 
 def nearest(wanted: str, paths: Iterable[str], count: int = 3) -> list[str]:

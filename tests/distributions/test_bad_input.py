@@ -62,6 +62,30 @@ def test_a_rule_that_matches_nothing_names_the_nearest_paths() -> None:
     assert "rules are regular expressions searched in them, first match wins" in text
 
 
+def test_a_rule_that_an_earlier_one_shadows_names_it() -> None:
+    def said(rules: object, **options: object) -> str:
+        with kf.ModelParallel(programs.TENSOR, rules=rules, **options).scope():  # type: ignore[arg-type]
+            model = programs.build()
+            with pytest.raises(kf.LayoutError) as error:
+                programs.fit(model)
+        text = str(error.value)
+        assert "matched no variable" not in text
+        return text
+
+    text = said({"kernel": "S(1)", "bias": "B", "hidden/": "S(0)"})
+    assert (
+        "rule 'hidden/' is never used: rule 'kernel' comes before it and takes 'model/hidden/kernel' (and 1 more that "
+        "it matches); the first match wins: put it earlier, or leave it out"
+    ) in text
+    text = said({"kernel": "S(1)"}, activations={"hid": "B", "hidden": "B"})
+    assert "rule 'hidden' is never used: rule 'hid' comes before it and takes 'model/hidden'; the first" in text
+    keys = keras.distribution.LayoutMap(None)
+    keys["model/hidden/kernel"], keys[".*hidden/k.*"] = (None, "model"), ("model", None)
+    text = said(keys)
+    assert "rule '.*hidden/k.*' is never used: rule 'model/hidden/kernel' comes before it and takes" in text
+    assert "a key that is the exact path wins: leave it out" in text
+
+
 def test_a_rule_of_wrong_rank() -> None:
     text = problem("S(2)")
     assert "model/hidden/kernel: rule 'hidden/kernel': split(2) on axis 'model'" in text

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import keras_flow as kf
-from keras_flow.distributions.rules import LayoutMapRules, PatternRules, axes_to_sbp, nearest
+from keras_flow.distributions.rules import LayoutMapRules, PatternRules, axes_to_sbp, nearest, takers
 from tests.distributions import programs
 
 S0, S1 = kf.sbp.split(0), kf.sbp.split(1)
@@ -135,6 +135,17 @@ def test_no_placement(rules: object) -> None:
     given = layout_map(k=("model",)) if rules == "map" else rules
     with pytest.raises(kf.FlowError, match=r"needs a placement: give one, for example kf.Placement"):
         kf.ModelParallel(rules=given)  # type: ignore[arg-type]
+
+
+def test_takers_are_the_rules_that_match_before() -> None:
+    paths = ["a/hidden/kernel", "a/hidden/bias", "a/logits/kernel", "a/alone"]
+    rules = PatternRules({"hidden": "B", "kernel": "B", "kern.*l$": "B"})
+    assert takers(rules, "kern.*l$", paths) == {"a/hidden/kernel": "hidden", "a/logits/kernel": "kernel"}
+    assert takers(rules, "kernel", paths) == {"a/hidden/kernel": "hidden"}, "it has the other one itself"
+    assert takers(rules, "hidden", paths) == {}
+    both = LayoutMapRules(layout_map(**{"a/alone": (), ".*alone": (), ".*bias": (), "a/hidden.*": ()}))
+    assert takers(both, ".*alone", paths) == {"a/alone": "a/alone"}
+    assert takers(both, ".*bias", paths) == {}, "two keys that match alike are a problem of their own"
 
 
 def test_nearest_paths() -> None:
