@@ -1,7 +1,8 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
 The three implementations have the same files with the same names: `devices`, `layouts`, `variables`, `data`,
-`trainer`, `random`, `layers`, `hooks`, `capabilities`. What differs between engines is visible by comparing two files.
+`trainer`, `random`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by comparing
+two files.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Capabilities:
         strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
+        environment: environment variables that the engine's folder sets in its own process -> why.
     """
 
     drives_all_ranks: bool
@@ -64,6 +66,7 @@ class Capabilities:
     gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -121,4 +124,14 @@ class Backend(Protocol):
     # ---- hooks.py
     def hooks(self) -> Sequence[Hook]:
         """The places of Keras and of the engine that are wrapped, with reasons."""
+        ...
+
+    # ---- probes.py
+    def devices_seen(self) -> list[str]:
+        """The devices that the engine would use by itself, one text each."""
+        ...
+
+    def all_reduce(self, elements: int, ranks: int, repeats: int) -> list[float]:
+        """Seconds of each of `repeats` sums over the first `ranks` ranks of a float32 tensor [elements]; called by all
+        ranks of the job. Raises FlowError when a sum is wrong."""
         ...

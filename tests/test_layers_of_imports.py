@@ -55,7 +55,7 @@ def test_every_public_name_loads_when_asked_for() -> None:
     assert run(body) == "module 'keras_flow' has no attribute 'nothing'"
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["launch"]])
+@pytest.mark.parametrize("command", [[], ["compare"], ["launch"], ["doctor"]])
 def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
     body = BLOCK.replace("{names}", "{'keras', 'jax', 'jaxlib', 'tensorflow', 'torch'}") + (
         f"from keras_flow.cli.app import app\ntry: app({[*command, '--help']!r})\n"

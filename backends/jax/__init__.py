@@ -1,6 +1,6 @@
 """JAX: NamedSharding over a Mesh; XLA partitions the program under Keras's stock trainer."""
 
-from keras_flow.backends.jax import devices, hooks, layouts, trainer, variables
+from keras_flow.backends.jax import devices, hooks, layouts, probes, trainer, variables
 from keras_flow.backends.jax.capabilities import CAPABILITIES
 
 
@@ -19,6 +19,8 @@ class JaxBackend:
     forget_steps = staticmethod(trainer.forget_steps)
     recover = staticmethod(trainer.recover)
     hooks = staticmethod(hooks.hooks)
+    devices_seen = staticmethod(probes.devices_seen)
+    all_reduce = staticmethod(probes.all_reduce)
 
 
 BACKEND = JaxBackend()

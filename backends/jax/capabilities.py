@@ -7,4 +7,5 @@ CAPABILITIES = Capabilities(
     several_axes_on_one_dim=True,
     uneven_batches="parallel",
     refused={"string inputs": "JAX has no string arrays"},
+    environment={"NPROC": "threads of XLA's CPU pool: each virtual device needs its own inside a collective"},
 )

@@ -1,6 +1,6 @@
 """TensorFlow: DTensor under Keras's stock trainer, or MirroredStrategy where it is asked for by name."""
 
-from keras_flow.backends.tensorflow import devices, hooks, layouts, spmd, trainer, variables
+from keras_flow.backends.tensorflow import devices, hooks, layouts, probes, spmd, trainer, variables
 from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
 
 spmd.allow_whole_operations()
@@ -21,6 +21,8 @@ class TensorFlowBackend:
     forget_steps = staticmethod(trainer.forget_steps)
     recover = staticmethod(trainer.recover)
     hooks = staticmethod(hooks.hooks)
+    devices_seen = staticmethod(probes.devices_seen)
+    all_reduce = staticmethod(probes.all_reduce)
 
 
 BACKEND = TensorFlowBackend()

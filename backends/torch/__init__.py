@@ -1,6 +1,6 @@
 """PyTorch: DTensors for the consistent view, local tensors for data parallel; one process per rank."""
 
-from keras_flow.backends.torch import devices, hooks, layouts, trainer, variables
+from keras_flow.backends.torch import devices, hooks, layouts, probes, trainer, variables
 from keras_flow.backends.torch.capabilities import CAPABILITIES
 
 
@@ -19,6 +19,8 @@ class TorchBackend:
     forget_steps = staticmethod(trainer.forget_steps)
     recover = staticmethod(trainer.recover)
     hooks = staticmethod(hooks.hooks)
+    devices_seen = staticmethod(probes.devices_seen)
+    all_reduce = staticmethod(probes.all_reduce)
 
 
 BACKEND = TorchBackend()

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from keras_flow.cli.compare import compare
+from keras_flow.cli.doctor import doctor
 from keras_flow.cli.launch import launch
 from keras_flow.errors import FlowError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(compare)
+app.command()(doctor)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 
 

@@ -1,0 +1,37 @@
+"""`keras-flow doctor`: what works here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    backends: Annotated[str, typer.Option(help="Backends to check, separated by commas.")] = "jax,tensorflow,torch",
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure links of 2 and 4 ranks too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one process of a check may take.")] = 120,
+) -> None:
+    """Check this machine: versions, devices, ports, a collective and two training steps on each installed backend.
+
+    Each backend is checked in processes of its own, so that a broken one leaves the others. Exit status 1 if a check
+    failed.
+    """
+    from rich.console import Console
+
+    from keras_flow.doctor.runner import examine
+    from keras_flow.doctor.show import show
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    names = tuple(name.strip() for name in backends.split(",") if name.strip())
+    with Console(stderr=True).status("checking") as status:
+        report = examine(names, bandwidth=bandwidth, seconds=timeout, tell=status.update)
+    if as_json:
+        json.dump(report.as_json(), sys.stdout, indent=1)
+        print()
+    else:
+        show(report, console)
+    raise typer.Exit(1 if report.failures else 0)

@@ -1,0 +1,132 @@
+"""Starts the processes of each backend, with a time limit, and makes the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from keras_flow.doctor import host, links
+from keras_flow.doctor.report import Check, EngineReport, Report
+from keras_flow.errors import FlowError
+from keras_flow.runtime import versions
+
+ENGINES = tuple(name for name in versions.SUPPORTED if name != "keras")
+
+#: ranks of the self-test, and of the measured links
+_RANKS = 2
+_LINKS = (2, 4)
+
+
+def examine(
+    engines: Sequence[str] = ENGINES,
+    *,
+    bandwidth: bool = False,
+    seconds: float = 120,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Check the host and each backend.
+
+    Args:
+        engines: backends to check.
+        bandwidth: measure links too.
+        seconds: time limit of each process.
+        tell: told what is being done.
+
+    Raises:
+        FlowError: a backend of another name.
+    """
+    unknown = [name for name in engines if name not in ENGINES]
+    if unknown or not engines:
+        raise FlowError(f"unknown backend {unknown}: legal are {', '.join(ENGINES)}")
+    reports = []
+    for name in dict.fromkeys(engines):
+        tell(f"checking {name}")
+        reports.append(_engine(name, bandwidth, seconds))
+    return Report(
+        host.found_versions(), host.describe(), host.environment(), host.SET_BY_LAUNCHER, host.checks(), reports
+    )
+
+
+def _engine(name: str, bandwidth: bool, seconds: float) -> EngineReport:
+    version = versions.installed(name)
+    if version is None:
+        return EngineReport(
+            name, None, checks=[Check("import", "absent", f"not installed; pip install 'keras-flow[{name}]'")]
+        )
+    found = _process(name, "look", (), seconds)
+    if "error" in found:
+        return EngineReport(name, version, checks=[Check("import", "failed", str(found["error"]))])
+    checks = [Check("import", "ok")]
+    enough = found["type"] == "cpu" or len(found["devices"]) >= _RANKS
+    most = len(found["devices"]) if found["type"] != "cpu" else max(_LINKS)
+    rings = []
+    if not enough:
+        checks.append(Check("collective", "skipped", f"one device of type {found['type']!r}: there is no other rank"))
+    else:
+        counts = [count for count in _LINKS if count <= most] if bandwidth else []
+        results = _process(name, "test", (_RANKS, *counts), seconds)
+        checks += _judged(results, seconds)
+        measured = results.get("bandwidth", {}).get("ok", {})
+        rings = [links.fit(int(count), {int(k): v for k, v in times.items()}) for count, times in measured.items()]
+    return EngineReport(name, version, found["devices"], found["capabilities"], found["environment"], checks, rings)
+
+
+def _judged(results: dict, seconds: float) -> list[Check]:
+    if "error" in results:
+        return [Check("self-test", "failed", str(results["error"]))]
+    checks = []
+    for name, result in results.items():
+        if "error" in result:
+            checks.append(Check(name, "failed", result["error"]))
+        elif name == "collective":
+            checks.append(Check(name, "ok", f"all-reduce over {_RANKS} ranks, {1e3 * result['ok']:.2g} ms"))
+        elif name == "training":
+            checks.append(Check(name, "ok", "two steps, loss {:.6f}; one device {:.6f}".format(*result["ok"])))
+    return checks
+
+
+def _process(engine: str, action: str, numbers: Sequence[int], seconds: float) -> dict:
+    """What `worker` found; its own error, or how it ended, under "error"."""
+    with tempfile.TemporaryDirectory(prefix="keras-flow-doctor-") as folder:
+        output, log = Path(folder) / "found.json", Path(folder) / "log.txt"
+        command = [sys.executable, "-m", "keras_flow.doctor.worker", action, str(output), *map(str, numbers)]
+        env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": engine}
+        for inherited in ("RANK", "WORLD_SIZE", "KERAS_FLOW_DEVICES"):  # doctor itself may run inside a job
+            env.pop(inherited, None)
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                command,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=env,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(seconds)
+            except BaseException as error:
+                _end(process)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    last = log.read_text(errors="replace").strip()[-500:] or "none"
+                    return {"error": f"no result after {seconds:g} s (--timeout); its last output: {last}"}
+                raise
+        if output.exists():
+            return json.loads(output.read_text())
+        last = log.read_text(errors="replace").strip()[-1000:]
+        return {"error": f"the process ended with exit code {code} and no result: {last}"}
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a process and its children; ranks end when their launcher is gone."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

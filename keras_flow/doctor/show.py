@@ -1,0 +1,87 @@
+"""The report as text that can be pasted into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from keras_flow.doctor.report import Check, EngineReport, Report
+
+_STYLES = {"ok": "green", "failed": "bold red", "warning": "yellow", "absent": "dim", "skipped": "dim"}
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report."""
+    _pairs("versions", {name: found or "not installed" for name, found in report.versions.items()}, console)
+    _pairs("host", report.host, console)
+    _pairs("environment", report.environment, console)
+    _checks("host checks", report.checks, console)
+    for engine in report.engines:
+        _engine(engine, console)
+    _pairs("set by keras_flow in processes that it starts", report.set_by_launcher, console)
+    failures = report.failures
+    console.print()
+    for failure in failures:
+        console.print(f"[bold red]failed[/] {escape(failure)}")
+    console.print("everything that is installed works" if not failures else f"{len(failures)} failed")
+
+
+def _engine(engine: EngineReport, console: Console) -> None:
+    _checks(f"{engine.name} {engine.version or ''}", engine.checks, console)
+    facts: dict[str, str] = {}
+    if engine.devices:
+        facts["devices"] = ", ".join(engine.devices)
+    for name, value in engine.capabilities.items():
+        if value not in ({}, [], None, ()):
+            facts[name] = _readable(value)
+    if engine.environment:
+        facts["sets"] = "; ".join(f"{name}={why}" for name, why in engine.environment.items())
+    for ring in engine.rings:
+        facts[f"link, {ring.ranks} ranks"] = (
+            f"latency {ring.latency * 1e6:.3g} us, bandwidth {ring.bandwidth / 1e9:.3g} GB/s: "
+            f"Link(latency={ring.latency:.3g}, bandwidth={ring.bandwidth:.4g})"
+        )
+    _rows(facts.items(), console)
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, dict):
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in value.items():
+            if isinstance(reason, (list, tuple)):
+                name, reason = f"{name} ({', '.join(reason[0])})", reason[1]
+            by_reason.setdefault(str(reason), []).append(str(name))
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _checks(title: str, checks: Iterable[Check], console: Console) -> None:
+    console.print(f"\n[bold]{escape(title)}[/]")
+    _rows(
+        (
+            (check.name, f"[{_STYLES[check.state]}]{check.state}[/]  {escape(check.detail)}".rstrip())
+            for check in checks
+        ),
+        console,
+        escaped=True,
+    )
+
+
+def _pairs(title: str, pairs: object, console: Console) -> None:
+    if pairs:
+        console.print(f"\n[bold]{escape(title)}[/]")
+        _rows(dict(pairs).items(), console)  # type: ignore[call-overload]
+
+
+def _rows(rows: Iterable[tuple[str, str]], console: Console, escaped: bool = False) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2), pad_edge=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(escape(name), text if escaped else escape(text))
+    console.print(table)

@@ -1,0 +1,77 @@
+"""The processes that doctor starts for one backend: `look` imports the engine, `test` runs ranks on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+
+def look() -> dict[str, object]:
+    """Import the engine; its devices and its capability record."""
+    import keras_flow as kf
+    from keras_flow.backends import active
+    from keras_flow.runtime import versions
+
+    versions.check(active.checked_name())
+    engine = active.backend()
+    kf.init()
+    record = asdict(engine.capabilities)
+    environment = {
+        name: f"{os.environ.get(name, '(not set)')}: {why}" for name, why in record.pop("environment").items()
+    }
+    return {
+        "devices": engine.devices_seen(),
+        "type": engine.world().type,
+        "capabilities": {name: _plain(value) for name, value in record.items()},
+        "environment": environment,
+    }
+
+
+def test(ranks: int, counts: list[int]) -> dict[str, object]:
+    """Run the self-tests on `ranks` ranks; one that fails leaves the others."""
+    import keras_flow as kf
+    from keras_flow.doctor import selftest
+
+    results: dict[str, object] = {}
+    # the largest number of ranks first: virtual devices cannot be made later
+    most = max([ranks, *counts])
+    tests: dict[str, tuple[Callable, tuple]] = {
+        "collective": (selftest.collective, (ranks,)),
+        "training": (selftest.train, ()),
+    }
+    if counts:
+        tests["bandwidth"] = (selftest.bandwidth, (counts,))
+    for name, (function, arguments) in tests.items():
+        try:
+            results[name] = {"ok": kf.run(function, devices=most, args=arguments, timeout=60)}
+        except Exception as error:
+            results[name] = {"error": _text(error)}
+    return results
+
+
+def _plain(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _text(error: BaseException) -> str:
+    from keras_flow.errors import FlowError
+
+    return str(error) if isinstance(error, FlowError) else "".join(traceback.format_exception_only(error)).strip()
+
+
+def main(action: str, output: str, *numbers: str) -> None:
+    """Write what was found, or the error, as JSON to `output`."""
+    try:
+        found = look() if action == "look" else test(int(numbers[0]), [int(number) for number in numbers[1:]])
+    except BaseException as error:
+        found = {"error": _text(error)}
+    Path(output).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,87 @@
+"""`keras-flow doctor` as a user meets it: engines in processes of their own, one broken, others checked."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from keras_flow.doctor.report import Check, EngineReport, Report, Ring
+from keras_flow.doctor.runner import examine
+from keras_flow.doctor.show import show
+from keras_flow.errors import FlowError
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def doctor(*options: str, backend: str = "jax", **variables: str) -> tuple[int, str, str]:
+    return programs.finish(programs.start(["-m", "keras_flow.cli.app", "doctor", *options], backend, **variables), 190)
+
+
+def test_a_broken_backend_is_shown_and_the_others_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object')")
+    code, out, err = doctor("--backends", "torch,jax", "--json", PYTHONPATH=str(tmp_path))
+    assert code == 1, err
+    report = json.loads(out)
+    torch, jax = report["engines"]
+    assert [(check["name"], check["state"]) for check in torch["checks"]] == [("import", "failed")]
+    assert report["failures"] == ["torch: import: ImportError: libtorch_cpu.so: cannot open shared object"]
+    assert [(check["name"], check["state"]) for check in jax["checks"]] == [
+        ("import", "ok"),
+        ("collective", "ok"),
+        ("training", "ok"),
+    ]
+    assert jax["capabilities"]["uneven_batches"] == "parallel"
+    assert jax["environment"]["NPROC"].endswith("each virtual device needs its own inside a collective")
+
+
+def test_ranks_in_processes_of_their_own() -> None:
+    code, out, err = doctor("--backends", "torch", backend="torch")
+    assert code == 0, (out, err)
+    assert "all-reduce over 2 ranks" in out
+    assert "everything that is installed works" in out
+
+
+def test_a_process_that_takes_too_long_is_ended() -> None:
+    code, out, _ = doctor("--backends", "jax", "--timeout", "1", "--json")
+    assert code == 1
+    assert json.loads(out)["failures"][0].startswith("jax: import: no result after 1 s (--timeout)")
+
+
+def test_an_unknown_backend() -> None:
+    with pytest.raises(FlowError, match=r"unknown backend \['mxnet'\]: legal are jax, tensorflow, torch"):
+        examine(["mxnet"])
+
+
+def test_no_engine_is_a_failure() -> None:
+    report = Report({}, {}, {}, {}, [], [EngineReport("jax", None, checks=[Check("import", "absent")])])
+    assert report.failures == ["no engine is installed: pip install 'keras-flow[jax]', or [tensorflow], [torch], [all]"]
+
+
+def test_text_of_a_report() -> None:
+    engine = EngineReport(
+        "jax",
+        "0.10.2",
+        devices=["cpu:0"],
+        capabilities={"drives_all_ranks": True, "whole_variables": {"Conv": [["kernel"], "why"]}, "refused": {}},
+        environment={"NPROC": "8: threads"},
+        checks=[Check("import", "ok"), Check("training", "failed", "loss [1] differs")],
+        rings=[Ring(2, 1e-5, 2e9, {4: 1.0})],
+    )
+    console = Console(width=100)
+    with console.capture() as captured:
+        show(Report({"jax": "0.10.2"}, {}, {}, {}, [Check("shared memory", "warning", "none")], [engine]), console)
+    text = captured.get()
+    for line in (
+        "shared memory   warning  none",
+        "drives_all_ranks   yes",
+        "whole_variables    Conv (kernel): why",
+        "sets               NPROC=8: threads",
+        "Link(latency=1e-05, bandwidth=2e+09)",
+        "failed jax: training: loss [1] differs",
+        "1 failed",
+    ):
+        assert line in text, text
+    assert "refused" not in text
