@@ -45,7 +45,8 @@ def _jax(build, x, y, loss) -> dict[str, np.ndarray]:
         model = build()
         values = [v.value for v in model.trainable_variables]
         other = [v.value for v in model.non_trainable_variables]
-        grads = jax.grad(lambda w: loss()(y, model.stateless_call(w, other, x, training=False)[0]))(values)
+        gradient = jax.grad(lambda w: loss()(y, model.stateless_call(w, other, x, training=False)[0]))
+        grads = jax.jit(gradient)(values)  # one program; operation by operation each would be compiled
         return {v.path: np.asarray(g) for v, g in zip(model.trainable_variables, grads, strict=True)}
 
 

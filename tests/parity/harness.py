@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,7 @@ import numpy as np
 import keras_flow as kf
 from keras_flow.backends.active import backend
 from keras_flow.distributions.placed import placed_layout
-
-LAYOUTS = ("dp4", "tp4", "2x2")
+from tests.parity.support import LAYOUTS, MIRRORED
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class Case:
         features: the rows of the support table that this case stands for.
         rules: pattern -> dimension to split on the "model" axis, for tp4 and 2x2.
         layouts: the layouts to run.
+        mirrored: whether it runs with `strategy="mirrored"` too, where the backend has that.
         zero_gradient: endings of variable paths whose gradient is zero in mathematics, so that Adam turns rounding into
             steps; left out of the comparison only after `gradient64` has shown it.
         gradient64: path ending -> largest |gradient| in float64 on one device, for `zero_gradient`.
@@ -45,10 +46,15 @@ class Case:
     features: tuple[str, ...]
     rules: Mapping[str, int] = field(default_factory=dict)
     layouts: tuple[str, ...] = LAYOUTS
+    mirrored: bool = False
     zero_gradient: tuple[str, ...] = ()
     gradient64: Callable[[], dict[str, float]] | None = None
     half: str = ""
     data_parallel: Callable[[], object] | None = None
+
+    def on(self, backend: str) -> tuple[str, ...]:
+        """The layouts to run on a backend."""
+        return (*self.layouts, MIRRORED) if self.mirrored and backend == "tensorflow" else self.layouts
 
 
 class Run:
@@ -141,8 +147,9 @@ class StepLosses(keras.callbacks.Callback):
 
 
 def make_distribution(layout: str, rules: Mapping[str, int], **options: object) -> object:
-    """dp4, tp4 or 2x2 over ranks 0 to 3."""
-    if layout == "dp4":
+    """dp4, tp4, 2x2 or mirrored4 over ranks 0 to 3."""
+    if layout in ("dp4", MIRRORED):
+        options |= {"strategy": "mirrored"} if layout == MIRRORED else {}
         return kf.DataParallel(kf.Placement(range(4), axis_names=("data",)), **options)  # type: ignore[arg-type]
     placement = (
         kf.Placement(range(4), axis_names=("model",))
@@ -163,6 +170,7 @@ def _short(path: str) -> str:
 def run_once(case: Case, layout: str, folder: str, fault: str = "", policy: str = "float32") -> tuple[Run, list[str]]:
     """Run a case under one layout from the same seeds; returns its numbers and the keras_flow warnings."""
     keras.utils.clear_session()
+    gc.freeze()  # what the engines keep of earlier runs: half of the grid's time went into searching it for cycles
     keras.utils.set_random_seed(7)
     run = Run(case, layout, folder, fault, policy)
     keras.config.set_dtype_policy(policy)

@@ -1,18 +1,26 @@
 """The support table: what each backend does with each feature under each layout, from the grid's results.
 
 python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/support.md
+
+The product takes some hours of one core; it says how far it is once a minute, and each backend has a time limit.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.parity.results import Grid, Schedule
+
 BACKENDS = ("jax", "tensorflow", "torch")
 LAYOUTS = ("dp4", "tp4", "2x2")
+#: the layout of `kf.DataParallel(strategy="mirrored")`
+MIRRORED = "mirrored4"
 
 #: what a backend refuses: (backend, case) -> a part of the error, which quotes the engine's own reason
 REFUSED: dict[tuple[str, str], str] = {
@@ -29,11 +37,16 @@ REFUSED: dict[tuple[str, str], str] = {
     ("torch", "strings"): "torch has no string tensors",
     ("torch", "ragged"): "`ragged=True` is not supported with the torch backend",
 }
+#: what `strategy="mirrored"` refuses besides: case -> a part of the error
+REFUSED_MIRRORED = {
+    "subclassed": "rows may interact in layer 'penalised' (Penalised), and a replica sees its own rows only",
+    "adversaries": "has its own train_step or test_step",
+}
 
 
-def refused_reason(backend: str, case: str) -> str:
+def refused_reason(backend: str, case: str, layout: str) -> str:
     """The stated reason of a refused case, or an empty text."""
-    return REFUSED.get((backend, case), "")
+    return (REFUSED_MIRRORED.get(case, "") if layout == MIRRORED else "") or REFUSED.get((backend, case), "")
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,8 @@ def cells(results: Iterable[dict]) -> list[Cell]:
     """The cells of the grid's results; a feature stands in the row of the first case that has it."""
     out = []
     for result in results:
+        if result["status"] == "fault":
+            continue
         state, reason = _state(result)
         out += [Cell(feature, result["backend"], result["layout"], state, reason) for feature in result["features"]]
     return out
@@ -77,6 +92,8 @@ def _state(result: dict) -> tuple[str, str]:
 
 def page(all_cells: Sequence[Cell], product: Sequence[dict] = ()) -> str:
     """docs/support.md, from the cells of the grid and the results of the product."""
+    mirrored = [cell for cell in all_cells if cell.layout == MIRRORED]
+    all_cells = [cell for cell in all_cells if cell.layout != MIRRORED]
     by_key = {(cell.feature, cell.backend, cell.layout): cell for cell in all_cells}
     features = list(dict.fromkeys(cell.feature for cell in all_cells))
     reasons: dict[str, int] = {}
@@ -123,7 +140,22 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-{_product_text(product)}"""
+{_mirrored_text(mirrored)}{_product_text(product)}"""
+
+
+def _mirrored_text(cells: Sequence[Cell]) -> str:
+    if not cells:
+        return ""
+    works = ", ".join(cell.feature for cell in cells if cell.state != "refused")
+    refused = "".join(f"\n- {cell.feature}: {_tidy(cell.reason)}" for cell in cells if cell.state == "refused")
+    return f"""
+## `kf.DataParallel(strategy="mirrored")` on TensorFlow
+
+The same numbers over 4 ranks, in the cases of the grid that run with it, for: {works}.
+
+Refused:
+{refused or "nothing."}
+"""
 
 
 def _product_text(product: Sequence[dict]) -> str:
@@ -149,21 +181,56 @@ def _tidy(reason: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> None:
-    from tests.parity.results import Grid
+def main(arguments: Sequence[str]) -> int:
+    """Run the grid, and the product with `--product`, and write the page; 1 if a number is wrong or missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--product", action="store_true", help="run models x optimizers x options too")
+    parser.add_argument("--only", default="", help="regular expression over the product's cases, for a trial")
+    parser.add_argument("--limit", type=float, default=7200.0, help="seconds for the product of one backend")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs" / "support.md")
+    options = parser.parse_args(arguments)
+    grids = [Grid(backend) for backend in BACKENDS]
+    if options.product:
+        grids += [Grid(backend, "--product", "--only", options.only, limit=options.limit) for backend in BACKENDS]
+    found, failed = run_all(grids)
+    results = [result for part in found[: len(BACKENDS)] for result in part]
+    product = [result for part in found[len(BACKENDS) :] for result in part]
+    options.out.write_text(page(cells(results), product))
+    wrong = [result for result in (*results, *product) if result["status"] not in ("ok", "refused")]
+    print(f"wrote {options.out}: {len(results)} results of the grid, {len(product)} of the product, {len(wrong)} wrong")
+    for result in wrong:
+        print(f"wrong: {result['backend']}, {result['case']}, {result['layout']}: {_state(result)[1][:300]}")
+    return 1 if wrong or failed else 0
 
-    found: list[dict] = []
-    product: list[dict] = []
-    for backend in BACKENDS:
-        found += Grid(backend).finish()
-        if "--product" in sys.argv:
-            product += Grid(backend, "--product", limit=7200.0).finish()
-    path = Path(__file__).parents[2] / "docs" / "support.md"
-    path.write_text(page(cells(found), product))
-    wrong = [result for result in (*found, *product) if result["status"] not in ("ok", "refused")]
-    print(f"wrote {path.name}: {len(found)} results of the grid, {len(product)} of the product, {len(wrong)} wrong")
-    sys.exit(1 if wrong or not found else 0)
+
+def run_all(grids: Sequence[Grid], every: float = 60.0) -> tuple[list[list[dict]], bool]:
+    """Run workers, two at a time, and say how far they are.
+
+    Args:
+        grids: the workers.
+        every: seconds between two lines of progress.
+
+    Returns:
+        The results of each, and whether one failed or ran out of its time.
+    """
+    schedule = Schedule(grids, at_once=2)
+    said = time.monotonic()
+    try:
+        while not all(grid.ended for grid in grids):
+            time.sleep(0.5)
+            if time.monotonic() - said >= every:
+                said = time.monotonic()
+                print("; ".join(grid.progress() for grid in grids if grid.running), flush=True)
+            for grid in grids:
+                if grid.ended and grid.running:  # its time is over
+                    grid.stop()
+    finally:
+        schedule.stop()
+    for grid in grids:
+        if grid.failed:
+            print(f"{grid.name}: {grid.end()}")
+    return [grid.results() for grid in grids], any(grid.failed for grid in grids)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ python -m tests.parity.worker --backend torch --out results.jsonl --layouts dp4,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -20,9 +21,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", required=True, choices=("jax", "tensorflow", "torch"))
     parser.add_argument("--out", default="-", help="file for the results; - prints them")
-    parser.add_argument("--layouts", default="dp4,tp4,2x2")
+    parser.add_argument("--layouts", default="", help="the layouts to run, for example dp4,tp4; all when left out")
     parser.add_argument("--only", default="", help="regular expression over case names")
-    parser.add_argument("--faults", action="store_true", help="run the seeded faults instead of the cases")
+    parser.add_argument("--faults", action="store_true", help="run the seeded faults too, after the cases")
     parser.add_argument("--product", action="store_true", help="run models x optimizers x options instead of the cases")
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args(arguments)
@@ -51,10 +52,9 @@ def run_cases(options: dict, folder: str) -> None:
         for name, case in (product.CASES if options["product"] else CASES).items()
         if re.search(options["only"], name)
     ]
+    results = (result for case in chosen for result in run_case(case, options, folder))
     if options["faults"]:
-        results = faults.run(folder)
-    else:
-        results = (result for case in chosen for result in run_case(case, options, folder))
+        results = itertools.chain(results, faults.run(options["backend"], folder))
     from keras_flow.runtime import env
 
     for result in results:
@@ -75,7 +75,7 @@ def run_case(case, options: dict, folder: str):
 
     folder = os.path.join(folder, re.sub(r"\W+", "_", case.name))  # one for all ranks, as a user's would be
     os.makedirs(folder, exist_ok=True)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     references, single_error = [], ""
     try:
         if env.process_index() == 0:
@@ -86,7 +86,8 @@ def run_case(case, options: dict, folder: str):
         references, single_error = [], f"{type(error).__name__}: {error}"
         if options["trace"]:
             traceback.print_exc()
-    for layout in [name for name in options["layouts"].split(",") if name in case.layouts]:
+    asked = options["layouts"].split(",") if options["layouts"] else case.on(options["backend"])
+    for layout in [name for name in case.on(options["backend"]) if name in asked]:
         result: dict = {"case": case.name, "layout": layout, "features": case.features, "single": single_error[:2000]}
         try:
             run, notes = harness.run_once(case, layout, folder, policy=case.half or "float32")
@@ -106,7 +107,8 @@ def run_case(case, options: dict, folder: str):
             if options["trace"]:
                 traceback.print_exc()
         result["seconds"] = round(time.perf_counter() - started, 1)
-        started = time.perf_counter()
+        result["cpu"] = round(time.process_time() - used, 1)
+        started, used = time.perf_counter(), time.process_time()
         yield result
 
 

@@ -300,7 +300,7 @@ CASES = (
         MLP_RULES,
     ),
     Case("tensorboard", _tensorboard, ("TensorBoard",), MLP_RULES, layouts=("dp4", "2x2")),
-    Case("files", _files, ("save, load_model, save_weights, load_weights",), MLP_RULES),
+    Case("files", _files, ("save, load_model, save_weights, load_weights",), MLP_RULES, mirrored=True),
     Case("made elsewhere", _elsewhere, ("a model built, compiled or trained elsewhere",), MLP_RULES),
     Case("two placements", _two_placements, ("two models on two placements",), layouts=("tp4",)),
     Case(

@@ -30,7 +30,7 @@ def cnn_model() -> keras.Model:
 def rnn_model() -> keras.Model:
     return keras.Sequential(
         [
-            layers.Input((5,), dtype="int32"),
+            layers.Input((4,), dtype="int32"),
             layers.Embedding(32, 8, mask_zero=True, name="embedding"),
             layers.LSTM(8, name="lstm"),
             layers.Dense(8, name="logits"),

@@ -90,7 +90,7 @@ def _metrics(run: Run) -> None:
             batch_size=data.BATCH,
             epochs=2,
             class_weight={0: 1.0, 1: 2.0},
-            validation_data=(data.FEATURES[:30], data.BINARY[:30]),
+            validation_data=(data.FEATURES[:32], data.BINARY[:32]),
         )
         run.record_model(model)
         classes = keras.Sequential([layers.Input((16,)), layers.Dense(8, name="hidden")])
@@ -123,7 +123,7 @@ def _compiled(run: Run, **options: object) -> None:
         model.compile(keras.optimizers.SGD(0.05), crossentropy(), metrics=["accuracy"], **options)
         history = model.fit(data.FEATURES, data.LABELS, batch_size=data.BATCH, epochs=2, verbose=0).history
         run.record("value", "loss", history["loss"])
-        run.record("value", "predict", model.predict(data.FEATURES, batch_size=data.BATCH, verbose=0))
+        run.record("value", "predict", model.predict(data.FEATURES[:64], batch_size=data.BATCH, verbose=0))
     run.record_model(model)
 
 
@@ -345,9 +345,16 @@ CASES = (
             "custom losses returning a scalar",
         ),
         {"hidden/kernel": 1, "hidden/bias": 0, "score/kernel": 0},
+        mirrored=True,
     ),
-    Case("optimizer options", _optimizer_options, ("EMA", "gradient accumulation", "loss scaling"), MLP_RULES),
-    Case("metrics", _metrics, ("AUC, TopK, F1, MeanIoU", "class_weight"), {"hidden/kernel": 1}),
+    Case(
+        "optimizer options",
+        _optimizer_options,
+        ("EMA", "gradient accumulation", "loss scaling"),
+        MLP_RULES,
+        mirrored=True,
+    ),
+    Case("metrics", _metrics, ("AUC, TopK, F1, MeanIoU", "class_weight"), {"hidden/kernel": 1}, mirrored=True),
     Case("tf.data", _tf_data, ("fit from tf.data", "Muon"), MLP_RULES),
     Case("steps_per_execution", lambda run: _compiled(run, steps_per_execution=2), ("steps_per_execution",), MLP_RULES),
     Case("run_eagerly", lambda run: _compiled(run, run_eagerly=True), ("run_eagerly",), MLP_RULES),
@@ -357,9 +364,29 @@ CASES = (
         ("jit_compile",),
         MLP_RULES,
     ),
-    Case("mixed_bfloat16", _half, ("mixed_bfloat16",), {"hidden/kernel": 1, "middle/kernel": 0}, half="mixed_bfloat16"),
-    Case("mixed_float16", _half, ("mixed_float16",), {"hidden/kernel": 1, "middle/kernel": 0}, half="mixed_float16"),
+    Case(
+        "mixed_bfloat16",
+        _half,
+        ("mixed_bfloat16",),
+        {"hidden/kernel": 1, "middle/kernel": 0},
+        half="mixed_bfloat16",
+        mirrored=True,
+    ),
+    Case(
+        "mixed_float16",
+        _half,
+        ("mixed_float16",),
+        {"hidden/kernel": 1, "middle/kernel": 0},
+        half="mixed_float16",
+        mirrored=True,
+    ),
     Case("lora", _lora, ("LoRA", "trainable flipped after compile"), {"hidden/kernel": 1, "logits/kernel": 0}),
-    Case("adversaries", _adversaries, ("custom train_step, two models and two optimizers",), {"made/kernel": 1}),
+    Case(
+        "adversaries",
+        _adversaries,
+        ("custom train_step, two models and two optimizers",),
+        {"made/kernel": 1},
+        mirrored=True,
+    ),
     Case("masks", _masks, ("Dropout masks equal for every layout",), {"hidden/kernel": 1}),
 )
