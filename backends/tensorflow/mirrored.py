@@ -125,10 +125,10 @@ class MirroredSteps:
     def __call__(self, data: object, source: object = None) -> object:
         """Run one step on host data; the results are logical tensors."""
         from keras_flow.backends.tensorflow.data import to_tensors
-        from keras_flow.backends.tensorflow.trainer import build
+        from keras_flow.backends.tensorflow.trainer import build, build_for_prediction
 
         refuse_what_mixes_rows(self.model)
-        build(self.model, data)
+        (build_for_prediction if self.joined else build)(self.model, data)
         self._tell_optimizer()
         structure = to_tensors(data, self.model)
         flat = [leaf for leaf in tree.flatten(structure) if leaf is not None]
@@ -177,6 +177,11 @@ class MirroredSteps:
         optimizer = getattr(self.model, "optimizer", None)
         while optimizer is not None:
             optimizer._distribution_strategy = self.strategy
+            counter = getattr(optimizer, "_iterations", None)
+            if counter is not None:
+                # Every replica counts alike. Keras lets the first one count for all, by a merge call, which cannot
+                # stand inside the `tf.cond` of a loss scale. Private; checked with TensorFlow 2.21.
+                counter._value._aggregation = tf.VariableAggregation.NONE
             if optimizer.built:  # variables that were laid anew have new keys
                 optimizer._trainable_variables_indices = {
                     optimizer._var_key(variable): index for index, variable in enumerate(optimizer._trainable_variables)
