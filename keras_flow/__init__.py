@@ -24,7 +24,7 @@ _NAMES = {
     "run": "keras_flow.runtime.run",
     "shard": "keras_flow.distributions.shard",
 }
-_MODULES = {"env": "keras_flow.runtime.env", "sbp": "keras_flow.sbp"}
+_MODULES = {"boxing": "keras_flow.boxing", "env": "keras_flow.runtime.env", "sbp": "keras_flow.sbp"}
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 

@@ -1,3 +1,4 @@
+from keras_flow import boxing as boxing
 from keras_flow import sbp as sbp
 from keras_flow.distributions.data_parallel import DataParallel as DataParallel
 from keras_flow.distributions.model_parallel import ModelParallel as ModelParallel

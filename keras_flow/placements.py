@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -99,11 +100,24 @@ class Placement:
             raise FlowError(f"no axis {name!r}: the placement's axes are {list(self.axis_names)}")
         return self.hierarchy[self.axis_names.index(name)]
 
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        """rank -> its place in the flat list of ranks."""
+        return {rank: position for position, rank in enumerate(self.ranks)}
+
+    def contains(self, rank: int) -> bool:
+        """Whether `rank` is one of the placement's."""
+        return rank in self._positions
+
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Where `rank` stands in the hierarchy, one index for each axis."""
-        if rank not in self.ranks:
+        if rank not in self._positions:
             raise FlowError(f"rank {rank} is not in the placement of ranks {list(self.ranks)}")
-        return tuple(int(i) for i in np.unravel_index(self.ranks.index(rank), self.hierarchy))
+        position, coords = self._positions[rank], []
+        for size in reversed(self.hierarchy):
+            position, index = divmod(position, size)
+            coords.append(index)
+        return tuple(reversed(coords))
 
     def _key(self) -> tuple:
         return self.type, self.hierarchy, self.ranks

@@ -37,7 +37,7 @@ def run(body: str, backend: str = "jax") -> str:
 def test_the_algebra_imports_with_keras_and_the_engines_blocked() -> None:
     body = BLOCK.replace("{names}", "{'keras', 'jax', 'jaxlib', 'tensorflow', 'torch'}") + (
         "import keras_flow as kf, keras_flow.sbp, keras_flow.placements, keras_flow.layout, keras_flow.errors\n"
-        "import keras_flow.backends.interface, keras_flow.backends.active\n"
+        "import keras_flow.backends.interface, keras_flow.backends.active, keras_flow.boxing\n"
         "layout = kf.Layout(kf.Placement(range(4)), kf.sbp.split(0), (10, 2))\n"
         "shapes = [layout.local_shape(rank) for rank in range(4)]\n"
         "print(shapes, kf.FlowError.__name__, kf.placement('cpu', '0:0-1').size)\n"
@@ -55,7 +55,7 @@ def test_every_public_name_loads_when_asked_for() -> None:
     assert run(body) == "module 'keras_flow' has no attribute 'nothing'"
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["launch"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["boxing"], ["compare"], ["launch"], ["doctor"]])
 def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
     body = BLOCK.replace("{names}", "{'keras', 'jax', 'jaxlib', 'tensorflow', 'torch'}") + (
         f"from keras_flow.cli.app import app\ntry: app({[*command, '--help']!r})\n"

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from keras_flow.cli.boxing import boxing
 from keras_flow.cli.compare import compare
 from keras_flow.cli.doctor import doctor
 from keras_flow.cli.launch import launch
@@ -18,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(boxing)
 app.command()(compare)
 app.command()(doctor)
 app.command(context_settings={"allow_interspersed_args": False})(launch)

@@ -1,0 +1,10 @@
+"""Boxing: changing a tensor's layout. Plans are values; every engine executes the same specification."""
+
+from keras_flow.boxing.lower_bound import lower_bound as lower_bound
+from keras_flow.boxing.lower_bound import rank_lower_bound as rank_lower_bound
+from keras_flow.boxing.planner import plan as plan
+from keras_flow.boxing.simulate import simulate as simulate
+from keras_flow.boxing.spec import BoxingPlan as BoxingPlan
+from keras_flow.boxing.spec import Step as Step
+from keras_flow.boxing.topology import Link as Link
+from keras_flow.boxing.topology import Topology as Topology

@@ -1,0 +1,365 @@
+"""The exchange of slices: who sends which elements to whom, for any two layouts of one logical tensor.
+
+An *atom* is the common box of a source cell and a target cell; all its elements have the same holders and the same
+destinations. What follows is decided atom by atom, by rules that every rank can evaluate alone:
+
+- `move`: no P in the source. A rank that holds an element keeps it; any other receives it once.
+- `reduce`: P in the source. The atom is cut into equal ranges, one for each *owner*: the destinations that hold a
+  summand, else all destinations. An owner receives the other summands of its range.
+- `combine`, before `reduce`, where a table of shares says so: a *merger*, a holder that is not the owner, adds the
+  summands of a range except the owner's own, and the owner receives the sum from it. It takes the same bytes, and
+  load from the owners (`keras_flow.boxing.balance`).
+- `gather`: after `reduce`. Every destination receives the ranges of the other owners.
+- `merge`: P in source and target, for atoms where it takes fewer receipts than `reduce` and `gather`. Summands that
+  are in a family stay; each other one moves to one rank of the family.
+
+Where the target has a P, ranks that differ on its P axes form one *family*: their values must add up to the element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from keras_flow.boxing.cells import Box, Cells, Coords, volume
+from keras_flow.boxing.pieces import Lacking, Piece, Share, Shares, Transfer, whole
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout, balanced
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The rules for one pair of layouts of one shape.
+
+    `apart` are axes (of one common placement) on which every coordinate works for itself: what a collective in the
+    groups of the other axes does. `table` holds shares for atoms that do not follow the rule of equal ranges.
+    """
+
+    source: Layout
+    target: Layout
+    apart: tuple[int, ...] = ()
+    table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict, hash=False, compare=False)
+
+    @cached_property
+    def of_source(self) -> Cells:
+        return Cells(self.source)
+
+    @cached_property
+    def of_target(self) -> Cells:
+        return Cells(self.target)
+
+    @cached_property
+    def same_placement(self) -> bool:
+        """Whether coordinates mean the same rank on both sides."""
+        one, other = self.source.placement, self.target.placement
+        return one.ranks == other.ranks and one.hierarchy == other.hierarchy
+
+    # who holds, who wants ------------------------------------------------------------------------------------------
+
+    def coords_in_source(self, rank: int) -> dict[int, int] | None:
+        """Coordinates of a rank in the source placement, None where it is not in it."""
+        return self.of_source.coords_of(rank) if self.source.placement.contains(rank) else None
+
+    def holds(self, rank: int, cell: Coords) -> bool:
+        """Whether `rank` holds (a summand of) the source cell."""
+        coords = self.coords_in_source(rank)
+        return coords is not None and all(coords[axis] == index for axis, index in cell.items())
+
+    def sender(self, cell: Coords, summand: Coords, receiver: int, at: Coords) -> int:
+        """The rank from which `receiver` (at target coordinates `at`) takes a summand of a cell: itself if it can."""
+        cells = self.of_source
+        own = self.coords_in_source(receiver)
+        wanted = {**cell, **summand}
+        if own is not None and all(own[axis] == index for axis, index in wanted.items()):
+            return receiver
+        if self.same_placement:
+            copy = {axis: at[axis] for axis in cells.copy_axes}
+        else:
+            copy = cells.numbered(cells.copy_axes, self.of_target.number(tuple(at), at) % cells.copies)
+        return cells.rank_at({**wanted, **copy})
+
+    def destinations(self, at: Coords) -> list[tuple[dict[int, int], int]]:
+        """Coordinates and rank of all that want the target cell of the coordinates `at`, in order."""
+        cells = self.of_target
+        fixed = {axis: at[axis] for axis in (*cells.split_axes, *self.apart)}
+        found = []
+        for coords in cells.spread(tuple(range(len(cells.sizes))), fixed):
+            found.append((coords, cells.rank_at(coords)))
+        return found
+
+    def owners(self, cell: Coords, at: Coords) -> list[int]:
+        """The ranks among which the summation of an atom (source cell, target coordinates) is divided."""
+        wanting = [rank for _, rank in self.destinations(at)]
+        return [rank for rank in wanting if self.holds(rank, cell)] or wanting
+
+    def summands(self, at: Coords, only: int | None = None) -> Iterator[dict[int, int]]:
+        """The coordinates on the source's P axes of all summands that count for a receiver at `at`.
+
+        `only`: just the one that this rank of the source holds.
+        """
+        cells = self.of_source
+        if only is None:
+            return cells.spread(cells.class_axes, {axis: at[axis] for axis in self.apart})
+        own = self.summand_of(only)
+        fits = all(own[axis] == at[axis] for axis in self.apart if axis in own)
+        return iter([own] if fits else [])
+
+    # the rules, for one atom and one receiver ------------------------------------------------------------------------
+
+    def received(
+        self, phase: str, cell: Coords, box: Box, rank: int, at: Coords, only: int | None = None
+    ) -> Iterator[Transfer]:
+        """What `rank`, at the target coordinates `at`, receives or takes from itself of an atom.
+
+        `only`: just what may come from this rank (what comes from others may be among it).
+        """
+        yield from getattr(self, f"_{phase}")(cell, box, rank, at, only)
+
+    def _family(self, at: Coords) -> list[int]:
+        """The ranks that share a value with the one at these target coordinates, by their number on the P axes."""
+        cells = self.of_target
+        fixed = {axis: index for axis, index in at.items() if axis not in cells.class_axes or axis in self.apart}
+        return [cells.rank_at(coords) for coords in cells.spread(tuple(range(len(cells.sizes))), fixed)]
+
+    def _move(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+        family = self._family(at)
+        for summand in self.summands(at, only):  # one: where P is not changed, the summand of the group
+            wanted = {**cell, **summand}
+            keeper = next((member for member in family if self.holds(member, wanted)), None)
+            if keeper is None:
+                keeper = family[self.of_source.number(self.of_source.split_axes, cell) % len(family)]
+            if keeper == rank:
+                yield Transfer(self.sender(cell, summand, rank, at), rank, whole(box))
+
+    def shares(self, cell: Coords, box: Box, at: Coords) -> Shares:
+        """How the sums of an atom are divided, for a receiver at the target coordinates `at`."""
+        where = tuple(at[axis] for axis in (*self.of_target.split_axes, *self.apart))
+        key = (tuple(cell.items()), where)
+        if self._remembered.get("key") != key:  # receivers of one atom ask one after the other
+            if box in self.table:
+                made = self.table[box]
+            else:
+                owners, size = self.owners(cell, at), volume(box)
+                pieces = (Piece(box, *balanced(size, len(owners), number)) for number in range(len(owners)))
+                made = tuple(
+                    Share(owner, owner, piece) for owner, piece in zip(owners, pieces, strict=True) if piece.size
+                )
+            self._remembered.update(key=key, shares=Shares.of(made))
+        return self._remembered["shares"]
+
+    @cached_property
+    def _remembered(self) -> dict:
+        """The shares asked for last."""
+        return {}
+
+    def merges(self, cell: Coords, at: Coords) -> bool:
+        """Whether the families of an atom each collect the summands that they lack, instead of receiving the sum."""
+        if not self.has_families:
+            return False
+        lacking = self._lacking_on_one_placement(cell, at) if self.same_placement else self._lacking(cell, at)
+        collected = self.summed + self.families - 2 + (lacking.least == self.summed)
+        return lacking.total <= collected
+
+    def _lacking(self, cell: Coords, at: Coords) -> Lacking:
+        """How many summands of an atom the families lack."""
+        counts = []
+        for choice in self.of_target.spread(self.of_target.copy_axes, {axis: at[axis] for axis in self.apart}):
+            held = {
+                tuple(self.summand_of(rank).items())
+                for rank in self._family({**at, **choice})
+                if self.holds(rank, cell)
+            }
+            counts.append(self.summed - len(held))
+        return Lacking(sum(counts), min(counts))
+
+    def _lacking_on_one_placement(self, cell: Coords, at: Coords) -> Lacking:
+        """The same in closed form: on one placement coordinates mean the same rank."""
+        source, target = self.of_source, self.of_target
+        if any(cell[axis] != at[axis] for axis in target.split_axes if axis in cell):
+            return Lacking(self.families * self.summed, self.summed)
+        holding = self.families
+        for axis in target.copy_axes:
+            if axis in cell and axis not in self.apart:
+                holding //= target.sizes[axis]
+        held = math.prod(
+            source.sizes[axis] for axis in source.class_axes if axis in target.class_axes and axis not in self.apart
+        )
+        return Lacking(self.families * self.summed - holding * held, self.summed - held)
+
+    def _reduce(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+        if self.merges(cell, at):
+            return
+        for _, share in self.shares(cell, box, at).owned.get(rank, ()):
+            if share.merger == rank:
+                for summand in self.summands(at, only if only is not None and self.holds(only, cell) else None):
+                    yield Transfer(self.sender(cell, summand, rank, at), rank, share.piece)
+            else:
+                if self.holds(rank, cell):
+                    yield Transfer(rank, rank, share.piece)
+                yield Transfer(share.merger, rank, share.piece, "combined")
+
+    def _combine(self, rank: int) -> Iterator[Transfer]:
+        """What a merger receives or adds of its own; the table lists all mergers that are not owners."""
+        for shares in self.table.values():
+            for share in shares:
+                if share.merger != rank or share.owner == rank:
+                    continue
+                own = self.of_source.coords_of(rank)
+                cell = {axis: own[axis] for axis in self.of_source.split_axes}
+                copy = {axis: own[axis] for axis in self.of_source.copy_axes}
+                left_out = self.summand_of(share.owner) if self.holds(share.owner, cell) else None
+                for summand in self.of_source.spread(self.of_source.class_axes):
+                    if summand != left_out:
+                        yield Transfer(self.of_source.rank_at({**cell, **copy, **summand}), rank, share.piece)
+
+    def summand_of(self, rank: int) -> dict[int, int]:
+        """The coordinates on the P axes of a rank of the source: which summand it holds."""
+        coords = self.of_source.coords_of(rank)
+        return {axis: coords[axis] for axis in self.of_source.class_axes}
+
+    def _gather(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+        if self.merges(cell, at):
+            return
+        shares = self.shares(cell, box, at)
+        for number, share in shares.all if only is None else shares.owned.get(only, ()):
+            # an owner has its range already: it is the one of its family that keeps the value
+            if share.owner != rank and self._keeper(share.owner, number, at) == rank:
+                yield Transfer(share.owner, rank, share.piece, "result")
+
+    def _keeper(self, owner: int, number: int, at: Coords) -> int:
+        """The rank of the family at `at` that keeps a range: its owner, else one by the range's number."""
+        cells = self.of_target
+        free = tuple(axis for axis in cells.class_axes if axis not in self.apart)
+        if not free:
+            return cells.rank_at(at)
+        coords = cells.coords_of(owner)
+        if all(coords[axis] == index for axis, index in at.items() if axis not in free):
+            return owner
+        size = math.prod(cells.sizes[axis] for axis in free)
+        return cells.rank_at({**at, **cells.numbered(free, number % size)})
+
+    def _merge(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+        if not self.merges(cell, at):
+            return
+        family = self._family(at)
+        cells = self.of_source
+        for summand in self.summands(at, only):
+            number = cells.number(cells.class_axes, summand)
+            wanted = {**cell, **summand}
+            keeper = next((member for member in family if self.holds(member, wanted)), None)
+            if keeper is None:
+                keeper = family[(cells.number(cells.split_axes, cell) + number) % len(family)]
+            if keeper == rank:
+                yield Transfer(self.sender(cell, summand, rank, at), rank, whole(box))
+
+    # one rank's part -------------------------------------------------------------------------------------------------
+
+    def receives(self, rank: int, phase: str) -> Iterator[Transfer]:
+        """All that `rank` receives or keeps in a phase."""
+        if phase == "combine":
+            yield from self._combine(rank)
+            return
+        if not self.target.placement.contains(rank):
+            return
+        at = self.of_target.coords_of(rank)
+        for cell, box in self.of_source.overlapping(self.of_target.box_at(at)):
+            yield from self.received(phase, cell, box, rank, at)
+
+    def sends(self, rank: int, phase: str) -> Iterator[Transfer]:
+        """All that `rank` sends to others in a phase."""
+        if phase == "combine":
+            for merger in sorted({share.merger for shares in self.table.values() for share in shares} - {rank}):
+                yield from (transfer for transfer in self._combine(merger) if transfer.sender == rank)
+            return
+        for cell, box, at, receiver in self._asking(rank, phase):
+            if receiver == rank:
+                continue
+            for transfer in self.received(phase, cell, box, receiver, at, only=rank):
+                if transfer.sender == rank:
+                    yield transfer
+
+    def _asking(self, rank: int, phase: str) -> Iterator[tuple[dict[int, int], Box, dict[int, int], int]]:
+        """The atoms and receivers among which the partners of a sender are."""
+        if phase == "gather":  # an owner sends ranges of its own target cell to the cell's other destinations
+            if self.target.placement.contains(rank):
+                at = self.of_target.coords_of(rank)
+                wanting = self.destinations(at)
+                for cell, box in self.of_source.overlapping(self.of_target.box_at(at)):
+                    for coords, receiver in wanting:
+                        yield cell, box, coords, receiver
+            return
+        own = self.coords_in_source(rank)
+        if own is None:
+            return
+        cell = {axis: own[axis] for axis in self.of_source.split_axes}
+        # mergers send to any owner; else, on one placement, a receiver asks the holder with its own coordinates on the
+        # source's copy axes
+        same = (*self.of_source.copy_axes, *self.apart) if self.same_placement and not self.table else self.apart
+        fixed = {axis: own[axis] for axis in same}
+        cells = self.of_target
+        for wanted, box in cells.overlapping(self.of_source.box_at(own), fixed):
+            free = tuple(axis for axis in range(len(cells.sizes)) if axis not in wanted)
+            for choice in cells.spread(free, fixed):
+                at = dict(sorted({**wanted, **choice}.items()))
+                yield cell, box, at, cells.rank_at(at)
+
+    def elements_received(self, rank: int, phase: str) -> int:
+        """Elements that `rank` receives from others in a phase."""
+        return sum(part.piece.size for part in self.receives(rank, phase) if part.sender != rank)
+
+    @cached_property
+    def summed(self) -> int:
+        """Into how many summands an element is split, that are to be added."""
+        return math.prod(self.of_source.sizes[axis] for axis in self.of_source.class_axes if axis not in self.apart)
+
+    @cached_property
+    def families(self) -> int:
+        """How many groups of ranks each want the value of an element."""
+        return math.prod(self.of_target.sizes[axis] for axis in self.of_target.copy_axes if axis not in self.apart)
+
+    @cached_property
+    def has_families(self) -> bool:
+        """Whether several ranks may share a value as summands."""
+        return any(axis not in self.apart for axis in self.of_target.class_axes)
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """The phases that reach the fewest receipts."""
+        if self.summed == 1:
+            return ("move",)
+        if self.has_families:
+            return ("merge",) if self.families == 1 else ("merge", "reduce", "gather")
+        combined = any(share.merger != share.owner for shares in self.table.values() for share in shares)
+        return (("combine",) if combined else ()) + ("reduce",) + (("gather",) if self.families > 1 else ())
+
+    def check(self, where: str) -> None:
+        """Whether axes and shares fit the layouts.
+
+        Raises:
+            FlowError: an axis that does not exist, ranges that do not fill their atom, ranks that cannot do what
+            they should.
+        """
+        axes = range(self.source.placement.ndim)
+        if self.source.shape != self.target.shape:
+            raise FlowError(f"{where}: layouts of two shapes, {list(self.source.shape)} and {list(self.target.shape)}")
+        if self.apart and not (self.same_placement and all(axis in axes for axis in self.apart)):
+            raise FlowError(
+                f"{where}: groups along axes need one placement that has the axes; apart is {list(self.apart)}"
+            )
+        for box, shares in self.table.items():
+            done = 0
+            for share in sorted(shares, key=lambda one: one.piece.start):
+                if share.piece.start != done or share.piece.stop <= share.piece.start:
+                    break
+                done = share.piece.stop
+                if not self.target.placement.contains(share.owner) or not (
+                    share.merger == share.owner or self.source.placement.contains(share.merger)
+                ):
+                    raise FlowError(f"{where}: rank {share.merger} or {share.owner} is not in the layouts of the step")
+            if done != volume(box):
+                raise FlowError(
+                    f"{where}: the ranges of the box {[list(bounds) for bounds in box]} do not fill its {volume(box)} "
+                    "elements one after the other"
+                )

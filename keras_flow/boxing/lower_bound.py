@@ -1,0 +1,63 @@
+"""The fewest bytes that any correct plan receives."""
+
+from __future__ import annotations
+
+from keras_flow.boxing.cells import volume
+from keras_flow.boxing.exchange import Exchange
+from keras_flow.layout import Layout, itemsize
+
+
+def lower_bound(source: Layout, target: Layout, dtype: object = "float32") -> int:
+    """Bytes that any correct plan must receive, summed over ranks.
+
+    Counted element by element, over the atoms (common boxes of source and target cells). Let p be the number of
+    summands (the product of the source's P axes), m the number of destinations, a destination being one rank, or
+    where the target has a P one family of ranks that share the value.
+
+    - Without a P in the source: a destination that holds the element needs none, any other one receipt.
+    - With one, and P nowhere in the target: p - 1 + m - 1, and one more where no destination holds a summand. Lower:
+      look at the ranks that one holder of each summand and the destinations make up. Messages that carry the element
+      join them, as edges join nodes. All p holders must be joined to a first destination that has the whole sum:
+      p - 1 messages if it holds a summand, else p; each further destination receives the sum, or what completes it, in
+      at least one message that was not needed for the first: m - 1. Upper: a tree that adds towards one destination
+      and spreads from it. For one group (P to S, P to B) these are reduce-scatter and all-reduce, (p - 1)/p and
+      2(p - 1)/p of the tensor per rank, optimal by Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+      clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
+    - With a P in both: one family needs the summands that none of its ranks holds, p - held. Of several families,
+      either one collects everything into one rank and the others receive the sum (p - 1 + m - 1, one more if no
+      family holds a summand), or each collects what it lacks; the smaller counts. On 2x2 this equals an exhaustive
+      search (`tests/boxing/test_lower_bound.py`); on larger placements it is the least of these two ways, not proven
+      least of all.
+
+    Raises:
+        FlowError: no such dtype.
+    """
+    exchange = Exchange(source, target)
+    total = 0
+    for cell in exchange.of_source.spread(exchange.of_source.split_axes):
+        for wanted, box in exchange.of_target.overlapping(exchange.of_source.box_at(cell)):
+            total += volume(box) * _receipts(exchange, cell, wanted)
+    return total * itemsize(dtype)
+
+
+def rank_lower_bound(source: Layout, target: Layout, rank: int, dtype: object = "float32") -> int:
+    """Bytes that `rank` must receive where neither layout has a P: what it needs and does not hold."""
+    exchange = Exchange(source, target)
+    return exchange.elements_received(rank, "move") * itemsize(dtype)
+
+
+def _receipts(exchange: Exchange, cell: dict[int, int], wanted: dict[int, int]) -> int:
+    """Messages that each element of an atom needs."""
+    summands = [{**cell, **choice} for choice in exchange.of_source.spread(exchange.of_source.class_axes)]
+    families: dict[tuple[int, ...], list[int]] = {}
+    for at, rank in exchange.destinations(wanted):
+        families.setdefault(tuple(at[axis] for axis in exchange.of_target.copy_axes), []).append(rank)
+    lacking = [
+        sum(not any(exchange.holds(rank, summand) for rank in family) for summand in summands)
+        for family in families.values()
+    ]
+    p, m = len(summands), len(families)
+    if p == 1:
+        return sum(lacking)
+    collected = p - 1 + m - 1 + (min(lacking) == p)
+    return min(collected, sum(lacking)) if exchange.of_target.class_axes else collected

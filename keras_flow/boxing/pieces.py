@@ -1,0 +1,77 @@
+"""Pieces and messages: what the rules of an exchange speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from keras_flow.boxing.cells import Box, volume
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` to `stop` of a box of the logical tensor, counted in row-major order within the box."""
+
+    box: Box
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message: `sender` sends `piece`, `receiver` adds it to what it has there (zero at first).
+
+    `origin` says which of the sender's buffers: `source` (its shard), `combined` (what it added up in `combine`) or
+    `result` (what it added up in `reduce`).
+    """
+
+    sender: int
+    receiver: int
+    piece: Piece
+    origin: str = "source"
+
+
+#: phase -> the buffer that it fills: the target's shard, or one for combined sums that lies as the source's shard
+WRITES = {"move": "result", "merge": "result", "combine": "combined", "reduce": "result", "gather": "result"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """A range of an atom: `owner` ends up with the sum, `merger` adds the summands (usually the owner itself)."""
+
+    merger: int
+    owner: int
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of an atom: all with their numbers, and those of each owner."""
+
+    all: tuple[tuple[int, Share], ...]
+    owned: Mapping[int, list[tuple[int, Share]]]
+
+    @classmethod
+    def of(cls, shares: tuple[Share, ...]) -> Shares:
+        owned: dict[int, list[tuple[int, Share]]] = {}
+        for number, share in enumerate(shares):
+            owned.setdefault(share.owner, []).append((number, share))
+        return cls(tuple(enumerate(shares)), owned)
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """How many summands the families of an atom lack: all together, and the one that lacks least."""
+
+    total: int
+    least: int
+
+
+def whole(box: Box) -> Piece:
+    """All elements of a box."""
+    return Piece(box, 0, volume(box))

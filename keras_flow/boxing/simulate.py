@@ -1,0 +1,93 @@
+"""The reference executor: all ranks in one process, on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from keras_flow.boxing.cells import Box
+from keras_flow.boxing.json_form import from_json
+from keras_flow.boxing.pieces import WRITES, Piece
+from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+
+#: what the executor counts: rank -> elements received from others
+Counts = dict[int, int]
+
+
+def simulate(
+    plan: BoxingPlan | Mapping, shards: Mapping[int, np.ndarray], *, counts: Counts | None = None
+) -> dict[int, np.ndarray]:
+    """Run a plan on numpy shards. Only the plan's JSON form is read.
+
+    Args:
+        plan: the plan, or its JSON form.
+        shards: rank -> array of the source layout's local shape.
+        counts: if given, elements that each rank received are added here.
+
+    Returns:
+        rank -> array of the target layout's local shape.
+
+    Raises:
+        FlowError: a rank's shard is missing or has another shape.
+    """
+    data = plan.to_json() if isinstance(plan, BoxingPlan) else plan
+    read = from_json(data)
+    check_shards(read.source, shards)
+    held = {rank: np.asarray(shards[rank]) for rank in read.source.placement.ranks}
+    dtype = next(iter(held.values())).dtype
+    for step in read.steps:
+        held = _run(step, held, dtype, counts)
+    return held
+
+
+def _run(step: Step, held: dict[int, np.ndarray], dtype: np.dtype, counts: Counts | None) -> dict[int, np.ndarray]:
+    """One step: its phases one after the other, all messages of a phase at once."""
+    exchange = step.exchange
+    buffers = {"source": held}
+    for phase in step.phases:
+        name = WRITES[phase]
+        layout = exchange.source if name == "combined" else exchange.target
+        if name not in buffers:
+            buffers[name] = {rank: np.zeros(layout.local_shape(rank), dtype) for rank in layout.placement.ranks}
+        transfers = [
+            (receiver, part) for receiver in layout.placement.ranks for part in exchange.receives(receiver, phase)
+        ]
+        sent = []
+        for _, transfer in transfers:
+            origin = exchange.target if transfer.origin == "result" else exchange.source
+            sent.append(_read(buffers[transfer.origin][transfer.sender], origin, transfer.sender, transfer.piece))
+        for (receiver, transfer), values in zip(transfers, sent, strict=True):
+            _add(buffers[name][receiver], layout, receiver, transfer.piece, values)
+            if counts is not None and transfer.sender != receiver:
+                counts[receiver] = counts.get(receiver, 0) + transfer.piece.size
+    return buffers[WRITES[step.phases[-1]]]
+
+
+def check_shards(layout: Layout, shards: Mapping[int, np.ndarray]) -> None:
+    """Whether there is a shard of the right shape for each rank of the layout."""
+    for rank in layout.placement.ranks:
+        if rank not in shards or tuple(np.shape(shards[rank])) != layout.local_shape(rank):
+            found = f"shape {list(np.shape(shards[rank]))}" if rank in shards else "none"
+            raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {found}")
+
+
+def local_slices(box: Box, layout: Layout, rank: int) -> tuple[slice, ...]:
+    """A box of the logical tensor within the shard of a rank."""
+    return tuple(
+        slice(start - whole.start, stop - whole.start)
+        for (start, stop), whole in zip(box, layout.local_slices(rank), strict=True)
+    )
+
+
+def _read(shard: np.ndarray, layout: Layout, rank: int, piece: Piece) -> np.ndarray:
+    return shard[(*local_slices(piece.box, layout, rank), ...)].reshape(-1)[piece.start : piece.stop].copy()
+
+
+def _add(shard: np.ndarray, layout: Layout, rank: int, piece: Piece, values: np.ndarray) -> None:
+    region = shard[(*local_slices(piece.box, layout, rank), ...)]  # the ellipsis keeps a view where there is no dim
+    flat = region.reshape(-1).copy()
+    flat[piece.start : piece.stop] += values
+    region[...] = flat.reshape(region.shape)

@@ -1,0 +1,95 @@
+"""`keras-flow boxing`: the plan that changes one layout into another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_flow.errors import FlowError
+
+
+def boxing(
+    source: Annotated[str, typer.Argument(help='Layout before, one sbp for each axis: "S(0),B".', metavar="FROM")],
+    target: Annotated[str, typer.Argument(help='Layout after: "B,S(1)".', metavar="TO")],
+    shape: Annotated[str, typer.Option(help="Logical shape of the tensor.")] = "4096,4096",
+    hierarchy: Annotated[str, typer.Option(help="Ranks along each axis of the placement.")] = "4",
+    target_hierarchy: Annotated[str, typer.Option(help="The same of the placement after, if another.")] = "",
+    ranks: Annotated[str, typer.Option(help="Ranks before, in order; default 0, 1, 2 ...")] = "",
+    target_ranks: Annotated[str, typer.Option(help="Ranks after; default as before.")] = "",
+    dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
+    ranks_per_host: Annotated[int | None, typer.Option(min=1, help="Minimise time on hosts of so many ranks.")] = None,
+    inside: Annotated[str, typer.Option(help="Link inside a host: latency in s, bandwidth in bytes/s.")] = "10e-6,10e9",
+    between: Annotated[str, typer.Option(help="A host's link to the others, likewise.")] = "30e-6,1e9",
+    json_: Annotated[bool, typer.Option("--json", help="Print the plan's JSON form.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Print the part of one rank: ranges and partners.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+) -> None:
+    """Print how a tensor gets from one layout to another: steps, groups, bytes, lower bound, modelled time.
+
+    Runs without devices and loads no engine. Example:
+
+        keras-flow boxing "S(0),B" "B,S(1)" --shape 4096,4096 --hierarchy 2,4 --png plan.png
+    """
+    import numpy as np
+
+    from keras_flow.boxing import Topology, plan
+    from keras_flow.layout import Layout
+    from keras_flow.placements import Placement
+
+    def placement(sizes: str, listed: str) -> Placement:
+        lengths = _ints(sizes, "hierarchy")
+        numbers = _ints(listed, "ranks") if listed else list(range(int(np.prod(lengths))))
+        if len(numbers) != int(np.prod(lengths)):
+            raise FlowError(f"a hierarchy of {lengths} has {int(np.prod(lengths))} ranks, {len(numbers)} are listed")
+        return Placement(np.reshape(numbers, lengths))
+
+    lengths = tuple(_ints(shape, "shape")) if shape.strip() else ()
+    before = Layout(placement(hierarchy, ranks), source, lengths)
+    after = Layout(placement(target_hierarchy or hierarchy, target_ranks or ranks), target, lengths)
+    topology = Topology(ranks_per_host, _link(inside, "inside"), _link(between, "between"))
+    made = plan(before, after, dtype, topology=None if ranks_per_host is None else topology)
+    if json_:
+        print(json.dumps(made.to_json(), indent=1))
+    elif rank is None:
+        print(made.explain())
+        print(f"modelled time: {made.time(topology) * 1e3:.4g} ms")
+    if rank is not None:
+        _print_part(made, rank)
+    for file in (png, svg):
+        if file is not None:
+            from keras_flow.boxing.picture import draw
+
+            draw(made, file)
+            typer.echo(f"picture: {file}", err=json_)
+
+
+def _print_part(plan, rank: int) -> None:
+    for part in plan.for_rank(rank):
+        print(f"step {part.step + 1}, {part.kind}, {part.phase}:")
+        for word, transfers in (("keeps", part.keeps), ("sends", part.sends), ("receives", part.receives)):
+            for one in transfers:
+                box = " x ".join(f"{start}:{stop}" for start, stop in one.piece.box)
+                partner = {"keeps": "", "sends": f" to {one.receiver}", "receives": f" from {one.sender}"}[word]
+                elements = f"elements {one.piece.start}:{one.piece.stop} of [{box}]"
+                print(f"  {word}{partner}: {elements} of its {one.origin} shard")
+
+
+def _ints(text: str, name: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise FlowError(f"--{name} takes whole numbers separated by commas, for example 2,4; got {text!r}") from None
+
+
+def _link(text: str, name: str):
+    from keras_flow.boxing import Link
+
+    try:
+        latency, bandwidth = (float(part) for part in text.split(","))
+    except ValueError:
+        raise FlowError(f"--{name} takes latency and bandwidth, for example 10e-6,10e9; got {text!r}") from None
+    return Link(latency, bandwidth)

@@ -1,0 +1,182 @@
+"""Plans are right, and receive the fewest bytes that any plan can."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_flow import sbp
+from keras_flow.boxing import BoxingPlan, lower_bound, plan, simulate
+from keras_flow.boxing.balance import least_limit
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout, combine
+from keras_flow.placements import Placement
+from tests.boxing.cases import SBPS, all_nd_sbps, grid, logical_tensor, shards_of
+
+
+def check(source: Layout, target: Layout) -> BoxingPlan:
+    """Right values, bytes as planned and at the bound, memory within its limit, JSON without loss."""
+    made = plan(source, target, "float64")
+    logical, counts = logical_tensor(source.shape), {}
+    out = simulate(made, shards_of(source, logical), counts=counts)
+    assert np.array_equal(combine(target, out), logical), made
+    for rank in target.placement.ranks:  # copies agree, not only the one that `combine` reads
+        same = {**out, rank: out[rank]}
+        assert same[rank].shape == target.local_shape(rank)
+    assert {rank: 8 * n for rank, n in counts.items() if n} == {
+        rank: n for rank in made.ranks if (n := made.bytes_received(rank))
+    }
+    assert made.total_bytes == lower_bound(source, target, "float64"), made
+    assert all(made.peak_bytes(rank) <= made.memory_limit(rank) for rank in made.ranks), made
+    assert BoxingPlan.from_json(made.to_json()) == made
+    return made
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (5, 7), (3, 1), (0, 4)])
+def test_every_pair_on_2x2(shape):
+    for before in all_nd_sbps(2):
+        for after in all_nd_sbps(2):
+            check(Layout(grid((2, 2)), before, shape), Layout(grid((2, 2)), after, shape))
+
+
+@pytest.mark.parametrize(("hierarchy", "shape"), [((2, 4), (64, 48)), ((4, 2), (64, 48)), ((2, 4), (13, 11))])
+def test_every_pair_on_8_ranks(hierarchy, shape):
+    for before in all_nd_sbps(2):
+        for after in all_nd_sbps(2):
+            made = plan(Layout(grid(hierarchy), before, shape), Layout(grid(hierarchy), after, shape))
+            assert made.total_bytes == lower_bound(made.source, made.target), made
+
+
+def test_pairs_on_2x2x2():
+    pairs = [(before, after) for before in all_nd_sbps(3) for after in all_nd_sbps(3)]
+    for before, after in random.Random(0).sample(pairs, 250):
+        check(Layout(grid((2, 2, 2)), before, (8, 12)), Layout(grid((2, 2, 2)), after, (8, 12)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([0, 1, 2, 3], [[0, 1], [2, 3]]),  # another hierarchy of the same ranks
+        ([0, 1, 2], [[0, 1], [2, 3]]),  # nested
+        ([[0, 1], [2, 3]], [1, 3]),
+        ([0, 1], [1, 2, 3]),  # overlapping
+        ([[0, 1], [2, 3]], [[4, 5, 6], [7, 8, 9]]),  # disjoint
+        ([[3, 1], [0, 2]], [0, 1, 2, 3]),  # another order
+        ([2], [[0, 1], [2, 3]]),
+    ],
+)
+def test_other_placements(one, other):
+    one, other = Placement(one), Placement(other, type="gpu")
+    for before in all_nd_sbps(one.ndim):
+        for after in all_nd_sbps(other.ndim):
+            check(Layout(one, before, (5, 7)), Layout(other, after, (5, 7)))
+
+
+def test_scalars():
+    for before in all_nd_sbps(2, (sbp.broadcast, sbp.partial_sum)):
+        for after in all_nd_sbps(2, (sbp.broadcast, sbp.partial_sum)):
+            check(Layout(grid((2, 2)), before, ()), Layout(grid((2, 2)), after, ()))
+
+
+@st.composite
+def layouts(draw):
+    """Two layouts of one shape on placements that may share ranks."""
+    shape = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
+    sbps = [*(sbp.split(dim) for dim in range(len(shape))), sbp.broadcast, sbp.partial_sum]
+    made = []
+    for _ in range(2):
+        hierarchy = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).filter(lambda sizes: np.prod(sizes) <= 8))
+        size = int(np.prod(hierarchy))
+        ranks = draw(st.permutations(range(10)))[:size]
+        placement = Placement(np.array(ranks).reshape(hierarchy))
+        made.append(Layout(placement, tuple(draw(st.sampled_from(sbps)) for _ in hierarchy), shape))
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts())
+def test_any_pair(pair):
+    check(*pair)
+
+
+def test_named_collectives():
+    mesh, shape = grid((2, 4)), (64, 48)
+    kinds = {
+        ("P,P", "B,B"): "all_reduce",
+        ("S(0),P", "S(0),B"): "all_reduce",
+        ("S(0),P", "S(0),S(1)"): "reduce_scatter",
+        ("P,P", "S(0),S(1)"): "reduce_scatter",
+        ("S(0),S(1)", "B,B"): "all_gather",
+        ("S(0),S(1)", "S(0),B"): "all_gather",
+        ("B,S(0)", "B,S(1)"): "all_to_all",
+        ("B,B", "S(0),B"): "local_slice",
+        ("B,B", "P,S(1)"): "local_keep",
+        ("S(1),S(0)", "S(0),S(1)"): "exchange",
+    }
+    for (before, after), kind in kinds.items():
+        assert [step.kind for step in plan(Layout(mesh, before, shape), Layout(mesh, after, shape)).steps] == [kind]
+    square = plan(Layout(grid((2, 2)), "S(0),S(1)", shape), Layout(grid((2, 2)), "S(1),S(0)", shape))
+    assert [step.kind for step in square.steps] == ["permute"]
+    assert plan(Layout(mesh, "P,B", shape), Layout(mesh, "P,B", shape)).steps == ()
+
+
+def test_bytes_of_textbook_collectives():
+    mesh, shape, n = grid((4,)), (64, 48), 64 * 48 * 4
+    for before, after, share in (
+        ("P", "B", 2 * 3 / 4),
+        ("P", "S(0)", 3 / 4),
+        ("S(0)", "B", 3 / 4),
+        ("S(0)", "S(1)", 3 / 16),
+    ):
+        made = plan(Layout(mesh, before, shape), Layout(mesh, after, shape))
+        assert {made.bytes_received(rank) for rank in range(4)} == {share * n}
+
+
+def test_the_most_loaded_rank_receives_least():
+    """Additions are spread: found by hand for pairs where adding at the destination loads one rank more."""
+    for hierarchy, before, after, elements in (
+        ((2, 2), "S(0),P", "S(1),S(0)", 1152),
+        ((4, 2), "P,S(0)", "S(0),B", 1536),
+        ((2, 4), "P,S(0)", "S(0),S(0)", 672),
+    ):
+        made = plan(Layout(grid(hierarchy), before, (64, 48)), Layout(grid(hierarchy), after, (64, 48)))
+        assert made.most_loaded == 4 * elements
+        assert made.total_bytes == lower_bound(made.source, made.target)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_least_limit_is_the_least(data):
+    """Against the limit that linear programming finds."""
+    optimize = pytest.importorskip("scipy.optimize")
+    places, sources = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    base = data.draw(st.lists(st.integers(0, 9), min_size=places, max_size=places))
+    supplies = data.draw(st.lists(st.integers(0, 20), min_size=sources, max_size=sources))
+    choices = [sorted(data.draw(st.sets(st.integers(0, places - 1), min_size=1))) for _ in supplies]
+    limit, taken = least_limit(supplies, choices, base)
+    pairs = [(source, place) for source, some in enumerate(choices) for place in some]
+    equal = np.array([[float(source == row) for source, _ in pairs] + [0.0] for row in range(sources)])
+    upper = np.array([[float(place == row) for _, place in pairs] + [-1.0] for row in range(places)])
+    best = optimize.linprog([0.0] * len(pairs) + [1.0], A_ub=upper, b_ub=[-x for x in base], A_eq=equal, b_eq=supplies)
+    assert limit == int(np.ceil(best.x[-1] - 1e-6))
+    assert [sum(gave.values()) for gave in taken] == supplies
+    loads = [base[place] + sum(gave.get(place, 0) for gave in taken) for place in range(places)]
+    assert max(loads) <= limit
+
+
+def test_large_placements_are_described_not_listed():
+    mesh = grid((64, 1024))
+    for before, after in (("S(0),B", "B,S(1)"), ("P,P", "B,B"), ("S(0),S(1)", "S(1),S(0)"), ("P,S(0)", "S(0),B")):
+        made = plan(Layout(mesh, before, (65536, 65536)), Layout(mesh, after, (65536, 65536)))
+        assert len(str(made.to_json())) < 2000
+    partners = {part.sender for one in made.for_rank(777) for part in one.receives}
+    assert 0 < len(partners) < 100
+
+
+def test_two_shapes():
+    with pytest.raises(FlowError, match=r"source has shape \[4, 6\], the target \[6, 4\]"):
+        plan(Layout(grid((2,)), SBPS[2], (4, 6)), Layout(grid((2,)), SBPS[2], (6, 4)))

@@ -1,0 +1,61 @@
+"""`keras-flow boxing` prints plans, writes pictures, and reads bad input with one error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from keras_flow.boxing import BoxingPlan
+from keras_flow.cli.app import app
+from keras_flow.errors import FlowError
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["boxing", *arguments])
+    if result.exception:
+        raise result.exception
+    return result.output
+
+
+def test_plan_in_words():
+    out = run("S(0),B", "B,S(1)", "--shape", "4096,4096", "--hierarchy", "2,4")
+    assert "exchange: S(0),B -> B,S(1)" in out
+    assert "67.11 MB by all ranks together (at the lower bound), at most 8.389 MB by one" in out
+    assert "modelled time: " in out
+
+
+def test_json_is_a_plan():
+    made = BoxingPlan.from_json(json.loads(run("P", "B", "--shape", "64,48", "--json")))
+    assert made.total_bytes == 2 * 3 * 64 * 48 * 4
+
+
+def test_one_rank():
+    out = run("S(0)", "S(1)", "--shape", "8,8", "--rank", "1")
+    assert "sends to 3: elements 0:4 of [2:4 x 6:8] of its source shard" in out
+    assert "receives from 0: elements 0:4 of [0:2 x 2:4] of its source shard" in out
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_picture(tmp_path, kind):
+    file = tmp_path / f"plan.{kind}"
+    run("P,S(0)", "S(0),B", "--shape", "64,48", "--hierarchy", "2,2", f"--{kind}", str(file))
+    start = file.read_bytes()[:5]
+    assert start == (b"\x89PNG\r" if kind == "png" else b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("S(3)", "B"), r"split\(3\) on axis 'axis0' needs a dimension that the shape \[4096, 4096\] does not have"),
+        (("S(0),B", "B"), r"has 2 sbp, the placement has 1 axes"),
+        (("S(0)", "B", "--shape", "4,x"), r"--shape takes whole numbers"),
+        (("S(0)", "B", "--ranks", "0,1"), r"has 4 ranks, 2 are listed"),
+        (("S(0)", "B", "--between", "fast"), r"--between takes latency and bandwidth"),
+        (("Q", "B"), r"cannot read 'Q' in the nd_sbp"),
+    ],
+)
+def test_bad_input(arguments, text):
+    with pytest.raises(FlowError, match=text):
+        run(*arguments)
