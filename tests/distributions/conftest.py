@@ -1,5 +1,6 @@
 """Four virtual devices of JAX, driven by pytest's own process."""
 
+import gc
 from collections.abc import Iterator
 
 import keras
@@ -15,6 +16,7 @@ def engine(four_ranks: None) -> None:
 def fresh() -> Iterator[None]:
     """Names and seeds as at the start of a program, and no distribution left behind."""
     keras.utils.clear_session()
+    gc.freeze()  # else every test searches what JAX keeps of the earlier ones for cycles, for seconds
     keras.utils.set_random_seed(7)
     yield
     assert keras.distribution.distribution() is None

@@ -356,7 +356,13 @@ CASES = (
     ),
     Case("metrics", _metrics, ("AUC, TopK, F1, MeanIoU", "class_weight"), {"hidden/kernel": 1}, mirrored=True),
     Case("tf.data", _tf_data, ("fit from tf.data", "Muon"), MLP_RULES),
-    Case("steps_per_execution", lambda run: _compiled(run, steps_per_execution=2), ("steps_per_execution",), MLP_RULES),
+    Case(
+        "steps_per_execution",
+        lambda run: _compiled(run, steps_per_execution=2),
+        ("steps_per_execution",),
+        MLP_RULES,
+        mirrored=True,
+    ),
     Case("run_eagerly", lambda run: _compiled(run, run_eagerly=True), ("run_eagerly",), MLP_RULES),
     Case(
         "jit_compile",
