@@ -37,7 +37,12 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     import keras_flow as kf
 
-    kf.run(run_cases, devices=4, args=(vars(options), tempfile.mkdtemp(prefix="parity-")))
+    with tempfile.TemporaryDirectory(prefix="parity-", ignore_cleanup_errors=True) as folder:
+        # cases that train the same model under the same layout compile their programs once
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "compiled")
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        kf.run(run_cases, devices=4, args=(vars(options), folder))
     return 0
 
 
