@@ -43,6 +43,32 @@ class World:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What an engine sends in a step beyond what the layouts need, as data; read by `explain`, counted in
+    `tests/explain`.
+
+    Attributes:
+        adds_before_summing: partial gradients of one tensor, from several layers that read it, are added before one
+            all-reduce; otherwise each is reduced.
+        scatters_sums: a sum of which each rank needs a part is a reduce-scatter; otherwise an all-reduce, then a cut.
+        gather_is_sum: an all-gather is an all-reduce of padded pieces.
+        joins_gradients: gradients travel together; otherwise each in a collective of its own.
+        sparse_gradients_per_slot: the gradient of an embedding table is reduced once for each slot of the optimizer.
+        gathers_outputs: the model's outputs are gathered over the batch axes, by view: `"mirrored"`, `"consistent"`
+            (there with the targets, for metrics).
+        statistics: vectors of a length of the channels that BatchNormalization reduces, forward and backward.
+    """
+
+    adds_before_summing: bool = True
+    scatters_sums: bool = False
+    gather_is_sum: bool = False
+    joins_gradients: bool = False
+    sparse_gradients_per_slot: bool = False
+    gathers_outputs: frozenset[str] = frozenset()
+    statistics: tuple[int, int] = (2, 2)
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What one engine can hold and do, as data. An exception of an engine is a row here, not a branch elsewhere.
 
@@ -56,6 +82,7 @@ class Capabilities:
         strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
+        traffic: what a step sends beyond what the layouts need.
         environment: environment variables that the engine's folder sets in its own process -> why.
     """
 
@@ -66,6 +93,7 @@ class Capabilities:
     gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

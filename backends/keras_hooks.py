@@ -11,12 +11,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from keras import tree
 
+from keras_flow.backends import described
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import Hook, flow_is_active
 from keras_flow.distributions import models
 from keras_flow.distributions.creating import creating
+from keras_flow.distributions.describing import is_describing
 from keras_flow.distributions.distribution import ActivationLayout, FlowDistribution, active
 from keras_flow.errors import FlowError, LayoutError
+from keras_flow.explain import graph
 
 if TYPE_CHECKING:
     import keras
@@ -130,10 +133,9 @@ def _creates(kind: str) -> Callable[..., object]:
 
 def _value_comes_later(original: Callable[..., object], variable: keras.Variable) -> object:
     distribution = active()
-    assert distribution is not None  # the hook's condition
-    if variable._layout is None:
+    if distribution is not None and variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
-    return original(variable)
+    return None if is_describing() else original(variable)  # what is registered gets its value at the scope's end
 
 
 def _is_activation(tensor: object, layout: object) -> bool:
@@ -175,6 +177,20 @@ def hooks() -> Sequence[Hook]:
             "a model whose variables appear with the first batch is checked then; without it bad rules are silent",
         ),
         Hook(
+            "keras.src.backend.common.variables",
+            "Variable.__init__",
+            described.make_variable,
+            "explain of a model that is only described: its variables have a shape and no value",
+            when=is_describing,
+        ),
+        Hook(
+            "keras.src.layers.layer",
+            "Layer.__call__",
+            described.record,
+            "explain sees which layers a layer without a graph calls",
+            when=graph.recording,
+        ),
+        Hook(
             "keras.src.layers.layer",
             "Layer.add_weight",
             _creates("layer"),
@@ -186,6 +202,7 @@ def hooks() -> Sequence[Hook]:
             _value_comes_later,
             "a variable made while a model is built symbolically gets its value later, when its layer is not known any "
             "more: its layout is chosen now",
+            when=lambda *args, **kwargs: is_describing() or flow_is_active(),
         ),
         Hook(
             "keras.src.metrics.metric",

@@ -1,11 +1,12 @@
 """What JAX can hold and do."""
 
-from keras_flow.backends.interface import Capabilities
+from keras_flow.backends.interface import Capabilities, Traffic
 
 CAPABILITIES = Capabilities(
     drives_all_ranks=True,
     several_axes_on_one_dim=True,
     uneven_batches="parallel",
     refused={"string inputs": "JAX has no string arrays"},
+    traffic=Traffic(adds_before_summing=False, statistics=(3, 1)),  # XLA on CPU never scatters a sum
     environment={"NPROC": "threads of XLA's CPU pool: each virtual device needs its own inside a collective"},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends.interface import Capabilities
+from keras_flow.backends.interface import Capabilities, Traffic
 
 _CONV = "TensorFlow's DTensor needs it whole ('Filter for convolution must have fully replicated layout')"
 
@@ -30,6 +30,7 @@ CAPABILITIES = Capabilities(
             "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled"
         ),
     },
+    traffic=Traffic(gather_is_sum=True, sparse_gradients_per_slot=True, statistics=(2, 0)),
     environment={
         "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": (
             "DTensor's pass that combines all-reduces gives wrong gradients"

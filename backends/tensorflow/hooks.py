@@ -16,6 +16,7 @@ from keras_flow.backends.tensorflow import (
     trainer,
     variables,
 )
+from keras_flow.distributions.describing import is_describing
 
 _CORE = "keras.src.backend.tensorflow.core"
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
@@ -123,6 +124,13 @@ def _trainer() -> Sequence[Hook]:
 
 def _optimizer() -> Sequence[Hook]:
     return (
+        Hook(
+            _OPTIMIZER,
+            "TFOptimizer._var_key",
+            optimizer.described_key,
+            "explain of a model that is only described: the key of a variable would be read off its value",
+            when=is_describing,
+        ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.add_variable_from_reference",

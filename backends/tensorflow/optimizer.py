@@ -19,6 +19,11 @@ from keras_flow.distributions.distribution import active
 Target: TypeAlias = keras.Variable | tf.Variable
 
 
+def described_key(original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
+    """`_var_key` of a variable without a value."""
+    return id(variable)
+
+
 def on_dtensor(*args: object, **kwargs: object) -> bool:
     """Condition: the active distribution works by DTensor."""
     distribution = active()

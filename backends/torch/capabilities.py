@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from keras_flow.backends.interface import Capabilities
+from keras_flow.backends.interface import Capabilities, Traffic
 
 CAPABILITIES = Capabilities(
     drives_all_ranks=False,
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="broadcast",
+    traffic=Traffic(scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})),
     refused={
         "string inputs": "torch has no string tensors",
         "jit_compile=True": (

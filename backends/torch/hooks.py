@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from keras_flow.backends.described import leave_out
 from keras_flow.backends.hooking import Hook, is_placed
 from keras_flow.backends.torch import creation, layers, mirrored, optimizer, random, saving, step, trainer, variables
+from keras_flow.distributions.describing import is_describing
 
 _KERAS = "keras.src.backend.torch"
 _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
@@ -27,6 +29,13 @@ def _variables() -> tuple[Hook, ...]:
             "Variable._initialize",
             variables.initialize,
             "variables of the consistent view are DTensors; Keras 3.15 has no distribution on torch",
+        ),
+        Hook(
+            f"{_KERAS}.layer",
+            "TorchLayer._track_variables",
+            leave_out,
+            "explain of a model that is only described: handing variables to torch's modules would make their values",
+            when=is_describing,
         ),
         Hook(
             f"{_KERAS}.core",

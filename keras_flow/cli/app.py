@@ -9,6 +9,7 @@ import typer
 from keras_flow.cli.boxing import boxing
 from keras_flow.cli.compare import compare
 from keras_flow.cli.doctor import doctor
+from keras_flow.cli.explain import explain
 from keras_flow.cli.launch import launch
 from keras_flow.errors import FlowError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(boxing)
 app.command()(compare)
 app.command()(doctor)
+app.command()(explain)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 
 

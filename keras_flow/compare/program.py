@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,11 +35,23 @@ class Data:
     y_val: object = None
 
 
-def load(file: str | Path) -> ModuleType:
+#: what a comparison needs of the user's file
+_NEEDS = {
+    "build_model": "build_model(), which returns a compiled model",
+    "load_data": "load_data(), which returns (x, y) or (x, y, x_val, y_val)",
+}
+
+
+def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a comparison") -> ModuleType:
     """Import the user's file.
 
+    Args:
+        file: the file.
+        needs: the functions that it must define.
+        what: who needs them, for the error.
+
     Raises:
-        FlowError: it defines no `build_model` or no `load_data`.
+        FlowError: it does not define one of them.
     """
     path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -49,11 +61,11 @@ def load(file: str | Path) -> ModuleType:
     sys.modules[path.stem] = module  # so that Keras can name the file's own layers when it saves them
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
-    missing = [name for name in ("build_model", "load_data") if not callable(getattr(module, name, None))]
+    missing = [name for name in needs if not callable(getattr(module, name, None))]
     if missing:
         raise FlowError(
-            f"{path} defines no {' and no '.join(missing)}: a comparison needs build_model(), which returns a compiled "
-            "model, and load_data(), which returns (x, y) or (x, y, x_val, y_val)"
+            f"{path} defines no {' and no '.join(missing)}: {what} needs "
+            + ", and ".join(_NEEDS[name] for name in needs)
         )
     return module
 

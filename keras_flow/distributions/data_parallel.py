@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends.active import backend
+from keras_flow.distributions.describing import described_world
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -38,7 +39,8 @@ class DataParallel(FlowDistribution):
                 f"{sorted(engine.capabilities.strategies) or 'it has none by name'}; leave it out for the default"
             )
         if placement is None:
-            placement = Placement(range(engine.world().size), axis_names=("data",))
+            world = described_world() or engine.world()
+            placement = Placement(range(world.size), axis_names=("data",))
         self.strategy = strategy
         self.batch_statistics = batch_statistics
         super().__init__(placement, batch_axes=placement.axis_names)

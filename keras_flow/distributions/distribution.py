@@ -15,6 +15,7 @@ from keras_flow import sbp
 from keras_flow.backends.active import backend
 from keras_flow.distributions.batch import BatchPlan, UnevenNotice
 from keras_flow.distributions.creating import creator
+from keras_flow.distributions.describing import described_world
 from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from keras_flow.backends.interface import Backend, Capabilities
+    from keras_flow.explain.explanation import Explanation
 
 
 class ActivationLayout:
@@ -70,7 +72,7 @@ class FlowDistribution(distribution_lib.Distribution):
     ):
         engine = backend()
         versions.check(engine.name)
-        engine_world = engine.world()
+        engine_world = described_world() or engine.world()
         if placement.type is None:
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
@@ -149,6 +151,8 @@ class FlowDistribution(distribution_lib.Distribution):
 
     def enter(self) -> None:
         """Check devices, build the mesh and align the ranks' random states; once, and again at each scope."""
+        if described_world() is not None:
+            return
         backend().enter(self)
         self._entered = True
 
@@ -279,6 +283,24 @@ class FlowDistribution(distribution_lib.Distribution):
                 )
         near = ", ".join(repr(path) for path in nearest(key, paths))
         return f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}"
+
+    def explain(self, model: keras.Model, batch_size: int) -> Explanation:
+        """What a training step holds, sends and repeats, without running anything.
+
+        Args:
+            model: a built model; made inside or outside of a scope.
+            batch_size: rows of a global batch.
+
+        Returns:
+            Layouts and bytes of each variable, memory of each rank, every collective with its bytes and cause,
+            warnings; printed as tables.
+
+        Raises:
+            FlowError: the model is not built, or `batch_size` is no number of rows.
+        """
+        from keras_flow.explain.explain import explain
+
+        return explain(self, model, batch_size)
 
     @property
     def has_problems(self) -> bool:

@@ -1,0 +1,43 @@
+"""Hooks of models that are only described (`keras_flow.distributions.describing`), the same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from keras_flow.explain import graph
+
+if TYPE_CHECKING:
+    import keras
+
+
+def make_variable(
+    original: Callable[..., None],
+    variable: keras.Variable,
+    initializer: object,
+    shape: Sequence[int] | None = None,
+    dtype: str | None = None,
+    **kwargs: object,
+) -> None:
+    """Hook on `Variable.__init__`: as in a stateless scope the value comes later, that is never."""
+    from keras.src import backend
+    from keras.src.backend.common.stateless_scope import StatelessScope
+
+    if not callable(initializer) and not isinstance(initializer, str):  # a number, or a value that exists already
+        value = backend.convert_to_tensor(initializer, dtype=dtype)
+        shape, dtype = tuple(value.shape), dtype or backend.standardize_dtype(value.dtype)
+
+        def initializer(*args: object, **kwargs: object) -> object:
+            return value
+
+    with StatelessScope():
+        original(variable, initializer, shape, dtype, **kwargs)
+
+
+def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+    """Hook on `Layer.__call__`: explain notes the layers that one without a graph calls."""
+    return graph.record(original, layer, *args, **kwargs)
+
+
+def leave_out(original: Callable[..., object], *args: object, **kwargs: object) -> None:
+    """A hook that leaves the call out."""

@@ -1,0 +1,53 @@
+"""`keras-flow explain`: what a layout holds, sends and repeats, without any device and without weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_flow.errors import FlowError
+
+
+def explain(
+    file: Annotated[
+        Path, typer.Argument(help="Defines build_model(), and rules() or distributions().", metavar="FILE.py")
+    ],
+    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, or a name from distributions().")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a global batch.")] = 32,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Number of ranks, where the layout's name does not say it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="Print rules with column and row pairs, instead of the explanation.")
+    ] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="Show every row of long tables.")] = False,
+) -> None:
+    """Say what FILE.py's model holds, sends and repeats under a layout.
+
+    Nothing is run, no weight is made. The habits of the active Keras backend are used.
+    """
+    if not file.is_file():
+        raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
+    from rich.console import Console
+
+    from keras_flow.explain import suggest as pairs
+    from keras_flow.explain.described import explain_file
+    from keras_flow.explain.text import show
+
+    found = explain_file(file, layout, batch_size, ranks)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if suggest:
+        if not found.suggested_rules:
+            typer.echo("# nothing to suggest: no layer is split outside of a column and row pair", err=True)
+        else:
+            typer.echo(pairs.rules_file(found.suggested_rules))
+    elif as_json:
+        json.dump(found.as_json(), sys.stdout, indent=1)
+        print()
+    else:
+        show(found, console, None if all_rows else 60)

@@ -1,0 +1,42 @@
+"""The user's file, explained: its model is built without values, its distribution without devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keras_flow.compare import program
+from keras_flow.distributions.describing import describing
+from keras_flow.errors import FlowError
+from keras_flow.explain.explanation import Explanation
+
+#: ranks that a distribution of the file's own may name, where nobody says how many there are
+_MOST_RANKS = 1 << 16
+
+
+def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = None) -> Explanation:
+    """Explain the model of a file under a layout.
+
+    Args:
+        file: defines `build_model`, and `rules` or `distributions` where the layout needs them.
+        layout: dpN, tpN, AxB, or one of the file's own.
+        batch_size: rows of a global batch.
+        ranks: number of ranks; None takes what the layout's name says, else as many as the file asks for.
+
+    Raises:
+        FlowError: no `build_model`, an unknown layout, a model that is not built, rules at fault.
+    """
+    import keras
+
+    module = program.load(file, ("build_model",), "explain")
+    with describing(ranks or program.ranks_of(layout) or _MOST_RANKS):
+        maker = program.distribution_maker(module, layout)
+        if maker is None:
+            raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB")
+        distribution = maker()
+        with distribution.scope():
+            model = module.build_model()
+            if not isinstance(model, keras.Model):
+                raise FlowError(f"build_model() must return a keras.Model, got {type(model).__name__}")
+            found = distribution.explain(model, batch_size)
+        distribution.check(model)
+    return found

@@ -1,0 +1,228 @@
+"""`dist.explain(model, batch_size)`: puts the parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import keras
+
+from keras_flow import sbp
+from keras_flow.backends.active import backend
+from keras_flow.distributions.batch import BatchPlan
+from keras_flow.distributions.models import own_variables
+from keras_flow.distributions.placed import Placed, placed_layout
+from keras_flow.errors import FlowError
+from keras_flow.explain import graph as graphs
+from keras_flow.explain import suggest, warn
+from keras_flow.explain.explanation import PASSES, Collective, Explanation, Memory, Repeated, VariableRow
+from keras_flow.explain.optimizer import Slot, slots_of
+from keras_flow.explain.rules import is_leaf, rule_of
+from keras_flow.explain.step import Step, itemsize
+
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
+
+_ACTIVATIONS = "activations are an estimate: the outputs of all layers, kept for the backward pass"
+
+
+def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int) -> Explanation:
+    """What a training step of `model` holds, sends and repeats under `distribution`.
+
+    Raises:
+        FlowError: the model is not built, or `batch_size` is no number of rows.
+    """
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise FlowError(f"explain was given batch_size={batch_size!r}; legal is a whole number of at least 1")
+    capabilities = backend().capabilities
+    graph = graphs.graph_of(model, batch_size, is_leaf)
+    placed = _placed(distribution, model)
+    layouts = {id(variable): one.layout for variable, one in placed}
+    slots, notes = slots_of(distribution, model)
+    step = Step(
+        graph,
+        {axis: distribution.placement.axis_size(axis) for axis in distribution.placement.axis_names},
+        capabilities.traffic,
+        lambda variable: layouts[id(variable)],
+        slots=len(slots) // max(1, len(model.trainable_variables)),
+    )
+    plan = BatchPlan(batch_size, distribution.num_model_replicas)
+    if plan.divides or capabilities.uneven_batches == "parallel":
+        rows = {axis: 0 for axis in distribution.batch_axes if step.axes[axis] > 1}
+    else:
+        rows = {}
+    for key in graph.inputs:
+        step.splits[key] = rows if graph.tensors[key].shape else {}
+    for call in list(graph.calls):
+        rule = rule_of(call.layer)
+        assert rule is not None  # the graph was walked down to such layers
+        rule(step, call)
+        _constrain(step, call, distribution)
+    _outputs(step, distribution, model, bool(rows))
+    step.settle_input_sums()
+    result = Explanation(
+        model=model.name,
+        engine=backend().name,
+        placement=dict(step.axes),
+        batch_size=batch_size,
+        variables=[_row(variable, one) for variable, one in placed],
+        memory=_memory(distribution, placed, slots, step.activations),
+        collectives=_ordered(step.collectives, capabilities.traffic.joins_gradients),
+        repeated=_repeated(step),
+        warnings=[],
+        notes=[*graph.notes, *notes, _ACTIVATIONS],
+    )
+    pairs = suggest.pairs(step)
+    return replace(result, warnings=warn.warnings(step, distribution, model, plan, placed), suggested_rules=pairs)
+
+
+def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, Placed]]:
+    """Each variable of the model and its layout: the one that it has, else the one that it would get."""
+    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+    found = []
+    for variable in model.variables:
+        layout = placed_layout(variable)
+        if layout is None or layout.distribution is not distribution:
+            layout = distribution.layout_for(variable.path, tuple(variable.shape), owners.get(id(variable)))
+        found.append((variable, layout.placed))
+    return found
+
+
+def _row(variable: keras.Variable, placed: Placed) -> VariableRow:
+    note = "; ".join(part for part in (placed.note, "gathered where it is used" if placed.gathered else "") if part)
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return VariableRow(
+        variable.path,
+        tuple(variable.shape),
+        dtype,
+        sbp.text(placed.layout.nd_sbp),
+        placed.source,
+        note,
+        {rank: _bytes(placed, rank, dtype) for rank in placed.layout.placement.ranks},
+    )
+
+
+def _bytes(placed: Placed, rank: int, dtype: str) -> int:
+    count = 1
+    for length in placed.layout.local_shape(rank):
+        count *= length
+    return count * itemsize(dtype)
+
+
+def _memory(
+    distribution: FlowDistribution,
+    placed: Sequence[tuple[keras.Variable, Placed]],
+    slots: Sequence[Slot],
+    activations: int,
+) -> dict[int, Memory]:
+    found = {}
+    for rank in distribution.placement.ranks:
+        weights = gradients = 0
+        for variable, one in placed:
+            held = _bytes(one, rank, variable.dtype)
+            weights += held
+            gradients += held if variable.trainable else 0
+        held = sum(_bytes(one, rank, dtype) for one, dtype in slots)
+        found[rank] = Memory(weights, held, gradients, activations)
+    return found
+
+
+def _constrain(step: Step, call: graphs.Call, distribution: FlowDistribution) -> None:
+    """Lay outputs as a rule on activations says."""
+    wanted = distribution.get_tensor_layout(f"{call.path}/output")
+    if wanted is None:
+        return
+    parts = zip(step.axes, wanted.nd_sbp, strict=True)
+    asked = {axis: part.dim for axis, part in parts if isinstance(part, sbp.Split)}
+    for key in call.outputs:
+        for axis in step.axes:
+            before, after = step.splits[key].get(axis), asked.get(axis)
+            if before == after or (after is not None and after >= len(step.shape(key))):
+                continue
+            whole = step.local(key, without=axis)
+            why = "activations ask for another layout"
+            rest = {name: dim for name, dim in step.splits[key].items() if name != axis}
+            step.splits[key] = rest if after is None else {**rest, axis: after}
+            if after is None:
+                step.send("all_gather", (axis,), whole, "forward", call.path, "output", why)
+            elif before is None:
+                step.send("all_gather", (axis,), whole, "backward", call.path, "output gradient", why)
+            else:
+                size = step.local(key)
+                step.send("all_to_all", (axis,), size, "forward", call.path, "output", why)
+                step.send("all_to_all", (axis,), size, "backward", call.path, "output gradient", why)
+
+
+def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, rows_split: bool) -> None:
+    """What losses and metrics need."""
+    view = "mirrored" if distribution.mirrored_view else "consistent"
+    measured = bool(getattr(model, "compiled", False)) and bool(getattr(model, "_compile_metrics", None))
+    for key in step.graph.outputs:
+        for axis, dim in step.splits[key].items():
+            if dim != 0:
+                size = step.local(key, without=axis)
+                step.send("all_gather", (axis,), size, "outputs", model.name, "output", "losses need rows whole")
+                step.splits[key] = {name: at for name, at in step.splits[key].items() if name != axis}
+    axes = tuple(axis for axis in distribution.batch_axes if rows_split and step.axes[axis] > 1)
+    if not axes:
+        return
+    gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
+    for key in step.graph.outputs if gathers else ():
+        size = step.local(key, {})
+        step.send(
+            "all_gather", axes, size, "outputs", model.name, "output", "losses and metrics are computed on all rows"
+        )
+    if gathers and view == "consistent":
+        rows = step.graph.batch
+        step.send("all_gather", axes, 8 * rows, "outputs", model.name, "targets", "metrics are computed on all rows")
+    if not (gathers and view == "mirrored"):
+        why = "each rank has the sum over its rows"
+        step.send("all_reduce", axes, 4 + 4 * measured, "outputs", model.name, "loss and metrics", why)
+
+
+def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:
+    """By pass; gradients that travel together are one."""
+    if joined:
+        collectives = _joined(collectives)
+    return sorted(collectives, key=lambda one: PASSES.index(one.phase))
+
+
+def _joined(collectives: Sequence[Collective]) -> list[Collective]:
+    groups: dict[tuple[str, ...], list[Collective]] = {}
+    rest = []
+    for one in collectives:
+        together = one.phase == "gradients" and one.kind == "all_reduce"
+        (groups.setdefault(one.axes, []) if together else rest).append(one)
+    for axes, parts in groups.items():
+        names = [f"{one.path}: {one.tensor.removesuffix(' gradient')}" for one in parts]
+        rest.append(
+            Collective(
+                "all_reduce",
+                axes,
+                parts[0].ranks,
+                sum(one.bytes for one in parts),
+                sum(one.received for one in parts),
+                "gradients",
+                ", ".join(dict.fromkeys(one.path for one in parts)),
+                f"gradients of {len(names)} variables, together",
+                parts[0].why,
+            )
+        )
+    return rest
+
+
+def _repeated(step: Step) -> list[Repeated]:
+    """Layers with weights that all ranks of an axis compute alike: neither input, weights nor output is split."""
+    found = []
+    for call in step.graph.calls:
+        variables = [v for v in getattr(call.layer, "trainable_variables", ()) if len(v.shape) > 1]
+        if not variables:
+            continue
+        parameters = sum(step.piece(tuple(v.shape), {}) for v in variables)
+        for axis, ranks in step.axes.items():
+            keys = (*call.inputs, *call.outputs)
+            split = any(axis in step.splits.get(key, {}) for key in keys)
+            if ranks > 1 and not split and not any(axis in step.variable(v) for v in variables):
+                found.append(Repeated(call.path, axis, ranks, parameters))
+    return found

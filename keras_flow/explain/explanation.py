@@ -1,0 +1,167 @@
+"""What explain says, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+#: passes of a step, in order
+PASSES = ("forward", "outputs", "backward", "gradients")
+
+
+@dataclass(frozen=True)
+class VariableRow:
+    """One variable.
+
+    Attributes:
+        path: `variable.path`.
+        shape: logical shape.
+        dtype: its dtype.
+        layout: nd_sbp in short form.
+        source: the rule that gave it, `kf.shard` or `default`.
+        note: why it is not what was asked for, or that it is gathered where it is used.
+        bytes: rank -> bytes.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    source: str
+    note: str
+    bytes: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a training step.
+
+    Attributes:
+        kind: `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`.
+        axes: the axes over which it goes.
+        ranks: number of ranks in each of its groups.
+        bytes: of the tensor on one rank (of the gathered one, for `all_gather`).
+        received: bytes that each rank receives, by a ring.
+        phase: one of `PASSES`.
+        path: the layer that causes it.
+        tensor: which tensor.
+        why: the reason.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    ranks: int
+    bytes: int
+    received: int
+    phase: str
+    path: str
+    tensor: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one rank holds.
+
+    Attributes:
+        weights: variables of the model.
+        slots: variables of the optimizer.
+        gradients: of trainable variables.
+        activations: estimate: the outputs of all layers, kept for the backward pass.
+    """
+
+    weights: int
+    slots: int
+    gradients: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.slots + self.gradients + self.activations
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Work that every rank of an axis does alike.
+
+    Attributes:
+        path: the layer.
+        axis: the axis.
+        ranks: its number of ranks.
+        parameters: of the layer.
+    """
+
+    path: str
+    axis: str
+    ranks: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A layout that is legal and slow.
+
+    Attributes:
+        kind: `unpaired`, `heads`, `embedding` or `batch`.
+        paths: the layers it is about.
+        text: what, what it costs, what to do.
+    """
+
+    kind: str
+    paths: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All of it.
+
+    Attributes:
+        model: the model's name.
+        engine: the Keras backend whose habits were used.
+        placement: axis name -> ranks.
+        batch_size: rows of a global batch.
+        variables: the model's.
+        memory: rank -> bytes.
+        collectives: of one training step, in order.
+        repeated: work that is done on every rank of an axis.
+        warnings: legal and slow.
+        notes: where this is an estimate, and why.
+        suggested_rules: variable path -> axis -> dim, which would remove the warnings about pairs; empty without any.
+    """
+
+    model: str
+    engine: str
+    placement: Mapping[str, int]
+    batch_size: int
+    variables: Sequence[VariableRow]
+    memory: Mapping[int, Memory]
+    collectives: Sequence[Collective]
+    repeated: Sequence[Repeated]
+    warnings: Sequence[Advice]
+    notes: Sequence[str]
+    suggested_rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def received(self) -> int:
+        """Bytes that a rank receives in a step."""
+        return sum(one.received for one in self.collectives)
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`: sizes in bytes."""
+        values = asdict(self)
+        for rank, memory in self.memory.items():
+            values["memory"][rank]["total"] = memory.total
+        return {**values, "received": self.received}
+
+    def __str__(self) -> str:
+        from keras_flow.explain.text import plain
+
+        return plain(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        from keras_flow.explain.text import html
+
+        return html(self)

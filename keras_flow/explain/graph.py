@@ -1,0 +1,291 @@
+"""The calls of a model, in order: read from its graph where it has one, else seen in a symbolic call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from keras import tree
+
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+#: what an unknown length (`None` in a shape) is taken as
+UNKNOWN = 128
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tensor between calls."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer or operation.
+
+    Attributes:
+        layer: the layer, or the operation of a functional model.
+        path: its path.
+        inputs: keys of tensors.
+        outputs: keys of tensors.
+    """
+
+    layer: keras.Operation
+    path: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass
+class Graph:
+    """Calls in order and the tensors between them.
+
+    Attributes:
+        batch: rows of a batch.
+        calls: in order of execution.
+        tensors: key -> shape and dtype.
+        inputs: keys of the model's inputs.
+        outputs: keys of the model's outputs.
+        notes: what had to be assumed.
+    """
+
+    batch: int
+    calls: list[Call] = field(default_factory=list)
+    tensors: dict[int, Spec] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def new(self, tensor: object) -> int:
+        """A key for a symbolic tensor."""
+        key = len(self.tensors)
+        shape = tuple(tensor.shape)  # type: ignore[attr-defined]
+        if any(length is None for length in shape[1:]):
+            self.notes[f"unknown lengths of tensors are taken as {UNKNOWN}"] = None
+        rows = [self.batch if length is None and dim == 0 else length for dim, length in enumerate(shape)]
+        import keras
+
+        dtype = keras.backend.standardize_dtype(tensor.dtype)  # type: ignore[attr-defined]
+        self.tensors[key] = Spec(tuple(UNKNOWN if length is None else int(length) for length in rows), dtype)
+        return key
+
+
+def graph_of(model: keras.Model, batch: int, is_leaf: Callable[[object], bool]) -> Graph:
+    """The calls of a built model on a batch of `batch` rows.
+
+    Args:
+        model: the model.
+        batch: rows.
+        is_leaf: whether a layer's inside needs no look.
+
+    Raises:
+        FlowError: the model is not built, or cannot be called symbolically.
+    """
+    graph = Graph(batch)
+    function = _function_of(model)
+    if function is not None:
+        keys = [graph.new(tensor) for tensor in function._inputs]
+        graph.inputs = tuple(keys)
+        graph.outputs = tuple(_walk(graph, function, keys, is_leaf))
+        return graph
+    if not model.built:
+        raise FlowError(_not_built(model))
+    shapes = getattr(model, "_build_shapes_dict", None)
+    if not shapes:
+        raise FlowError(_not_built(model))
+    import keras
+
+    symbols = tree.map_shape_structure(
+        lambda shape: keras.KerasTensor((batch, *shape[1:]), dtype=model.input_dtype), next(iter(shapes.values()))
+    )
+    flat = tree.flatten(symbols)
+    graph.inputs = tuple(graph.new(tensor) for tensor in flat)
+    known = {id(tensor): key for tensor, key in zip(flat, graph.inputs, strict=True)}
+    graph.outputs = tuple(_record(graph, model, (symbols,), {}, known, list(graph.inputs), is_leaf))
+    return graph
+
+
+def _not_built(model: keras.Model) -> str:
+    return (
+        f"model {model.name!r} is not built, so its variables are not known: give its first layer a keras.Input, call "
+        "model.build((None, ...)) with the shape of a batch, or call it on one batch, and ask again"
+    )
+
+
+def _function_of(layer: object) -> keras.Model | None:
+    """The functional model that a model is, or has (Sequential)."""
+    if hasattr(layer, "_nodes_by_depth"):
+        return layer  # type: ignore[return-value]
+    inner = getattr(layer, "_functional", None)
+    return inner if hasattr(inner, "_nodes_by_depth") else None
+
+
+def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callable[[object], bool]) -> list[int]:
+    """Append the calls of a functional model; returns the keys of its outputs."""
+    known = {id(tensor): key for tensor, key in zip(function._inputs, keys, strict=True)}
+    for depth in sorted(function._nodes_by_depth, reverse=True):
+        for node in function._nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            operation = node.operation
+            inputs = [known[id(tensor)] for tensor in node.input_tensors]
+            outputs = node.output_tensors
+            inner = _function_of(operation)
+            if inner is not None:
+                made = _walk(graph, inner, inputs, is_leaf)
+            elif is_leaf(operation):
+                made = [graph.new(tensor) for tensor in outputs]
+                graph.calls.append(Call(operation, path_of(operation), tuple(inputs), tuple(made)))
+            else:
+                at = {id(tensor): known[id(tensor)] for tensor in node.input_tensors}
+                args, kwargs = node.arguments.args, node.arguments.kwargs
+                made = _record(graph, operation, args, kwargs, at, inputs, is_leaf)
+            known |= {id(tensor): key for tensor, key in zip(outputs, made, strict=True)}
+    return [known[id(tensor)] for tensor in function._outputs]
+
+
+def path_of(operation: object) -> str:
+    """The path of a layer; the name of an operation."""
+    return getattr(operation, "path", None) or operation.name  # type: ignore[attr-defined]
+
+
+# ---- layers with others inside, and no graph
+
+
+@dataclass
+class _Recorder:
+    graph: Graph
+    known: dict[int, int]
+    held: list[object]
+    last: list[int]
+    is_leaf: Callable[[object], bool]
+    root: object
+
+
+_recorder: ContextVar[_Recorder | None] = ContextVar("keras_flow_explain_recorder", default=None)
+
+
+def recording(layer: object, *args: object, **kwargs: object) -> bool:
+    """The condition of the hook on `Layer.__call__`: a layer's inside is being looked at."""
+    recorder = _recorder.get()
+    return recorder is not None and recorder.root is not layer
+
+
+def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+    """Hook on `Layer.__call__`: note the call of a layer inside another."""
+    recorder = _recorder.get()
+    assert recorder is not None  # the hook's condition
+    if not recorder.is_leaf(layer):
+        return original(layer, *args, **kwargs)
+    token = _recorder.set(None)
+    try:
+        result = original(layer, *args, **kwargs)
+    finally:
+        _recorder.reset(token)
+    graph = recorder.graph
+    inputs = [_key(recorder, leaf) for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
+    leaves = [leaf for leaf in tree.flatten(result) if _is_tensor(leaf)]
+    made = [graph.new(leaf) for leaf in leaves]
+    recorder.known |= {id(leaf): key for leaf, key in zip(leaves, made, strict=True)}
+    recorder.held += leaves  # an id is a key only while its tensor lives
+    recorder.last = made or recorder.last
+    graph.calls.append(Call(layer, path_of(layer), tuple(inputs), tuple(made)))
+    return result
+
+
+def _key(recorder: _Recorder, tensor: object) -> int:
+    """The key of a tensor; one that came out of plain code between two layers is taken to lie like the last output of
+    its shape."""
+    known = recorder.known.get(id(tensor))
+    if known is not None:
+        return known
+    graph = recorder.graph
+    key = graph.new(tensor)
+    spec = graph.tensors[key]
+    alike = [other for other in reversed([*graph.inputs, *recorder.known.values()]) if graph.tensors[other] == spec]
+    if alike or recorder.last:
+        source = alike[0] if alike else recorder.last[-1]
+        graph.calls.append(Call(_BETWEEN, "(code between layers)", (source,), (key,)))
+    recorder.known[id(tensor)] = key
+    recorder.held.append(tensor)
+    return key
+
+
+def _is_tensor(leaf: object) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
+
+
+class _Between:
+    """Stands for code between two layers."""
+
+    name = "code between layers"
+    variables: tuple = ()
+
+
+_BETWEEN: keras.Operation = _Between()  # type: ignore[assignment]
+
+
+def _record(
+    graph: Graph,
+    layer: object,
+    args: tuple,
+    kwargs: dict,
+    known: dict[int, int],
+    inputs: list[int],
+    is_leaf: Callable[[object], bool],
+) -> list[int]:
+    """Append the calls inside a layer; returns the keys of its outputs."""
+    from keras.src.backend import compute_output_spec
+
+    graph.notes[
+        f"{type(layer).__name__} has no graph: its layers are taken as they were called, and the code between "
+        "them as acting element by element"
+    ] = None
+    symbols = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
+    keys = [known[id(symbol)] for symbol in symbols]
+    recorder = _Recorder(graph, {}, [], inputs, is_leaf, layer)
+
+    def call(*args: object, **kwargs: object) -> object:
+        leaves = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
+        recorder.known = {id(leaf): key for leaf, key in zip(leaves, keys, strict=True)}
+        recorder.held = list(leaves)
+        with _installed(recorder):
+            result = layer.call(*args, **kwargs)  # type: ignore[attr-defined]
+        recorder.last = [_key(recorder, leaf) for leaf in tree.flatten(result) if _is_tensor(leaf)]
+        return result
+
+    args, kwargs = tree.map_structure(lambda leaf: _with_rows(leaf, graph.batch), (args, kwargs))
+    calls, tensors = list(graph.calls), dict(graph.tensors)
+
+    def once(*args: object, **kwargs: object) -> object:
+        graph.calls[:], graph.tensors = list(calls), dict(tensors)  # an engine may trace twice
+        return call(*args, **kwargs)
+
+    compute_output_spec(once, *args, **kwargs)
+    return recorder.last
+
+
+def _with_rows(leaf: object, batch: int) -> object:
+    import keras
+
+    if not isinstance(leaf, keras.KerasTensor):
+        return leaf
+    shape = [batch if dim == 0 else UNKNOWN if length is None else length for dim, length in enumerate(leaf.shape)]
+    return keras.KerasTensor(shape, dtype=leaf.dtype)
+
+
+@contextlib.contextmanager
+def _installed(recorder: _Recorder) -> Iterator[None]:
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)

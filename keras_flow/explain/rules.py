@@ -1,0 +1,294 @@
+"""How each kind of layer lays its output and what it sends: one table by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from keras_flow.distributions.models import own_variables
+from keras_flow.explain.contraction import Product, add, contract, gradient
+from keras_flow.explain.graph import Call
+from keras_flow.explain.step import Step, itemsize
+
+if TYPE_CHECKING:
+    import keras
+
+Rule = Callable[[Step, Call], None]
+
+
+def rule_of(layer: object) -> Rule | None:
+    """The rule of a layer or operation; None for one with layers inside that the table does not know."""
+    for cls in type(layer).__mro__:
+        if cls.__name__ in RULES:
+            return RULES[cls.__name__]
+    if _has_inside(layer):
+        return None
+    return by_rows if getattr(layer, "variables", ()) else by_shape
+
+
+def is_leaf(layer: object) -> bool:
+    """Whether a layer's inside needs no look."""
+    return rule_of(layer) is not None
+
+
+def _has_inside(layer: object) -> bool:
+    return bool(getattr(layer, "_layers", ()))
+
+
+def _kernel(layer: keras.Layer) -> keras.Variable:
+    """The kernel that is stored (LoRA and quantisation make `kernel` a product)."""
+    return getattr(layer, "_kernel", None) if getattr(layer, "_kernel", None) is not None else layer.kernel
+
+
+# ---- layers with weights
+
+
+def dense(step: Step, call: Call) -> None:
+    """`Dense`: [..., c] x [c, d]."""
+    rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
+    contract(step, call, Product(f"{rows}c", "cd", f"{rows}d"), _kernel(call.layer), call.layer.bias)
+
+
+def einsum_dense(step: Step, call: Call) -> None:
+    """`EinsumDense`, by its equation."""
+    left, output = call.layer.equation.split("->")
+    x, weight = left.split(",")
+    ndim = len(step.shape(call.inputs[0]))
+    dots = "ABCDEFGH"[: ndim - len(x.replace("...", ""))]
+    product = Product(x.replace("...", dots), weight, output.replace("...", dots))
+    kernel, bias = _kernel(call.layer), call.layer.bias
+    contract(step, call, product, kernel, None)
+    if bias is not None:
+        (key,) = call.outputs[:1]
+        # its shape is that of the output's last dims, 1 where it is the same along one
+        first = len(product.output) - len(bias.shape)
+        lies = {
+            axis: dim - first for axis, dim in step.splits[key].items() if dim >= first and bias.shape[dim - first] != 1
+        }
+        add(step, call, bias, lies)
+
+
+def convolution(step: Step, call: Call) -> None:
+    """Convolutions: positions stay whole, channels are contracted. [n, ..., c] x [..., c, d]."""
+    ndim = len(step.shape(call.inputs[0]))
+    places = "abefg"[: ndim - 2]
+    kernel_places = "xyz"[: ndim - 2]
+    transposed = "Transpose" in type(call.layer).__name__
+    weight = f"{kernel_places}{'dc' if transposed else 'cd'}"
+    if call.layer.data_format == "channels_first":
+        product = Product(f"nc{places}", weight, f"nd{places.upper()}")
+    else:
+        product = Product(f"n{places}c", weight, f"n{places.upper()}d")
+    if call.layer.groups != 1 if hasattr(call.layer, "groups") else False:
+        return by_rows(step, call)
+    contract(step, call, product, _kernel(call.layer), call.layer.bias)
+    return None
+
+
+def embedding(step: Step, call: Call) -> None:
+    """`Embedding`: rows of the table chosen by the input. [...] of [v, d]."""
+    rows = "abefghij"[: len(step.shape(call.inputs[0]))]
+    layer = call.layer
+    table = getattr(layer, "_embeddings", None)
+    contract(step, call, Product(rows, "vd", f"{rows}d"), layer.embeddings if table is None else table, None)
+
+
+def attention(step: Step, call: Call) -> None:
+    """`MultiHeadAttention`, `GroupedQueryAttention`: projections to heads, products head by head, projection back."""
+    layer, graph = call.layer, step.graph
+    query, value = call.inputs[0], call.inputs[1] if len(call.inputs) > 1 else call.inputs[0]
+    key = call.inputs[2] if len(call.inputs) > 2 else value
+    projected = [
+        _inner(step, call, part, source)
+        for part, source in (
+            (layer._query_dense, query),
+            (layer._key_dense, key),
+            (layer._value_dense, value),
+        )
+    ]
+    heads = graph.tensors[projected[0]]
+    lies = dict(step.splits[projected[0]])
+    for axis, dim in list(lies.items()):
+        if dim == 3:  # the size of a head is summed over in the scores
+            rows, length, count, _ = heads.shape
+            other = graph.tensors[projected[1]].shape[1]
+            pieces = step.piece((rows, count, length, other), {a: 0 for a, d in lies.items() if d == 0})
+            size = pieces * itemsize(heads.dtype)
+            why = "each head is split, so scores are partial sums"
+            step.send("all_reduce", (axis,), size, "forward", call.path, "attention scores", why)
+            step.send("all_reduce", (axis,), size, "backward", call.path, "attention scores gradient", why)
+    for number in (1, 2):
+        for axis, dim in step.splits[projected[number]].items():
+            if lies.get(axis) != dim:  # keys and values of fewer heads (grouped) lie otherwise
+                inner = Call(layer, call.path, (projected[number],), ())
+                step.gather_input(inner, projected[number], axis, "keys and values lie unlike queries")
+                break
+    count, length, other = heads.shape[2], heads.shape[1], graph.tensors[projected[1]].shape[1]
+    scores = step.piece((heads.shape[0], length, count, other), {a: d for a, d in lies.items() if d != 3})
+    step.activations += scores * itemsize(heads.dtype)
+    step.trained.add(projected[0])
+    result = len(graph.tensors)
+    graph.tensors[result] = heads if projected[2] == projected[0] else _context(step, projected[0], projected[2])
+    step.splits[result] = lies
+    step.trained.add(result)
+    last = Call(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
+    einsum_dense(step, last)
+
+
+def _inner(step: Step, call: Call, layer: keras.Layer, source: int) -> int:
+    """Project; the tensor made is [rows, length, heads, size]."""
+    from keras_flow.explain.graph import Spec
+
+    graph = step.graph
+    kernel = layer.kernel
+    spec = graph.tensors[source]
+    made = len(graph.tensors)
+    graph.tensors[made] = Spec((*spec.shape[:-1], *kernel.shape[1:]), layer.compute_dtype)
+    einsum_dense(step, Call(layer, f"{call.path}/{layer.name}", (source,), (made,)))
+    return made
+
+
+def _context(step: Step, query: int, value: int):
+    from keras_flow.explain.graph import Spec
+
+    heads, values = step.graph.tensors[query], step.graph.tensors[value]
+    return Spec((*heads.shape[:-1], values.shape[-1]), heads.dtype)
+
+
+def batch_normalization(step: Step, call: Call) -> None:
+    """`BatchNormalization`: statistics of all rows, per channel."""
+    layer, (key,) = call.layer, call.inputs[:1]
+    channel = layer.axis % len(step.shape(key))
+    splits = dict(step.splits[key])
+    for variable in (layer.gamma, layer.beta):
+        if variable is None:
+            continue
+        for axis in step.variable(variable):
+            if axis not in splits:
+                splits[axis] = channel
+                _gather_back(step, call, key, axis)
+    step.give(call, splits)
+    rows = tuple(axis for axis, dim in splits.items() if dim != channel)
+    channels = step.piece((step.shape(key)[channel],), {a: 0 for a, d in splits.items() if d == channel})
+    forward, backward = step.traffic.statistics
+    for phase, vectors in (("forward", forward), ("backward", backward)):
+        if layer.trainable:
+            size = vectors * channels * itemsize("float32")
+            step.send("all_reduce", rows, size, phase, call.path, "statistics", "they are those of all rows")
+    for variable in (layer.gamma, layer.beta):
+        if variable is not None:
+            add(step, call, variable, {a: 0 for a, d in splits.items() if d == channel})
+
+
+def layer_normalization(step: Step, call: Call) -> None:
+    """`LayerNormalization`, `RMSNormalization`: statistics of each row; a split of what they go over costs sums."""
+    layer, (key,) = call.layer, call.inputs[:1]
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else (layer.axis,)
+    over = {axis % len(step.shape(key)) for axis in axes}
+    splits = dict(step.splits[key])
+    variables = own_variables(layer)
+    first = min(over)
+    step.give(call, splits)
+    for axis in [axis for axis, dim in splits.items() if dim in over]:
+        rows = [length for dim, length in enumerate(step.shape(key)) if dim not in over]
+        size = 2 * step.piece(tuple(rows), {a: 0 for a, d in splits.items() if d == 0}) * itemsize("float32")
+        for phase in ("forward", "backward"):
+            step.send("all_reduce", (axis,), size, phase, call.path, "statistics", "they go over a split dim")
+    for variable in variables:
+        add(step, call, variable, {a: d - first for a, d in splits.items() if d in over})
+
+
+def _gather_back(step: Step, call: Call, key: int, axis: str) -> None:
+    """A variable cuts an input that was whole: the input's gradient has to come together again."""
+    if key in step.trained:
+        why = "its variables are split and the input is whole"
+        step.send("all_gather", (axis,), step.local(key), "backward", call.path, "input gradient", why)
+
+
+def by_rows(step: Step, call: Call) -> None:
+    """A layer that the table does not know: its rows stay as they are, all else is gathered, split weights too."""
+    for key in call.inputs:
+        for axis, dim in list(step.splits[key].items()):
+            if dim != 0:
+                step.gather_input(call, key, axis, "the layer needs it whole")
+    rows = {axis: 0 for key in call.inputs for axis, dim in step.splits[key].items() if dim == 0}
+    step.give(call, rows)
+    for variable in call.layer.variables:
+        if not variable.shape or variable.path.endswith("seed_generator_state"):
+            continue
+        weight = step.variable(variable)
+        for axis in weight:
+            size = step.piece(tuple(variable.shape), weight, axis) * itemsize(variable.dtype)
+            why = "the layer needs it whole"
+            step.send("all_gather", (axis,), size, "forward", call.path, variable.name, why)
+            if axis in rows and variable.trainable:
+                step.send("reduce_scatter", (axis,), size, "gradients", call.path, f"{variable.name} gradient", why)
+        axes = tuple(axis for axis in rows if axis not in weight)
+        gradient(step, call, variable, axes, "each rank has the rows of its part of the batch")
+
+
+# ---- operations without weights
+
+
+def by_shape(step: Step, call: Call) -> None:
+    """An operation without weights: a split stays where its dim is found in the output, by position from the left
+    (rows) or from the right (features); other splits are gathered. Inputs that lie differently are gathered."""
+    if not call.outputs:
+        return
+    out = step.shape(call.outputs[0])
+    wanted: dict[str, int] = {}
+    for axis in step.axes:
+        places = [
+            (key, _place(step.shape(key), out, step.splits[key][axis]))
+            for key in call.inputs
+            if axis in step.splits[key]
+        ]
+        found = {place for _, place in places}
+        whole = [key for key in call.inputs if axis not in step.splits[key] and len(step.shape(key)) == len(out)]
+        if len(found) == 1 and None not in found and (not whole or _cuts_freely(step, whole, next(iter(found)))):
+            wanted[axis] = found.pop()  # type: ignore[assignment]
+            continue
+        for key, _ in places:
+            step.gather_input(call, key, axis, "the operation needs it whole, or as its other inputs lie")
+    step.give(call, wanted)
+
+
+def _place(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:
+    if len(shape) == len(out):
+        return dim if shape[dim] == out[dim] else None
+    if dim == 0:
+        return 0 if out and out[0] == shape[0] else None
+    if dim == len(shape) - 1 and out and out[-1] == shape[-1]:
+        return len(out) - 1
+    return None
+
+
+def _cuts_freely(step: Step, keys: list[int], place: int | None) -> bool:
+    """Whether inputs that are whole need no gradient, or are constant along the dim: cutting them is free then."""
+    return all(key not in step.trained or step.shape(key)[place or 0] == 1 for key in keys)
+
+
+#: class name -> rule; a class that is not here is looked for under the names of those it derives from
+RULES: Mapping[str, Rule] = {
+    "Dense": dense,
+    "EinsumDense": einsum_dense,
+    "BaseConv": convolution,
+    "BaseConvTranspose": convolution,
+    "BaseDepthwiseConv": by_rows,
+    "BaseSeparableConv": by_rows,
+    "Embedding": embedding,
+    "MultiHeadAttention": attention,
+    "GroupedQueryAttention": attention,
+    "BatchNormalization": batch_normalization,
+    "LayerNormalization": layer_normalization,
+    "RMSNormalization": layer_normalization,
+    "RNN": by_rows,
+    "Bidirectional": by_rows,
+    "_Between": by_shape,
+    # layers that hold others only to draw numbers, or none that have weights
+    "Dropout": by_shape,
+    "Activation": by_shape,
+    "Softmax": by_shape,
+    "Flatten": by_shape,
+    "Reshape": by_shape,
+}

@@ -1,0 +1,139 @@
+"""A training step as it is being explained: how tensors lie, and the collectives so far."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_flow.explain.explanation import Collective
+from keras_flow.explain.graph import Call, Graph
+from keras_flow.layout import Layout
+from keras_flow.sbp import Split
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.backends.interface import Traffic
+
+#: how a tensor lies: axis name -> the dim that it splits; axes left out are broadcast
+Splits = Mapping[str, int]
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element."""
+    return 2 if dtype == "bfloat16" else 1 if dtype.startswith("float8") else np.dtype(dtype).itemsize
+
+
+def ring(kind: str, size: int, ranks: int) -> int:
+    """Bytes that a rank receives in a collective by a ring; `size` is that of the tensor on one rank, for an all-gather
+    that of the gathered one, for a reduce-scatter that of the summed one (Thakur, Rabenseifner, Gropp 2005)."""
+    share = size * (ranks - 1) / ranks
+    return round(2 * share if kind == "all_reduce" else share)
+
+
+@dataclass
+class Step:
+    """One training step.
+
+    Attributes:
+        graph: the model's calls.
+        axes: axis name -> ranks.
+        traffic: the engine's habits.
+        layout_of: a variable's layout.
+        slots: optimizer variables for each trainable one (Adam: 2).
+        splits: tensor key -> how it lies.
+        trained: keys of tensors that depend on a trainable variable; the others need no gradient.
+        collectives: so far.
+        activations: bytes of activations on one rank so far.
+    """
+
+    graph: Graph
+    axes: Mapping[str, int]
+    traffic: Traffic
+    layout_of: Callable[[keras.Variable], Layout]
+    slots: int = 0
+    splits: dict[int, Splits] = field(default_factory=dict)
+    trained: set[int] = field(default_factory=set)
+    collectives: list[Collective] = field(default_factory=list)
+    activations: int = 0
+    _input_sums: dict[tuple[int, tuple[str, ...]], list[tuple[str, str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    # ---- tensors
+
+    def shape(self, key: int) -> tuple[int, ...]:
+        """Logical shape of a tensor."""
+        return self.graph.tensors[key].shape
+
+    def local(self, key: int, splits: Splits | None = None, without: str | None = None) -> int:
+        """Bytes of a tensor on one rank, as it lies or as `splits` say, with one axis left out where asked."""
+        spec = self.graph.tensors[key]
+        splits = self.splits[key] if splits is None else splits
+        return self.piece(spec.shape, splits, without) * itemsize(spec.dtype)
+
+    def piece(self, shape: tuple[int, ...], splits: Splits, without: str | None = None) -> int:
+        """Elements of the largest shard."""
+        lengths = list(shape)
+        for axis, dim in splits.items():
+            if axis != without:
+                lengths[dim] = -(-lengths[dim] // self.axes[axis])
+        return math.prod(lengths)
+
+    def variable(self, variable: keras.Variable) -> dict[str, int]:
+        """How a variable lies."""
+        layout = self.layout_of(variable)
+        parts = zip(layout.placement.axis_names, layout.nd_sbp, strict=True)
+        return {axis: part.dim for axis, part in parts if isinstance(part, Split) and self.axes[axis] > 1}
+
+    def give(self, call: Call, splits: Splits) -> None:
+        """Lay the outputs of a call; dims that an output has not, or that do not divide, are dropped."""
+        variables = getattr(call.layer, "trainable_variables", ())
+        trained = bool(variables) or any(key in self.trained for key in call.inputs)
+        for key in call.outputs:
+            shape = self.shape(key)
+            self.splits[key] = {axis: dim for axis, dim in splits.items() if dim < len(shape)}
+            if trained:
+                self.trained.add(key)
+            self.activations += self.local(key)
+
+    # ---- what is sent
+
+    def send(self, kind: str, axes: tuple[str, ...], size: int, phase: str, path: str, tensor: str, why: str) -> None:
+        """Note a collective over `axes` of a tensor of `size` bytes."""
+        ranks = math.prod(self.axes[axis] for axis in axes)
+        if ranks == 1 or size == 0:
+            return
+        if kind == "all_gather" and self.traffic.gather_is_sum:
+            kind, why = "all_reduce", f"{why} (this engine gathers by summing padded pieces)"
+        if kind == "reduce_scatter" and not self.traffic.scatters_sums:
+            kind, why = "all_reduce", f"{why} (this engine sums whole tensors, then cuts)"
+        received = ring(kind, size, ranks)
+        self.collectives.append(Collective(kind, axes, ranks, size, received, phase, path, tensor, why))
+
+    def sum_input(self, key: int, axis: str, path: str, why: str) -> None:
+        """The gradient of an input is a partial sum over an axis."""
+        if key in self.trained:
+            self._input_sums[key, (axis,)].append((path, why))
+
+    def gather_input(self, call: Call, key: int, axis: str, why: str) -> None:
+        """An input is gathered over an axis; its gradient, which every rank has whole, is cut without communication."""
+        size = self.local(key, without=axis)
+        self.send("all_gather", (axis,), size, "forward", call.path, "input", why)
+        self.splits[key] = {name: dim for name, dim in self.splits[key].items() if name != axis}
+
+    def settle_input_sums(self) -> None:
+        """Note the sums of input gradients: one for each consumer, or one for all where the engine adds them first."""
+        for (key, axes), causes in reversed(self._input_sums.items()):
+            size = self.local(key)
+            path = ", ".join(dict.fromkeys(path for path, _ in causes))
+            if self.traffic.adds_before_summing:
+                self.send("all_reduce", axes, size, "backward", path, "input gradient", causes[0][1])
+            else:
+                for path, why in causes:
+                    self.send("all_reduce", axes, size, "backward", path, "input gradient", why)

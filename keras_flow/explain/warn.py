@@ -1,0 +1,130 @@
+"""Layouts that are legal and slow."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from keras_flow.distributions.batch import BatchPlan
+from keras_flow.distributions.placed import Placed
+from keras_flow.explain.explanation import Advice
+from keras_flow.explain.graph import Call
+from keras_flow.explain.step import Step
+from keras_flow.explain.suggest import chains, model_axes
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: an embedding table that holds this share of all parameters is worth splitting
+_LARGE_SHARE = 0.1
+
+
+def warnings(
+    step: Step,
+    distribution: FlowDistribution,
+    model: keras.Model,
+    plan: BatchPlan,
+    placed: Sequence[tuple[keras.Variable, Placed]],
+) -> list[Advice]:
+    """All of them."""
+    return [
+        *_unpaired(step),
+        *_heads(step, placed),
+        *_embeddings(step, model),
+        *_batch(step, distribution, plan),
+    ]
+
+
+def unpaired(step: Step, axis: str) -> Iterator[tuple[Call, str]]:
+    """Dense layers split on an axis that meet an input which does not lie as they need, and what that costs."""
+    before = {id(second): first for first, second in chains(step)}
+    for call in step.graph.calls:
+        if type(call.layer).__name__ != "Dense":
+            continue
+        dim = step.variable(call.layer.kernel).get(axis)
+        key = call.inputs[0]
+        whole = axis not in step.splits[key]  # gathered inputs are whole by now
+        maker = before.get(id(call))
+        columns_before = maker is not None and step.variable(maker.layer.kernel).get(axis) == 1
+        if dim == 0 and whole:
+            yield (
+                call,
+                "its kernel is split on the summed dim and its input is whole: an all-reduce of its own",
+            )
+        elif dim == 1 and columns_before:
+            yield call, "its kernel is split by columns after one that is: its input is gathered"
+
+
+def _unpaired(step: Step) -> Iterator[Advice]:
+    for axis in model_axes(step):
+        costs: dict[str, int] = defaultdict(int)
+        for one in step.collectives:
+            costs[one.path] += one.received if axis in one.axes else 0
+        for call, cost in unpaired(step, axis):
+            sent = costs[call.path]
+            yield Advice(
+                "unpaired",
+                (call.path,),
+                f"{call.path}: {cost} ({sent} bytes received in each step on axis {axis!r}). In a pair, the first "
+                "layer split by columns (kernel dim 1, bias dim 0) and the next by rows (kernel dim 0), two layers "
+                "cost one all-reduce; --suggest prints such rules",
+            )
+
+
+def _heads(step: Step, placed: Sequence[tuple[keras.Variable, Placed]]) -> Iterator[Advice]:
+    notes = {id(variable): one.note for variable, one in placed}
+    for call in step.graph.calls:
+        layer = call.layer
+        if not hasattr(layer, "_query_dense"):
+            continue
+        named = (("_query_dense", "query heads"), ("_key_dense", "key and value heads"))
+        for name, what in named:
+            kernel = getattr(layer, name).kernel
+            note = notes.get(id(kernel), "")
+            if "does not divide" not in note:
+                continue
+            heads = kernel.shape[1]
+            fits = [size for size in range(1, heads + 1) if heads % size == 0]
+            yield Advice(
+                "heads",
+                (call.path,),
+                f"{call.path}: {heads} {what} do not divide: {note}. Axes of {', '.join(map(str, fits))} ranks divide",
+            )
+
+
+def _embeddings(step: Step, model: keras.Model) -> Iterator[Advice]:
+    total = sum(step.piece(tuple(variable.shape), {}) for variable in model.variables)
+    for call in step.graph.calls:
+        if "Embedding" not in {cls.__name__ for cls in type(call.layer).__mro__}:
+            continue
+        table = call.layer.embeddings
+        size = step.piece(tuple(table.shape), {})
+        for axis in model_axes(step):
+            if axis not in step.variable(table) and size >= _LARGE_SHARE * total:
+                yield Advice(
+                    "embedding",
+                    (call.path,),
+                    f"{call.path}: the table {list(table.shape)} is whole on each of the {step.axes[axis]} ranks of "
+                    f"axis {axis!r}, and is {100 * size / total:.0f} % of all weights; split it by features "
+                    f'({{"{axis}": kf.sbp.split(1)}}) or by rows (kf.sbp.split(0))',
+                )
+
+
+def _batch(step: Step, distribution: FlowDistribution, plan: BatchPlan) -> Iterator[Advice]:
+    if plan.divides:
+        return
+    whole = not any(step.splits[key] for key in step.graph.inputs)
+    cost = (
+        "each rank computes all rows"
+        if whole
+        else f"rows are padded to {plan.padded_rows}, {plan.padded_rows - plan.rows} are computed for nothing"
+    )
+    yield Advice(
+        "batch",
+        (),
+        f"a batch of {plan.rows} rows does not divide by {plan.replicas} data ranks: {cost}. The next batch size that "
+        f"divides is {plan.padded_rows}",
+    )

@@ -1,0 +1,84 @@
+"""JAX: collectives of the training step that XLA compiled, read from its dump."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+_KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+_SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+_LINE = re.compile(
+    r"= (?P<shape>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"(?:-start)?\((?P<rest>.*)"
+)
+
+
+def collectives(text: str) -> list[dict[str, object]]:
+    """The collectives of a compiled module (HLO text). A tuple is several tensors in one."""
+    from tests.explain.counting.collective import Counted
+
+    found = []
+    for match in _LINE.finditer(text):
+        rest = match["rest"]
+        group = _group(rest)
+        name = re.search(r'op_name="([^"]*)"', rest)
+        for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shape"]):
+            elements = math.prod(int(dim) for dim in dims.split(",") if dim)
+            if match["kind"] == "reduce-scatter":
+                elements *= group
+            counted = Counted(_KINDS[match["kind"]], elements, _SIZES[dtype], group, name[1] if name else "")
+            found.append(counted.record())
+    return found
+
+
+def _group(rest: str) -> int:
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return len(match[1].split(","))
+    if match := re.search(r"replica_groups=\[(\d+),(\d+)\]", rest):
+        return int(match[2])
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
+    assert "source_target_pairs" in rest, rest
+    return 2
+
+
+def main(output: str) -> None:
+    """Train one step of each model under each layout."""
+    folder = tempfile.mkdtemp(prefix="keras-flow-hlo-")
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_dump_hlo_as_text "
+        "--xla_dump_hlo_module_re=.*jit_step.*"
+    )
+    import keras_flow as kf
+    from tests.explain import models
+
+    kf.init(4)
+    results: dict[str, object] = {}
+    for name in models.MODELS:
+        for layout in models.LAYOUTS:
+            before = set(Path(folder).glob("*after_optimizations.txt"))
+            distribution = models.distribution(name, layout)
+            with distribution.scope():
+                model = models.compiled(name)
+                said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+                model.train_on_batch(*models.data(name))
+            new = sorted(set(Path(folder).glob("*after_optimizations.txt")) - before)
+            counted = [found for path in new for found in collectives(path.read_text())]
+            results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+    Path(output).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

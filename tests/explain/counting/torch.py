@@ -1,0 +1,97 @@
+"""PyTorch: a dispatch mode sees every collective of c10d that a rank calls in one training step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def count(model: object, x: object, y: object) -> list[dict[str, object]]:
+    """The collectives of one `train_on_batch` on this rank."""
+    import torch
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from tests.explain.counting.collective import Counted
+
+    found: list[dict[str, object]] = []
+
+    def size_of(name: str) -> int:
+        return torch.distributed.get_world_size(torch.distributed.distributed_c10d._resolve_process_group(name))
+
+    def tensors(value: object) -> list[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            return [value]
+        return [leaf for part in value for leaf in tensors(part)] if isinstance(value, (list, tuple)) else []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if any(issubclass(one, DTensor) for one in types):
+                return NotImplemented  # DTensor first: what it sends comes here as plain tensors
+            result = func(*args, **(kwargs or {}))
+            name = func.name()
+            if not name.startswith(("c10d::", "_c10d_functional::")):
+                return result
+            operator = name.split("::")[1].split(".")[0]
+            kind = next(
+                (
+                    kind
+                    for text, kind in (
+                        ("allreduce", "all_reduce"),
+                        ("all_reduce", "all_reduce"),
+                        ("allgather", "all_gather"),
+                        ("all_gather", "all_gather"),
+                        ("reduce_scatter", "reduce_scatter"),
+                        ("alltoall", "all_to_all"),
+                        ("all_to_all", "all_to_all"),
+                        ("broadcast", "broadcast"),
+                    )
+                    if text in operator
+                ),
+                None,
+            )
+            if kind is None:
+                assert any(word in operator for word in ("wait", "barrier", "wrap_tensor")), name
+                return result
+            if name.startswith("_c10d"):
+                group = size_of(next(arg for arg in reversed(args) if isinstance(arg, str)))
+            else:
+                group = next(
+                    torch.distributed.ProcessGroup.unbox(arg).size()
+                    for arg in args
+                    if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type())
+                )
+            sent = tensors(args)
+            largest = max((*sent, *tensors(result)), key=lambda tensor: tensor.numel())
+            found.append(Counted(kind, largest.numel(), largest.element_size(), group, name).record())
+            return result
+
+    with Watch():
+        model.train_on_batch(x, y)
+    return found
+
+
+def main(output: str) -> None:
+    """On every rank: train one step of each model under each layout; rank 0 writes."""
+    import keras_flow as kf
+    from tests.explain import models
+
+    results: dict[str, object] = {}
+    for name in models.MODELS:
+        for layout in models.LAYOUTS:
+            distribution = models.distribution(name, layout)
+            with distribution.scope():
+                model = models.compiled(name)
+                said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+                x, y = models.data(name)
+                model.train_on_batch(x, y)
+                results[f"{name} {layout}"] = {"explained": said, "counted": count(model, x, y)}
+    if kf.env.get_rank() == 0:
+        Path(output).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    import keras_flow as kf
+
+    kf.run(main, devices=4, args=(sys.argv[1],))

@@ -1,0 +1,104 @@
+"""The models, rules and layouts on which explain is compared with what the engines do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_flow as kf
+
+BATCH = 32
+LAYOUTS = ("dp4", "tp4", "2x2")
+
+
+def mlp() -> keras.Model:
+    return keras.Sequential(
+        [
+            layers.Input((64,)),
+            layers.Dense(96, activation="relu", name="stem"),
+            layers.Dense(256, activation="relu", name="up"),
+            layers.Dense(96, name="down"),
+            layers.Dense(16, name="logits"),
+        ],
+        name="mlp",
+    )
+
+
+def cnn() -> keras.Model:
+    return keras.Sequential(
+        [
+            layers.Input((16, 16, 4)),
+            layers.Conv2D(8, 3, padding="same", activation="relu", name="stem"),
+            layers.Conv2D(32, 3, padding="same", use_bias=False, name="up"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(),
+            layers.Conv2D(8, 3, padding="same", name="down"),
+            layers.MaxPooling2D(4),
+            layers.Flatten(),
+            layers.Dense(16, name="logits"),
+        ],
+        name="cnn",
+    )
+
+
+def transformer() -> keras.Model:
+    tokens = layers.Input((16,), dtype="int32")
+    x = layers.Embedding(64, 32, name="embedding")(tokens)
+    normed = layers.LayerNormalization(name="norm1")(x)
+    x = x + layers.MultiHeadAttention(4, 8, name="attention")(normed, normed)
+    normed = layers.LayerNormalization(name="norm2")(x)
+    x = x + layers.Dense(32, name="down")(layers.Dense(128, activation="gelu", name="up")(normed))
+    x = layers.Dense(64, name="logits")(x)
+    return keras.Model(tokens, x, name="transformer")
+
+
+RULES: Mapping[str, Mapping[str, int]] = {
+    "mlp": {"up/kernel": 1, "up/bias": 0, "down/kernel": 0},
+    "cnn": {"up/kernel": 3, "norm/": 0, "down/kernel": 2},
+    "transformer": {
+        "attention/(query|key|value)/kernel": 1,
+        "attention/(query|key|value)/bias": 0,
+        "attention/attention_output/kernel": 0,
+        "up/kernel": 1,
+        "up/bias": 0,
+        "down/kernel": 0,
+    },
+}
+MODELS: Mapping[str, Callable[[], keras.Model]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+
+
+def data(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """One batch."""
+    random = np.random.default_rng(0)
+    if name == "transformer":
+        return random.integers(0, 64, (BATCH, 16)), random.integers(0, 64, (BATCH, 16))
+    shape = {"mlp": (64,), "cnn": (16, 16, 4)}[name]
+    return random.standard_normal((BATCH, *shape)).astype("float32"), random.integers(0, 16, BATCH)
+
+
+def distribution(name: str, layout: str) -> kf.DataParallel | kf.ModelParallel:
+    """The distribution of a layout, with the rules of a model."""
+    if layout == "dp4":
+        return kf.DataParallel(kf.Placement(range(4), axis_names=("data",)))
+    placement = (
+        kf.Placement(range(4), axis_names=("model",))
+        if layout == "tp4"
+        else kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    )
+    return kf.ModelParallel(
+        placement, rules={pattern: {"model": kf.sbp.split(dim)} for pattern, dim in RULES[name].items()}
+    )
+
+
+def compiled(name: str) -> keras.Model:
+    """A built and compiled model."""
+    model = MODELS[name]()
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
