@@ -23,7 +23,7 @@ demo: venv
 test: venv
 	$(BIN)/python -m pytest -q
 
-# The suite, then the product of models, optimizers and options; writes docs/support.md. Takes hours on 2 cores.
+# The suite, then the product of models, optimizers and options; writes docs/support.md. About 80 minutes on 2 cores.
 test-full: test
 	$(BIN)/python -m tests.parity.support --product
 

@@ -2,7 +2,8 @@
 
 python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/support.md
 
-The product takes some hours of one core; it says how far it is once a minute, and each backend has a time limit.
+The product takes about 105 minutes of processor time; it says how far it is once a minute, and each backend has a time
+limit.
 """
 
 from __future__ import annotations

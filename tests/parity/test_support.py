@@ -1,0 +1,28 @@
+"""The support table says what the results say."""
+
+from tests.parity import support
+
+RESULT = {"backend": "tensorflow", "case": "mlp", "layout": "dp4", "features": ["Dense"], "status": "ok", "notes": []}
+
+
+def test_page() -> None:
+    results = [
+        RESULT,
+        {**RESULT, "layout": "tp4", "notes": ["LayoutFallback: dense_3/kernel: no"]},
+        {**RESULT, "layout": "2x2", "status": "over", "over": ["loss: 3 times the tolerance"]},
+        {**RESULT, "backend": "jax", "notes": ["ComputedWhole: rows"]},
+        {**RESULT, "layout": support.MIRRORED},
+        {**RESULT, "layout": support.MIRRORED, "features": ["add_loss"], "status": "refused", "error": "rows mix"},
+        {"status": "fault", "backend": "jax", "layout": "dp4", "case": "last batch dropped", "caught": True},
+    ]
+    text = support.page(support.cells(results))
+    assert "| Dense | broadcast [1] / – / – | native / fallback [2] / WRONG [3] | – |" in text
+    assert "1. rows\n2. dense/kernel: no\n3. loss: 3 times the tolerance\n" in text
+    assert "Native: jax 0 of 1 (0 %), tensorflow 1 of 3 (33 %)." in text
+    assert "for: Dense.\n\nRefused:\n\n- add_loss: rows mix\n" in text
+
+
+def test_every_refusal_has_a_reason_of_its_own() -> None:
+    assert support.refused_reason("tensorflow", "subclassed", "dp4") == ""
+    assert "rows may interact" in support.refused_reason("tensorflow", "subclassed", support.MIRRORED)
+    assert support.refused_reason("tensorflow", "strings", "dp4") == "DTensor has no string tensors"
