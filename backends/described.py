@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_flow.explain import graph
 
@@ -24,14 +25,17 @@ def make_variable(
     from keras.src.backend.common.stateless_scope import StatelessScope
 
     if not callable(initializer) and not isinstance(initializer, str):  # a number, or a value that exists already
-        value = backend.convert_to_tensor(initializer, dtype=dtype)
+        value: Any = backend.convert_to_tensor(initializer, dtype=dtype)
         shape, dtype = tuple(value.shape), dtype or backend.standardize_dtype(value.dtype)
-
-        def initializer(*args: object, **kwargs: object) -> object:
-            return value
+        initializer = functools.partial(_given, value)
 
     with StatelessScope():
         original(variable, initializer, shape, dtype, **kwargs)
+
+
+def _given(value: object, *args: object, **kwargs: object) -> object:
+    """An initializer: the value, whatever is asked for."""
+    return value
 
 
 def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:

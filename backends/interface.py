@@ -1,6 +1,6 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
-The three implementations have the same files with the same names: `devices`, `layouts`, `variables`, `data`,
+The three implementations have the same files with the same names: `devices`, `layouts`, `boxing`, `variables`, `data`,
 `trainer`, `random`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by comparing
 two files.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import keras
 
     from keras_flow.backends.hooking import Hook
+    from keras_flow.boxing.spec import BoxingPlan
     from keras_flow.distributions.distribution import FlowDistribution
     from keras_flow.distributions.placed import PlacedLayout
     from keras_flow.layout import Layout
@@ -124,6 +125,14 @@ class Backend(Protocol):
             outputs: one tensor or a structure of them; those with too few dimensions for `nd_sbp` raise FlowError.
             nd_sbp: one sbp for each axis of the active distribution's placement.
             path: the layer's path, for the error.
+        """
+        ...
+
+    # ---- boxing.py
+    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, object]) -> dict[int, object]:
+        """Run a boxing plan on the engine's arrays, rank -> shard, for the ranks that this process drives.
+
+        Ranks receive the bytes that the plan says, and no padding.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -123,6 +124,7 @@ def _raise_collected(model: keras.Model, distribution: FlowDistribution, error: 
         inner = inner.__cause__ or inner.__context__
 
 
+@functools.cache  # one replacement for each kind: what is installed is known by it
 def _creates(kind: str) -> Callable[..., object]:
     def replacement(original: Callable[..., object], owner: object, *args: object, **kwargs: object) -> object:
         with creating(kind, owner if kind == "layer" else None):  # type: ignore[arg-type]

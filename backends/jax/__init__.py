@@ -1,6 +1,6 @@
 """JAX: NamedSharding over a Mesh; XLA partitions the program under Keras's stock trainer."""
 
-from keras_flow.backends.jax import devices, hooks, layouts, probes, trainer, variables
+from keras_flow.backends.jax import boxing, devices, hooks, layouts, probes, trainer, variables
 from keras_flow.backends.jax.capabilities import CAPABILITIES
 
 
@@ -13,6 +13,7 @@ class JaxBackend:
     world = staticmethod(devices.world)
     engine_layout = staticmethod(layouts.engine_layout)
     constrain = staticmethod(layouts.constrain)
+    redistribute = staticmethod(boxing.redistribute)
     place = staticmethod(variables.place)
     shards = staticmethod(variables.shards)
     enter = staticmethod(trainer.enter)

@@ -1,6 +1,6 @@
 """TensorFlow: DTensor under Keras's stock trainer, or MirroredStrategy where it is asked for by name."""
 
-from keras_flow.backends.tensorflow import devices, hooks, layouts, probes, spmd, trainer, variables
+from keras_flow.backends.tensorflow import boxing, devices, hooks, layouts, probes, spmd, trainer, variables
 from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
 
 spmd.allow_whole_operations()
@@ -15,6 +15,7 @@ class TensorFlowBackend:
     world = staticmethod(devices.world)
     engine_layout = staticmethod(layouts.engine_layout)
     constrain = staticmethod(layouts.constrain)
+    redistribute = staticmethod(boxing.redistribute)
     place = staticmethod(variables.place)
     shards = staticmethod(variables.shards)
     enter = staticmethod(trainer.enter)

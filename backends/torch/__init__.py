@@ -1,6 +1,6 @@
 """PyTorch: DTensors for the consistent view, local tensors for data parallel; one process per rank."""
 
-from keras_flow.backends.torch import devices, hooks, layouts, probes, trainer, variables
+from keras_flow.backends.torch import boxing, devices, hooks, layouts, probes, trainer, variables
 from keras_flow.backends.torch.capabilities import CAPABILITIES
 
 
@@ -13,6 +13,7 @@ class TorchBackend:
     world = staticmethod(devices.world)
     engine_layout = staticmethod(layouts.engine_layout)
     constrain = staticmethod(layouts.constrain)
+    redistribute = staticmethod(boxing.redistribute)
     place = staticmethod(variables.place)
     shards = staticmethod(variables.shards)
     enter = staticmethod(trainer.enter)

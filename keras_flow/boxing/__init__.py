@@ -1,5 +1,6 @@
 """Boxing: changing a tensor's layout. Plans are values; every engine executes the same specification."""
 
+from keras_flow.boxing.execute import execute as execute
 from keras_flow.boxing.lower_bound import lower_bound as lower_bound
 from keras_flow.boxing.lower_bound import rank_lower_bound as rank_lower_bound
 from keras_flow.boxing.planner import plan as plan

@@ -40,7 +40,7 @@ class Exchange:
     source: Layout
     target: Layout
     apart: tuple[int, ...] = ()
-    table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict, hash=False, compare=False)
+    table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict, hash=False)
 
     @cached_property
     def of_source(self) -> Cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from keras_flow import sbp as _sbp
@@ -72,10 +73,10 @@ def to_json(plan: BoxingPlan) -> dict:
 
 def _ranks(placement: Placement) -> object:
     """Ranks as `{"first", "stride", "count"}` where they are evenly spaced, else listed."""
-    ranks = placement.ranks
-    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    if all(rank == ranks[0] + stride * k for k, rank in enumerate(ranks)):
-        return {"first": ranks[0], "stride": stride, "count": len(ranks)}
+    first, *_ = ranks = placement.ranks
+    strides = {after - before for before, after in itertools.pairwise(ranks)} or {1}
+    if len(strides) == 1:
+        return {"first": first, "stride": strides.pop(), "count": len(ranks)}
     return list(ranks)
 
 

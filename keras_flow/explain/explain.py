@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from keras_flow.explain.explanation import PASSES, Collective, Explanation, Memo
 from keras_flow.explain.optimizer import Slot, slots_of
 from keras_flow.explain.rules import is_leaf, rule_of
 from keras_flow.explain.step import Step, itemsize
+from keras_flow.layout import Layout
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -99,15 +101,16 @@ def _row(variable: keras.Variable, placed: Placed) -> VariableRow:
         sbp.text(placed.layout.nd_sbp),
         placed.source,
         note,
-        {rank: _bytes(placed, rank, dtype) for rank in placed.layout.placement.ranks},
+        _bytes(placed.layout, dtype),
     )
 
 
-def _bytes(placed: Placed, rank: int, dtype: str) -> int:
-    count = 1
-    for length in placed.layout.local_shape(rank):
-        count *= length
-    return count * itemsize(dtype)
+def _bytes(layout: Layout, dtype: str) -> dict[int, int]:
+    """rank -> bytes. Variables are split evenly (see `resolve`), so one rank's are those of all."""
+    ranks = layout.placement.ranks
+    if layout.divides:
+        return dict.fromkeys(ranks, math.prod(layout.local_shape(ranks[0])) * itemsize(dtype))
+    return {rank: math.prod(layout.local_shape(rank)) * itemsize(dtype) for rank in ranks}
 
 
 def _memory(
@@ -116,16 +119,17 @@ def _memory(
     slots: Sequence[Slot],
     activations: int,
 ) -> dict[int, Memory]:
-    found = {}
-    for rank in distribution.placement.ranks:
-        weights = gradients = 0
-        for variable, one in placed:
-            held = _bytes(one, rank, variable.dtype)
-            weights += held
-            gradients += held if variable.trainable else 0
-        held = sum(_bytes(one, rank, dtype) for one, dtype in slots)
-        found[rank] = Memory(weights, held, gradients, activations)
-    return found
+    held = [(_bytes(one.layout, variable.dtype), variable.trainable) for variable, one in placed]
+    of_slots = [_bytes(one.layout, dtype) for one, dtype in slots]
+    return {
+        rank: Memory(
+            sum(part[rank] for part, _ in held),
+            sum(part[rank] for part in of_slots),
+            sum(part[rank] for part, trainable in held if trainable),
+            activations,
+        )
+        for rank in distribution.placement.ranks
+    }
 
 
 def _constrain(step: Step, call: graphs.Call, distribution: FlowDistribution) -> None:

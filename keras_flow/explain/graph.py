@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras import tree
 
@@ -38,7 +38,7 @@ class Call:
         outputs: keys of tensors.
     """
 
-    layer: keras.Operation
+    layer: Any  # a keras.Operation, of a class that the rule for it knows
     path: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -220,7 +220,7 @@ def _key(recorder: _Recorder, tensor: object) -> int:
 
 
 def _is_tensor(leaf: object) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
+    return hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0
 
 
 class _Between:
@@ -262,7 +262,7 @@ def _record(
         recorder.last = [_key(recorder, leaf) for leaf in tree.flatten(result) if _is_tensor(leaf)]
         return result
 
-    args, kwargs = tree.map_structure(lambda leaf: _with_rows(leaf, graph.batch), (args, kwargs))
+    args, kwargs = tree.map_structure(lambda leaf: _with_rows(leaf, graph.batch), (args, kwargs))  # type: ignore[misc]
     calls, tensors = list(graph.calls), dict(graph.tensors)
 
     def once(*args: object, **kwargs: object) -> object:
@@ -278,7 +278,8 @@ def _with_rows(leaf: object, batch: int) -> object:
 
     if not isinstance(leaf, keras.KerasTensor):
         return leaf
-    shape = [batch if dim == 0 else UNKNOWN if length is None else length for dim, length in enumerate(leaf.shape)]
+    lengths = enumerate(leaf.shape or ())
+    shape = [batch if dim == 0 else UNKNOWN if length is None else length for dim, length in lengths]
     return keras.KerasTensor(shape, dtype=leaf.dtype)
 
 

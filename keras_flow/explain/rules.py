@@ -37,7 +37,8 @@ def _has_inside(layer: object) -> bool:
 
 def _kernel(layer: keras.Layer) -> keras.Variable:
     """The kernel that is stored (LoRA and quantisation make `kernel` a product)."""
-    return getattr(layer, "_kernel", None) if getattr(layer, "_kernel", None) is not None else layer.kernel
+    stored = getattr(layer, "_kernel", None)
+    return layer.kernel if stored is None else stored
 
 
 # ---- layers with weights
@@ -79,10 +80,10 @@ def convolution(step: Step, call: Call) -> None:
         product = Product(f"nc{places}", weight, f"nd{places.upper()}")
     else:
         product = Product(f"n{places}c", weight, f"n{places.upper()}d")
-    if call.layer.groups != 1 if hasattr(call.layer, "groups") else False:
-        return by_rows(step, call)
-    contract(step, call, product, _kernel(call.layer), call.layer.bias)
-    return None
+    if getattr(call.layer, "groups", 1) != 1:
+        by_rows(step, call)
+    else:
+        contract(step, call, product, _kernel(call.layer), call.layer.bias)
 
 
 def embedding(step: Step, call: Call) -> None:
@@ -96,8 +97,9 @@ def embedding(step: Step, call: Call) -> None:
 def attention(step: Step, call: Call) -> None:
     """`MultiHeadAttention`, `GroupedQueryAttention`: projections to heads, products head by head, projection back."""
     layer, graph = call.layer, step.graph
-    query, value = call.inputs[0], call.inputs[1] if len(call.inputs) > 1 else call.inputs[0]
-    key = call.inputs[2] if len(call.inputs) > 2 else value
+    query, *others = call.inputs
+    value = others[0] if others else query
+    key = others[1] if others[1:] else value
     projected = [
         _inner(step, call, part, source)
         for part, source in (

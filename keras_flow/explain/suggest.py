@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from keras_flow.explain.graph import Call
 from keras_flow.explain.step import Step
+
+if TYPE_CHECKING:
+    import keras
 
 #: layers that multiply by a 2-D kernel and hand features on
 _DENSE = frozenset(["Dense"])
@@ -48,45 +52,47 @@ def model_axes(step: Step) -> list[str]:
     return [axis for axis, ranks in step.axes.items() if ranks > 1 and axis not in rows]
 
 
-def pairs(step: Step) -> Mapping[str, Mapping[str, int]]:
-    """Rules for the Dense layers that are split on some axis but not as pairs: variable path -> axis -> dim."""
+def pairs(step: Step) -> dict[str, dict[str, int]]:
+    """Rules that take the layers blamed for standing alone into pairs, and leave those whole that have no partner:
+    variable path -> axis -> dim. Pairs that are good already stay as they are."""
     from keras_flow.explain.warn import unpaired
 
     rules: dict[str, dict[str, int]] = {}
     for axis in model_axes(step):
-        blamed = {id(call.layer) for call, _ in unpaired(step, axis)}
+        blamed = {id(call.layer): call.layer for call, _ in unpaired(step, axis)}
         if not blamed:
             continue
-        done: set[int] = set()
-        size = step.axes[axis]
-        for first, second in chains(step):
-            columns, rows = first.layer.kernel, second.layer.kernel
-            if id(first.layer) in done or id(second.layer) in done or columns.shape[1] % size:
+        linked = [(first.layer, second.layer) for first, second in chains(step)]
+        good = [
+            pair for pair in linked if _is_pair(step, axis, *pair) and not blamed.keys() & {id(layer) for layer in pair}
+        ]
+        done = {id(layer) for pair in good for layer in pair}
+        for first, second in linked:
+            taken = done & {id(first), id(second)}
+            wanted = blamed.keys() & {id(first), id(second)}
+            if taken or not wanted or first.kernel.shape[1] % step.axes[axis]:
                 continue
-            if not ({id(first.layer), id(second.layer)} & blamed):
-                continue
-            done |= {id(first.layer), id(second.layer)}
-            rules.setdefault(columns.path, {})[axis] = 1
-            if first.layer.bias is not None:
-                rules.setdefault(first.layer.bias.path, {})[axis] = 0
-            rules.setdefault(rows.path, {})[axis] = 0
+            done |= {id(first), id(second)}
+            _rule(rules, first, {axis: 1}, {axis: 0})
+            _rule(rules, second, {axis: 0}, {})
+        for key, layer in blamed.items():
+            if key not in done:
+                _rule(rules, layer, {}, {})
     return rules
 
 
-def left_over(step: Step, rules: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Paths of blamed kernels that no pair holds; `rules_file` leaves them whole."""
-    from keras_flow.explain.warn import unpaired
+def _is_pair(step: Step, axis: str, first: keras.layers.Dense, second: keras.layers.Dense) -> bool:
+    return (step.variable(first.kernel).get(axis), step.variable(second.kernel).get(axis)) == (1, 0)
 
-    return [
-        call.layer.kernel.path
-        for axis in model_axes(step)
-        for call, _ in unpaired(step, axis)
-        if call.layer.kernel.path not in rules
-    ]
+
+def _rule(rules: dict[str, dict[str, int]], layer: Any, kernel: dict[str, int], bias: dict[str, int]) -> None:
+    rules[layer.kernel.path] = kernel
+    if layer.bias is not None:
+        rules[layer.bias.path] = bias
 
 
 def rules_file(rules: Mapping[str, Mapping[str, int]]) -> str:
-    """The text of a `rules()` function. They stand first: the first rule that matches wins."""
+    """The text of a `rules()` function. Its rules stand before others: the first that matches wins."""
     import re
 
     lines = []

@@ -1,0 +1,206 @@
+"""Boxing on JAX: one compiled `shard_map` program for each plan.
+
+The named collectives on shards of one shape are XLA's own, over the axes of the placement. Everything else goes in
+rounds of `ppermute`: in one round ranks send messages of one size to the rank so many places on, so that nothing is
+padded on its way; what differs between ranks (which elements) is a branch of a `switch` on the rank's place. Shards of
+different shapes are held in flat buffers, padded to the largest.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from keras_flow.backends.jax.devices import rank_devices
+from keras_flow.boxing.cells import volume
+from keras_flow.boxing.functional import local_slices
+from keras_flow.boxing.pieces import WRITES, Transfer
+from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.layout import Layout
+from keras_flow.sbp import Split
+
+#: the messages of a round: (sender, receiver) -> what is in its message
+Pairs = dict[tuple[int, int], list[Transfer]]
+
+
+def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> dict[int, jax.Array]:
+    """Run a plan; shards by rank, all ranks of this host."""
+    if not plan.steps:
+        return dict(shards)
+    made = program(plan, rank_devices())
+    like = next(iter(shards.values()))
+    pieces = []
+    for rank in plan.ranks:
+        values = shards[rank].reshape(-1) if rank in shards else jnp.zeros(0, like.dtype)
+        padded = jnp.pad(values, (0, made.source_size - values.size)).reshape(1, -1)
+        pieces.append(jax.device_put(padded, made.devices[rank]))
+    shape = (len(plan.ranks), made.source_size)
+    out = made.compiled(like.dtype)(jax.make_array_from_single_device_arrays(shape, made.sharding, pieces))
+    of_device = {shard.device: shard.data for shard in out.addressable_shards}
+    result = {}
+    for rank in plan.target.placement.ranks:
+        shape = plan.target.local_shape(rank)
+        result[rank] = of_device[made.devices[rank]][0, : math.prod(shape)].reshape(shape)
+    return result
+
+
+class _Program:
+    """The compiled program of a plan: flat padded shards [ranks, source_size] to [ranks, target_size]."""
+
+    def __init__(self, plan: BoxingPlan, devices: tuple):
+        self.plan, self.devices = plan, devices
+        self.place = {rank: place for place, rank in enumerate(plan.ranks)}
+        self.source_size = _largest(plan.source)
+        placement = plan.source.placement
+        on_axes = plan.ranks == placement.ranks and all(step.exchange.same_placement for step in plan.steps)
+        hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
+        self.axes = tuple(f"axis{axis}" for axis in range(len(hierarchy)))
+        mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(hierarchy), self.axes)
+        spec = PartitionSpec(self.axes)
+        self.sharding = NamedSharding(mesh, spec)
+        self.run = jax.jit(jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        self._compiled: dict = {}
+
+    def compiled(self, dtype):
+        """The executable for one dtype; its `as_text()` shows the collectives."""
+        if dtype not in self._compiled:
+            shape = (len(self.plan.ranks), self.source_size)
+            like = jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)
+            self._compiled[dtype] = self.run.lower(like).compile()
+        return self._compiled[dtype]
+
+    def _body(self, flat: jax.Array) -> jax.Array:
+        held = flat[0]
+        for step in self.plan.steps:
+            held = self._native(step, held) if _is_native(step) else self._exchange(step, held)
+        return held[None]
+
+    def _native(self, step: Step, held: jax.Array) -> jax.Array:
+        """One of XLA's own collectives; all shards have one shape."""
+        source, target = step.exchange.source, step.exchange.target
+        values = held.reshape(source.local_shape(source.placement.ranks[0]))
+        changed = [axis for axis in range(source.placement.ndim) if axis not in step.exchange.apart]
+        if step.kind == "all_reduce":
+            return lax.psum(values, tuple(self.axes[axis] for axis in changed)).reshape(-1)
+        if step.kind == "all_gather":
+            for axis in reversed(changed):  # the inner block first
+                dim = _dim(source, axis)
+                values = lax.all_gather(values, self.axes[axis], axis=dim, tiled=True)
+        if step.kind == "reduce_scatter":
+            for axis in changed:  # the outer block first
+                dim = _dim(target, axis)
+                values = lax.psum_scatter(values, self.axes[axis], scatter_dimension=dim, tiled=True)
+        return values.reshape(-1)
+
+    def _exchange(self, step: Step, held: jax.Array) -> jax.Array:
+        buffers = {"source": held}
+        me = lax.axis_index(self.axes)
+        for phase in step.phases:
+            self._phase(step, phase, buffers, me, held.dtype)
+        return buffers["result"]
+
+    def _phase(self, step: Step, phase: str, buffers: dict[str, jax.Array], me, dtype) -> None:
+        exchange, writes = step.exchange, WRITES[phase]
+        ranks = self.plan.ranks
+        layout = exchange.source if writes == "combined" else exchange.target
+        if writes not in buffers:
+            buffers[writes] = jnp.zeros(_largest(layout), dtype)
+        ordered = self._rounds(step, phase)
+        sizes = [size for _, size, _ in ordered]
+        sent = {rank: [_of(pairs, rank, 0) for *_, pairs in ordered] for rank in ranks}
+        come = {rank: [_of(pairs, rank, 1) for *_, pairs in ordered] for rank in ranks}
+        packs = [functools.partial(_pack, step, sent[rank], rank, sizes) for rank in ranks]
+        messages = lax.switch(me, packs, dict(buffers))
+        arrived = []
+        for (shift, _, pairs), message in zip(ordered, messages, strict=True):
+            places = [(self.place[sender], self.place[receiver]) for sender, receiver in pairs]
+            arrived.append(lax.ppermute(message, self.axes, places) if shift else message)
+        unpacks = [functools.partial(_unpack, layout, come[rank], rank) for rank in ranks]
+        buffers[writes] = lax.switch(me, unpacks, buffers[writes], arrived)
+
+    def _rounds(self, step: Step, phase: str) -> list[tuple[int, int, Pairs]]:
+        """The messages of a phase by how many places they travel and their size; 0 places: what a rank has itself."""
+        messages: Pairs = {}
+        for rank in self.plan.ranks:
+            for part in step.exchange.receives(rank, phase):
+                messages.setdefault((part.sender, rank), []).append(part)
+        rounds: dict[tuple[int, int], Pairs] = {}
+        for (sender, receiver), parts in messages.items():
+            shift = (self.place[receiver] - self.place[sender]) % len(self.plan.ranks)
+            size = sum(part.piece.size for part in parts)
+            rounds.setdefault((shift, size), {})[sender, receiver] = parts
+        return [(*key, pairs) for key, pairs in sorted(rounds.items())]
+
+
+def _of(pairs: Pairs, rank: int, end: int) -> list[Transfer]:
+    """What `rank` sends (end 0) or receives (end 1) in a round, where it has one partner at most."""
+    return next((parts for pair, parts in pairs.items() if pair[end] == rank), [])
+
+
+def _pack(step: Step, rounds: list[list[Transfer]], rank: int, sizes: list[int], buffers: dict[str, jax.Array]):
+    """The message of each round; zeros where this rank sends none."""
+    messages = []
+    for parts, size in zip(rounds, sizes, strict=True):
+        packed = []
+        for part in parts:
+            layout = step.exchange.target if part.origin == "result" else step.exchange.source
+            packed.append(_region(buffers[part.origin], layout, rank, part))
+        messages.append(jnp.concatenate(packed) if packed else jnp.zeros(size, buffers["source"].dtype))
+    return messages
+
+
+def _unpack(layout: Layout, rounds: list[list[Transfer]], rank: int, buffer: jax.Array, messages: list[jax.Array]):
+    """The buffer with what came added at its place."""
+    if not any(rounds):
+        return buffer
+    shape = layout.local_shape(rank)
+    shard = buffer[: math.prod(shape)].reshape(shape)
+    for parts, message in zip(rounds, messages, strict=True):
+        done = 0
+        for part in parts:
+            values = message[done : done + part.piece.size]
+            done += part.piece.size
+            slices = local_slices(part.piece.box, layout, rank)
+            if part.piece.size == volume(part.piece.box):
+                shard = shard.at[slices].add(values.reshape(shard[slices].shape))
+            else:
+                region = shard[slices]
+                flat = region.reshape(-1).at[part.piece.start : part.piece.stop].add(values)
+                shard = shard.at[slices].set(flat.reshape(region.shape))
+    return jnp.pad(shard.reshape(-1), (0, buffer.size - shard.size))
+
+
+def _region(buffer: jax.Array, layout: Layout, rank: int, part: Transfer) -> jax.Array:
+    shape = layout.local_shape(rank)
+    shard = buffer[: math.prod(shape)].reshape(shape)
+    return shard[local_slices(part.piece.box, layout, rank)].reshape(-1)[part.piece.start : part.piece.stop]
+
+
+@functools.lru_cache(maxsize=256)
+def program(plan: BoxingPlan, devices: tuple) -> _Program:
+    """The program of a plan on these devices; compiled when it first runs."""
+    return _Program(plan, devices)
+
+
+def _is_native(step: Step) -> bool:
+    source, target = step.exchange.source, step.exchange.target
+    if not step.exchange.same_placement or step.kind not in ("all_reduce", "all_gather", "reduce_scatter"):
+        return False
+    return source.divides and target.divides and 0 not in source.shape
+
+
+def _dim(layout: Layout, axis: int) -> int:
+    part = layout.nd_sbp[axis]
+    assert isinstance(part, Split)
+    return part.dim
+
+
+def _largest(layout: Layout) -> int:
+    return max(math.prod(layout.local_shape(rank)) for rank in layout.placement.ranks)

@@ -1,0 +1,206 @@
+"""Boxing on torch: collectives of torch.distributed in groups of their own; every rank runs its part of the plan.
+
+An exchange is one `all_to_all_single` of packed pieces, which on gloo takes uneven and empty pieces too (its list forms
+do not; DTensor gathers there instead). Where all shards are of one shape, the named collectives are torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from keras_flow.backends.torch.devices import world
+from keras_flow.boxing.functional import local_slices
+from keras_flow.boxing.pieces import WRITES, Transfer
+from keras_flow.boxing.spec import BoxingPlan, Step
+
+#: position and length of a piece in a flat buffer, and where its elements lie in a shard: region, start, stop
+Region = tuple[tuple[slice, ...], int, int]
+
+
+def redistribute(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Run this rank's part of a plan; every rank of the world calls it, those outside the plan with no shard."""
+    rank = world().local_ranks[0]
+    _make_groups(plan)
+    if rank not in plan.ranks:
+        return {}
+    held = shards.get(rank)
+    like = held if held is not None else torch.empty(0, dtype=getattr(torch, plan.dtype))
+    for recipe in _recipes(plan, rank):
+        held = recipe.run(held, like)
+    return {rank: held} if held is not None else {}
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One phase for one rank: what it packs for whom, and where it puts what comes."""
+
+    writes: str
+    sends: tuple[tuple[str, Region], ...]  # buffer, region
+    counts_out: tuple[int, ...]
+    receives: tuple[Region, ...]  # in the order of senders
+    counts_in: tuple[int, ...]
+    keeps: tuple[tuple[str, Region, Region], ...]  # buffer, region there, region in what is written
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """One step for one rank, ready to run."""
+
+    step: Step
+    rank: int
+    members: tuple[int, ...]
+    native: str | None
+    phases: tuple[_Phase, ...]
+    source_shape: tuple[int, ...]
+    target_shape: tuple[int, ...] | None
+
+    def run(self, held: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+        group = _group(self.members)
+        if self.native == "all_reduce":
+            assert held is not None
+            result = held.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(result, group=group)
+            return result
+        if self.native == "all_gather":
+            assert held is not None
+            return self._all_gather(held, group)
+        buffers: dict[str, torch.Tensor] = {}
+        if held is not None:
+            buffers["source"] = held
+        for phase in self.phases:
+            if phase.writes not in buffers:
+                shape = self.source_shape if phase.writes == "combined" else self.target_shape
+                if shape is not None:
+                    buffers[phase.writes] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            self._exchange(phase, buffers, like, group)
+        return buffers.get("result")
+
+    def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, group) -> None:
+        packed = [_read(buffers[origin], region) for origin, region in phase.sends]
+        kept = [_read(buffers[origin], region).clone() for origin, region, _ in phase.keeps]
+        if len(self.members) > 1 and not self.step.kind.startswith("local"):
+            out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
+            come = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
+            dist.all_to_all_single(come, out, list(phase.counts_in), list(phase.counts_out), group=group)
+        else:
+            come = torch.empty(0, dtype=like.dtype, device=like.device)
+        for (_, _, region), values in zip(phase.keeps, kept, strict=True):
+            _add(buffers[phase.writes], region, values)
+        done = 0
+        for region in phase.receives:
+            size = region[2] - region[1]
+            _add(buffers[phase.writes], region, come[done : done + size])
+            done += size
+
+    def _all_gather(self, held: torch.Tensor, group) -> torch.Tensor:
+        flat = torch.empty((len(self.members), held.numel()), dtype=held.dtype, device=held.device)
+        dist.all_gather_single(flat, held.contiguous().reshape(1, -1), group=group)
+        assert self.target_shape is not None
+        result = torch.empty(self.target_shape, dtype=held.dtype, device=held.device)
+        source, target = self.step.exchange.source, self.step.exchange.target
+        for member, values in zip(self.members, flat, strict=True):
+            box = tuple((part.start, part.stop) for part in source.local_slices(member))
+            result[local_slices(box, target, self.rank)] = values.reshape(held.shape)
+        return result
+
+
+def _read(buffer: torch.Tensor, region: Region) -> torch.Tensor:
+    slices, start, stop = region
+    return buffer[slices].reshape(-1)[start:stop]
+
+
+def _add(buffer: torch.Tensor, region: Region, values: torch.Tensor) -> None:
+    slices, start, stop = region
+    view = buffer[slices]
+    if start == 0 and stop == view.numel():
+        view += values.reshape(view.shape)
+        return
+    flat = view.reshape(-1).clone()  # a range of a region that is not contiguous
+    flat[start:stop] += values
+    view.copy_(flat.reshape(view.shape))
+
+
+@functools.lru_cache(maxsize=256)
+def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
+    made = []
+    for step in plan.steps:
+        source, target = step.exchange.source, step.exchange.target
+        members = _parties(step, plan.ranks)[rank]
+        native = step.kind if step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides) else None
+        holds = source.placement.contains(rank)
+        made.append(
+            _Recipe(
+                step,
+                rank,
+                members,
+                native,
+                () if native else tuple(_phase(step, phase, rank, members) for phase in step.phases),
+                source.local_shape(rank) if holds else (),
+                target.local_shape(rank) if target.placement.contains(rank) else None,
+            )
+        )
+    return tuple(made)
+
+
+@functools.lru_cache(maxsize=256)
+def _parties(step: Step, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """rank -> the ranks that its messages stay among in a step, in the order that torch gives a group: sorted."""
+    apart = step.exchange.apart
+    if not apart:
+        return dict.fromkeys(ranks, tuple(sorted(ranks)))
+    placement = step.exchange.source.placement
+    parties: dict[tuple[int, ...], list[int]] = {}
+    for rank in sorted(ranks):
+        at = placement.coordinates(rank)
+        parties.setdefault(tuple(at[axis] for axis in apart), []).append(rank)
+    return {rank: tuple(party) for party in parties.values() for rank in party}
+
+
+def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...]) -> _Phase:
+    exchange = step.exchange
+    writes = WRITES[phase]
+
+    def region(transfer: Transfer, owner: int, buffer: str) -> Region:
+        layout = exchange.target if buffer == "result" else exchange.source
+        return local_slices(transfer.piece.box, layout, owner), transfer.piece.start, transfer.piece.stop
+
+    def order(transfer: Transfer) -> tuple:
+        return transfer.piece.box, transfer.piece.start, transfer.origin
+
+    received = list(exchange.receives(rank, phase))
+    come = [part for part in received if part.sender != rank]
+    come.sort(key=lambda part: (members.index(part.sender), order(part)))
+    sent = sorted(exchange.sends(rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
+    return _Phase(
+        writes,
+        tuple((part.origin, region(part, rank, part.origin)) for part in sent),
+        tuple(sum(part.piece.size for part in sent if part.receiver == member) for member in members),
+        tuple(region(part, rank, writes) for part in come),
+        tuple(sum(part.piece.size for part in come if part.sender == member) for member in members),
+        tuple(
+            (part.origin, region(part, rank, part.origin), region(part, rank, writes))
+            for part in received
+            if part.sender == rank
+        ),
+    )
+
+
+def _make_groups(plan: BoxingPlan) -> None:
+    """Make the groups of a plan that are not there yet: torch wants every rank of the world there, in one order."""
+    for step in plan.steps:
+        if step.kind.startswith("local"):
+            continue
+        for members in dict.fromkeys(_parties(step, plan.ranks).values()):
+            _group(members)
+
+
+@functools.cache
+def _group(members: tuple[int, ...]):
+    if len(members) == world().size:
+        return None
+    return dist.new_group(list(members))

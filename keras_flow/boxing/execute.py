@@ -1,0 +1,41 @@
+"""Running a plan on the active engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.errors import FlowError
+
+
+def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> dict[int, object]:
+    """Run a plan on the active Keras backend.
+
+    Args:
+        plan: made by `kf.boxing.plan`.
+        shards: rank -> the engine's array of the source layout's local shape, for the ranks that this process drives
+            (on torch its own rank; every rank of the world calls, those outside the plan with no shard).
+
+    Returns:
+        rank -> array of the target layout's local shape, for the ranks that this process drives.
+
+    Raises:
+        FlowError: a rank outside the world, a shard that is missing or has another shape.
+    """
+    from keras_flow.backends.active import backend
+
+    engine = backend()
+    world = engine.world()
+    outside = [rank for rank in plan.ranks if rank >= world.size]
+    if outside:
+        raise FlowError(
+            f"the boxing plan names ranks {outside}; the world has {world.size} ranks, 0 to {world.size - 1}"
+        )
+    for rank in plan.source.placement.ranks:
+        if rank in world.local_ranks:
+            shape = tuple(getattr(shards.get(rank), "shape", ()))
+            if rank not in shards or shape != plan.source.local_shape(rank):
+                found = f"shape {list(shape)}" if rank in shards else "none"
+                expected = list(plan.source.local_shape(rank))
+                raise FlowError(f"shard of rank {rank}: expected shape {expected}, found {found}")
+    return engine.redistribute(plan, shards)

@@ -1,0 +1,229 @@
+"""Runs boxing plans on one engine and writes, for each pair of layouts, what came out and what moved.
+
+`python -m tests.conformance.boxing_worker BACKEND FILE`. On torch the ranks are processes of one job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from keras_flow.boxing import BoxingPlan, plan, simulate
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from tests.boxing.cases import all_nd_sbps, grid, logical_tensor, shards_of
+
+
+def pairs() -> list[tuple[Layout, Layout]]:
+    """Every pair on 2x2 and on 4, uneven too; a fixed sample between different placements."""
+    found = []
+    for hierarchy, shape in (((2, 2), (8, 12)), ((4,), (5, 7))):
+        for before in all_nd_sbps(len(hierarchy)):
+            for after in all_nd_sbps(len(hierarchy)):
+                found.append((Layout(grid(hierarchy), before, shape), Layout(grid(hierarchy), after, shape)))
+    placements = [
+        Placement(ranks) for ranks in ([0, 1, 2], [1, 3], [2], [0, 1, 2, 3], [[0, 1], [2, 3]], [[2], [3]], [3, 1])
+    ]
+    asymmetric = [
+        (Layout(one, before, (5, 7)), Layout(other, after, (5, 7)))
+        for one in placements
+        for other in placements
+        if one != other
+        for before in all_nd_sbps(one.ndim)
+        for after in all_nd_sbps(other.ndim)
+    ]
+    return found + random.Random(0).sample(asymmetric, 40)
+
+
+def seeded_fault(made: BoxingPlan) -> BoxingPlan:
+    """The same layouts, and the steps of a plan that takes the placement's axes for each other."""
+    swapped = Layout(made.target.placement, tuple(reversed(made.target.nd_sbp)), made.target.shape)
+    wrong = plan(made.source, swapped, made.dtype)
+    return BoxingPlan(made.source, made.target, made.dtype, wrong.steps)
+
+
+def main() -> list[dict]:
+    """One record for each pair."""
+    import keras_flow as kf
+    from keras_flow.backends.active import backend
+
+    kf.init(4)
+    engine = backend()
+    here = engine.world().local_ranks
+    counter = COUNTERS[engine.name]()
+    records = []
+    for source, target in pairs():
+        made = plan(source, target)
+        logical = logical_tensor(source.shape)
+        shards = {rank: value.astype("float32") for rank, value in shards_of(source, logical).items()}
+        expected = simulate(made, shards)
+        mine = {rank: counter.array(value, rank) for rank, value in shards.items() if rank in here}
+        out, moved = counter.run(made, mine)
+        right = all(
+            np.array_equal(np.asarray(out[rank]), expected[rank]) for rank in target.placement.ranks if rank in here
+        )
+        records.append({"pair": f"{source} -> {target}", "right": right, "moved": moved, "planned": made.total_bytes})
+    mesh = grid((2, 2))
+    made = plan(Layout(mesh, "S(0),S(1)", (8, 8)), Layout(mesh, "S(0),B", (8, 8)))
+    wrong = seeded_fault(made)
+    shards = {rank: value.astype("float32") for rank, value in shards_of(made.source, logical_tensor((8, 8))).items()}
+    mine = {rank: counter.array(value, rank) for rank, value in shards.items() if rank in here}
+    out, _ = counter.run(wrong, mine)
+    fits = all(
+        out[rank].shape == value.shape and np.array_equal(np.asarray(out[rank]), value)
+        for rank, value in simulate(made, shards).items()
+        if rank in here
+    )
+    records.append({"pair": "seeded fault", "right": fits})
+    return counter.gathered(records)
+
+
+class JaxCounter:
+    """Bytes of the collectives in the compiled program."""
+
+    def array(self, value: np.ndarray, rank: int):
+        import jax
+
+        return jax.device_put(value, jax.devices()[rank])
+
+    def run(self, made: BoxingPlan, shards: dict):
+        import jax
+
+        from keras_flow.backends.jax import boxing
+        from keras_flow.backends.jax.devices import rank_devices
+
+        out = boxing.redistribute(made, shards)
+        if not made.steps:
+            return out, 0
+        text = boxing.program(made, rank_devices()).compiled(jax.numpy.float32).as_text()
+        return out, sum(self.received(line, len(made.ranks)) for line in text.splitlines())
+
+    def received(self, line: str, ranks: int) -> int:
+        kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+        match = re.search(rf"= (?:\()?f32\[([\d,]*)\]\S* ({kinds})(?:-start)?\(", line)
+        if match is None:
+            return 0
+        elements = int(np.prod([int(n) for n in match[1].split(",") if n], dtype=int))
+        if match[2] == "collective-permute":
+            listed = line.split("source_target_pairs=")[1].split("}}")[0] + "}"
+            return 4 * elements * len(re.findall(r"\{\d+,\d+\}", listed))
+        groups = re.search(r"replica_groups=(?:\{\{([\d,]+)\}|\[(\d+),(\d+)\])", line)
+        assert groups, line
+        group = len(groups[1].split(",")) if groups[1] else int(groups[3])
+        assert match[2] != "all-to-all", line
+        per_rank = {"all-reduce": 2 * elements * (group - 1) / group, "all-gather": elements * (group - 1) / group}
+        return round(4 * ranks * per_rank.get(match[2], elements * (group - 1)))
+
+    def gathered(self, records: list[dict]) -> list[dict]:
+        return records
+
+
+class TensorFlowCounter:
+    """Bytes of what the Recv operations of the partitioned graphs received in a run."""
+
+    def __init__(self):
+        import tensorflow as tf
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # it renames operations
+
+    def array(self, value: np.ndarray, rank: int):
+        import tensorflow as tf
+
+        with tf.device(f"/device:CPU:{rank}"):
+            return tf.constant(value)
+
+    def run(self, made: BoxingPlan, shards: dict):
+        from tensorflow.python.eager import context
+
+        from keras_flow.backends.tensorflow import boxing
+
+        if not made.steps:
+            return boxing.redistribute(made, shards), 0
+        ordered = [shards[rank] for rank in made.source.placement.ranks]
+        function = boxing.program(made, ordered[0].dtype)
+        context.enable_run_metadata()
+        function(*ordered)
+        traced = context.export_run_metadata()
+        context.disable_run_metadata()
+        moved = 0
+        for functions in traced.function_graphs:
+            for graph in functions.partition_graphs:
+                for node in graph.node:
+                    if node.op == "_Recv":
+                        moved += self.received(node, function.graph)
+        return boxing.redistribute(made, shards), moved
+
+    def received(self, node, graph) -> int:
+        """Bytes of the tensor that a Recv names: `edge_NUMBER_NAME`, NAME being the operation that made it."""
+        name = re.fullmatch(r"edge_\d+_(.*)", node.attr["tensor_name"].s.decode())[1]
+        made = graph.get_operation_by_name(name).outputs[0]
+        return made.shape.num_elements() * made.dtype.size
+
+    def gathered(self, records: list[dict]) -> list[dict]:
+        return records
+
+
+class TorchCounter:
+    """Bytes that torch.distributed was asked to receive on this rank; summed over ranks at the end."""
+
+    def __init__(self):
+        import torch.distributed as dist
+
+        self.dist, self.moved = dist, 0
+        self.all_reduce = dist.all_reduce
+        for name in ("all_to_all_single", "all_reduce", "all_gather_single"):
+            setattr(dist, name, self.counted(name, getattr(dist, name)))
+
+    def counted(self, name: str, original):
+        def call(*arguments, **options):
+            group = options.get("group")
+            size, place = self.dist.get_world_size(group), self.dist.get_rank(group)
+            if name == "all_to_all_single":
+                counts = arguments[2]
+                self.moved += arguments[0].element_size() * (sum(counts) - counts[place])
+            elif name == "all_reduce":
+                self.moved += arguments[0].nbytes * 2 * (size - 1) / size
+            else:
+                self.moved += arguments[0].nbytes * (size - 1) / size
+            return original(*arguments, **options)
+
+        return call
+
+    def array(self, value: np.ndarray, rank: int):
+        import torch
+
+        return torch.from_numpy(value)
+
+    def run(self, made: BoxingPlan, shards: dict):
+        from keras_flow.boxing.execute import execute
+
+        self.moved = 0
+        out = execute(made, shards)
+        return out, self.moved
+
+    def gathered(self, records: list[dict]) -> list[dict]:
+        import torch
+
+        table = torch.tensor([[record.get("moved", 0), float(not record["right"])] for record in records])
+        self.all_reduce(table)
+        for record, (moved, wrong) in zip(records, table.tolist(), strict=True):
+            record.update(moved=round(moved), right=wrong == 0)
+        return records
+
+
+COUNTERS = {"jax": JaxCounter, "tensorflow": TensorFlowCounter, "torch": TorchCounter}
+
+
+if __name__ == "__main__":
+    os.environ["KERAS_BACKEND"] = sys.argv[1]
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+    import keras_flow
+
+    made = keras_flow.run(main, devices=4)
+    Path(sys.argv[2]).write_text(json.dumps(made))
