@@ -36,28 +36,25 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> dict[int,
         return dict(shards)
     made = program(plan, rank_devices())
     like = next(iter(shards.values()))
-    pieces = []
-    for rank in plan.ranks:
-        values = shards[rank].reshape(-1) if rank in shards else jnp.zeros(0, like.dtype)
-        padded = jnp.pad(values, (0, made.source_size - values.size)).reshape(1, -1)
-        pieces.append(jax.device_put(padded, made.devices[rank]))
-    shape = (len(plan.ranks), made.source_size)
-    out = made.compiled(like.dtype)(jax.make_array_from_single_device_arrays(shape, made.sharding, pieces))
+    pieces = [made.enter(rank, shards.get(rank), like) for rank in plan.ranks]
+    given = jax.make_array_from_single_device_arrays(made.shape_of_all, made.sharding, pieces)
+    out = made.compiled(like.dtype)(given)
     of_device = {shard.device: shard.data for shard in out.addressable_shards}
-    result = {}
-    for rank in plan.target.placement.ranks:
-        shape = plan.target.local_shape(rank)
-        result[rank] = of_device[made.devices[rank]][0, : math.prod(shape)].reshape(shape)
-    return result
+    return {rank: made.leave(rank, of_device[made.devices[rank]]) for rank in plan.target.placement.ranks}
 
 
 class _Program:
-    """The compiled program of a plan: flat padded shards [ranks, source_size] to [ranks, target_size]."""
+    """The compiled program of a plan. It takes and gives one array whose dim 0 is cut over all ranks.
+
+    Where all ranks hold shards of one shape these are the blocks of that array as they are; else a block is a shard
+    laid flat and padded to the largest.
+    """
 
     def __init__(self, plan: BoxingPlan, devices: tuple):
         self.plan, self.devices = plan, devices
         self.place = {rank: place for place, rank in enumerate(plan.ranks)}
-        self.source_size = _largest(plan.source)
+        self.source_block = _block(plan, plan.source)
+        self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
         on_axes = plan.ranks == placement.ranks and all(step.exchange.same_placement for step in plan.steps)
         hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
@@ -68,19 +65,37 @@ class _Program:
         self.run = jax.jit(jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
         self._compiled: dict = {}
 
+    @property
+    def shape_of_all(self) -> tuple[int, ...]:
+        """Shape of the array that it takes."""
+        return (len(self.plan.ranks) * self.source_block[0], *self.source_block[1:])
+
+    def enter(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
+        """The block of a rank."""
+        if shard is not None and shard.shape == self.source_block:
+            return jax.device_put(shard, self.devices[rank])
+        (size,) = self.source_block
+        values = np.zeros(0, like.dtype) if shard is None else shard.reshape(-1)
+        return jax.device_put(jnp.pad(values, (0, size - values.size)), self.devices[rank])
+
+    def leave(self, rank: int, block: jax.Array) -> jax.Array:
+        """The shard of a rank, from its block."""
+        shape = self.plan.target.local_shape(rank)
+        return block if block.shape == shape else block[: math.prod(shape)].reshape(shape)
+
     def compiled(self, dtype):
         """The executable for one dtype; its `as_text()` shows the collectives."""
+        dtype = np.dtype(dtype)
         if dtype not in self._compiled:
-            shape = (len(self.plan.ranks), self.source_size)
-            like = jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding)
+            like = jax.ShapeDtypeStruct(self.shape_of_all, dtype, sharding=self.sharding)
             self._compiled[dtype] = self.run.lower(like).compile()
         return self._compiled[dtype]
 
-    def _body(self, flat: jax.Array) -> jax.Array:
-        held = flat[0]
+    def _body(self, block: jax.Array) -> jax.Array:
+        held = block.reshape(-1)
         for step in self.plan.steps:
             held = self._native(step, held) if _is_native(step) else self._exchange(step, held)
-        return held[None]
+        return held.reshape(self.target_block)
 
     def _native(self, step: Step, held: jax.Array) -> jax.Array:
         """One of XLA's own collectives; all shards have one shape."""
@@ -200,6 +215,13 @@ def _dim(layout: Layout, axis: int) -> int:
     part = layout.nd_sbp[axis]
     assert isinstance(part, Split)
     return part.dim
+
+
+def _block(plan: BoxingPlan, layout: Layout) -> tuple[int, ...]:
+    """Shape of what the program takes, or gives, for each rank."""
+    shapes = {layout.local_shape(rank) for rank in layout.placement.ranks}
+    is_plain = len(shapes) == 1 and set(layout.placement.ranks) == set(plan.ranks) and layout.shape
+    return shapes.pop() if is_plain else (_largest(layout),)
 
 
 def _largest(layout: Layout) -> int:

@@ -21,6 +21,7 @@ def look() -> dict[str, object]:
     engine = active.backend()
     kf.init()
     record = asdict(engine.capabilities)
+    del record["traffic"]  # what explain reckons with; says nothing of what works here
     environment = {
         name: f"{os.environ.get(name, '(not set)')}: {why}" for name, why in record.pop("environment").items()
     }

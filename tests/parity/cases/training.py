@@ -249,6 +249,11 @@ def _jax_adversaries():
                 state = (*state[:2], values, *state[2:])
             return state
 
+        def _get_state_sharding_spec(self):  # Keras looks at the one optimizer that a model usually has
+            trainable, other, _, metrics = super()._get_state_sharding_spec()
+            slots = [v.value.sharding for o in (self.maker_optimizer, self.judge_optimizer) for v in o.variables]
+            return trainable, other, slots, metrics
+
         def train_step(self, state, batch):
             trainable, other, slots, metrics = state
             count = len(self.maker.trainable_variables)
@@ -312,8 +317,6 @@ def _adversaries(run: Run) -> None:
     with run.scope():
         model = make[keras.backend.backend()]()()
         model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.SGD(0.05))
-        jit = {"run_eagerly": True} if keras.backend.backend() == "jax" else {}
-        model.run_eagerly = bool(jit)
         run.fit(model, data.FEATURES, batch_size=data.BATCH, epochs=2)
     run.record_model(model)
 
