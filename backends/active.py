@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
-    from keras_flow.backends.interface import Backend
+    from keras_flow.backends.interface import Backend, TensorEngine
 
 #: engine -> one process drives every rank of a host. The same as `Capabilities.drives_all_ranks`, but readable before
 #: the engine is loaded: a launcher must know it and must not load an engine.
-_ENGINES = {"jax": True, "tensorflow": True, "torch": False}
+_ENGINES = {"jax": True, "tensorflow": True, "torch": False, "numpy": True}
+
+#: the engine of reference: it has global tensors and trains nothing
+_REFERENCE = "numpy"
 
 #: set by `keras-flow launch` and `kf.run`: the number of ranks of the job
 DEVICES_VARIABLE = "KERAS_FLOW_DEVICES"
@@ -24,6 +27,21 @@ DEVICES_VARIABLE = "KERAS_FLOW_DEVICES"
 
 def backend() -> Backend:
     """The object of the active Keras backend.
+
+    Raises:
+        FlowError: the backend is none of the supported ones, trains nothing, or its engine is not installed.
+    """
+    name = checked_name()
+    if name == _REFERENCE:
+        raise FlowError(
+            "The active Keras backend is 'numpy', which has global tensors and boxing and trains nothing. Set the "
+            "environment variable KERAS_BACKEND to jax, tensorflow or torch before keras is imported."
+        )
+    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
+
+
+def tensor_engine() -> TensorEngine:
+    """The object of the active Keras backend, numpy among them: what boxing and global tensors need.
 
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_flow.explain import graph
+from keras_flow.explainer import graph
 
 if TYPE_CHECKING:
     import keras

@@ -1,15 +1,16 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
-The three implementations have the same files with the same names: `devices`, `layouts`, `boxing`, `variables`, `data`,
-`trainer`, `random`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by comparing
-two files.
+The three implementations have the same files with the same names: `devices`, `layouts`, `boxing`, `tensors`,
+`variables`, `data`, `trainer`, `random`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is
+visible by comparing two files. numpy, the reference of boxing and of global tensors, has the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -98,11 +99,10 @@ class Capabilities:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Backend(Protocol):
-    """One engine. `keras_flow.backends.active.backend()` returns that of the active Keras backend."""
+class TensorEngine(Protocol):
+    """What global tensors need of an engine; numpy, the reference, has no more than this."""
 
     name: str
-    capabilities: Capabilities
 
     # ---- devices.py
     def init(self, devices: int | None, type: str | None) -> World:
@@ -112,6 +112,63 @@ class Backend(Protocol):
     def world(self) -> World:
         """The ranks as they are now. Initialises the engine with its defaults when `init` was not called."""
         ...
+
+    # ---- boxing.py
+    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, Any]) -> dict[int, Any]:
+        """Run a boxing plan on the engine's arrays, rank -> shard, for the ranks that this process drives.
+
+        Ranks receive the bytes that the plan says, and no padding.
+        """
+        ...
+
+    # ---- tensors.py
+    def note_call(self, text: str) -> None:
+        """An operator is called; where ranks are processes they are compared before they next wait for each other."""
+        ...
+
+    def agree_on(self, facts: Mapping[int, Any]) -> dict[int, Any]:
+        """Facts by rank, of this process's ranks, together with those of all other processes; a collective."""
+        ...
+
+    def put(self, value: np.ndarray, rank: int) -> Any:
+        """The engine's array with this value, on the device of a rank of this process."""
+        ...
+
+    def as_numpy(self, value: Any) -> np.ndarray:
+        """The value of an engine's array."""
+        ...
+
+    def on_rank(self, rank: int) -> AbstractContextManager[object]:
+        """Inside, operators compute on the device of `rank`."""
+        ...
+
+    def vjp(self, function: Callable[..., Any], values: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any]]]:
+        """Results of `function(*values)`, which returns a list, and the function that takes cotangents back.
+
+        The latter takes one cotangent for each result and returns one for each value.
+
+        Raises:
+            FlowError: the engine has no gradients.
+        """
+        ...
+
+    def to_engine(self, layout: Layout, shards: Mapping[int, Any]) -> Any:
+        """The engine's own distributed array of these shards, not copied.
+
+        Raises:
+            FlowError: it cannot hold the layout.
+        """
+        ...
+
+    def from_engine(self, value: Any) -> tuple[Layout, dict[int, Any]] | None:
+        """Layout and shards of the engine's own distributed array; None where it is none."""
+        ...
+
+
+class Backend(TensorEngine, Protocol):
+    """One engine. `keras_flow.backends.active.backend()` returns that of the active Keras backend."""
+
+    capabilities: Capabilities
 
     # ---- layouts.py
     def engine_layout(self, layout: Layout) -> object:
@@ -125,14 +182,6 @@ class Backend(Protocol):
             outputs: one tensor or a structure of them; those with too few dimensions for `nd_sbp` raise FlowError.
             nd_sbp: one sbp for each axis of the active distribution's placement.
             path: the layer's path, for the error.
-        """
-        ...
-
-    # ---- boxing.py
-    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, object]) -> dict[int, object]:
-        """Run a boxing plan on the engine's arrays, rank -> shard, for the ranks that this process drives.
-
-        Ranks receive the bytes that the plan says, and no padding.
         """
         ...
 

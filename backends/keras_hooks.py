@@ -20,7 +20,7 @@ from keras_flow.distributions.creating import creating
 from keras_flow.distributions.describing import is_describing
 from keras_flow.distributions.distribution import ActivationLayout, FlowDistribution, active
 from keras_flow.errors import FlowError, LayoutError
-from keras_flow.explain import graph
+from keras_flow.explainer import graph
 
 if TYPE_CHECKING:
     import keras

@@ -18,13 +18,31 @@ _NAMES = {
     "LayoutError": "keras_flow.errors",
     "ModelParallel": "keras_flow.distributions.model_parallel",
     "Placement": "keras_flow.placements",
+    "GlobalTensor": "keras_flow.tensors.global_tensor",
+    "arange": "keras_flow.tensors.creation",
+    "explain": "keras_flow.tensors.explanation",
+    "full": "keras_flow.tensors.creation",
+    "global_tensor": "keras_flow.tensors.reading",
     "init": "keras_flow.runtime.init",
     "layout_of": "keras_flow.distributions.placed",
+    "ones": "keras_flow.tensors.creation",
     "placement": "keras_flow.placements",
+    "rand": "keras_flow.tensors.creation",
+    "randint": "keras_flow.tensors.creation",
+    "randn": "keras_flow.tensors.creation",
     "run": "keras_flow.runtime.run",
     "shard": "keras_flow.distributions.shard",
+    "tensor": "keras_flow.tensors.creation",
+    "to_global": "keras_flow.tensors.creation",
+    "value_and_grad": "keras_flow.tensors.gradients",
+    "zeros": "keras_flow.tensors.creation",
 }
-_MODULES = {"boxing": "keras_flow.boxing", "env": "keras_flow.runtime.env", "sbp": "keras_flow.sbp"}
+_MODULES = {
+    "boxing": "keras_flow.boxing",
+    "env": "keras_flow.runtime.env",
+    "ops": "keras_flow.tensors.ops",
+    "sbp": "keras_flow.sbp",
+}
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 

@@ -1,6 +1,6 @@
 """TensorFlow: DTensor under Keras's stock trainer, or MirroredStrategy where it is asked for by name."""
 
-from keras_flow.backends.tensorflow import boxing, devices, hooks, layouts, probes, spmd, trainer, variables
+from keras_flow.backends.tensorflow import boxing, devices, hooks, layouts, probes, spmd, tensors, trainer, variables
 from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
 
 spmd.allow_whole_operations()
@@ -16,6 +16,14 @@ class TensorFlowBackend:
     engine_layout = staticmethod(layouts.engine_layout)
     constrain = staticmethod(layouts.constrain)
     redistribute = staticmethod(boxing.redistribute)
+    note_call = staticmethod(tensors.note_call)
+    agree_on = staticmethod(tensors.agree_on)
+    put = staticmethod(tensors.put)
+    as_numpy = staticmethod(tensors.as_numpy)
+    on_rank = staticmethod(tensors.on_rank)
+    vjp = staticmethod(tensors.vjp)
+    to_engine = staticmethod(tensors.to_engine)
+    from_engine = staticmethod(tensors.from_engine)
     place = staticmethod(variables.place)
     shards = staticmethod(variables.shards)
     enter = staticmethod(trainer.enter)

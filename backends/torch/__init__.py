@@ -1,6 +1,6 @@
 """PyTorch: DTensors for the consistent view, local tensors for data parallel; one process per rank."""
 
-from keras_flow.backends.torch import boxing, devices, hooks, layouts, probes, trainer, variables
+from keras_flow.backends.torch import boxing, devices, hooks, layouts, probes, tensors, trainer, variables
 from keras_flow.backends.torch.capabilities import CAPABILITIES
 
 
@@ -14,6 +14,14 @@ class TorchBackend:
     engine_layout = staticmethod(layouts.engine_layout)
     constrain = staticmethod(layouts.constrain)
     redistribute = staticmethod(boxing.redistribute)
+    note_call = staticmethod(tensors.note_call)
+    agree_on = staticmethod(tensors.agree_on)
+    put = staticmethod(tensors.put)
+    as_numpy = staticmethod(tensors.as_numpy)
+    on_rank = staticmethod(tensors.on_rank)
+    vjp = staticmethod(tensors.vjp)
+    to_engine = staticmethod(tensors.to_engine)
+    from_engine = staticmethod(tensors.from_engine)
     place = staticmethod(variables.place)
     shards = staticmethod(variables.shards)
     enter = staticmethod(trainer.enter)

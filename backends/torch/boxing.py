@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
+from keras_flow.backends.torch.layouts import group
 from keras_flow.boxing.functional import local_slices
 from keras_flow.boxing.pieces import WRITES, Transfer
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -25,7 +27,9 @@ Region = tuple[tuple[slice, ...], int, int]
 def redistribute(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Run this rank's part of a plan; every rank of the world calls it, those outside the plan with no shard."""
     rank = world().local_ranks[0]
-    _make_groups(plan)
+    if any(_communicates(step, plan.ranks) for step in plan.steps):
+        sequence.check(f"boxing {plan.source} -> {plan.target}, {plan.dtype}")
+        _make_groups(plan)
     if rank not in plan.ranks:
         return {}
     held = shards.get(rank)
@@ -54,21 +58,22 @@ class _Recipe:
     step: Step
     rank: int
     members: tuple[int, ...]
+    communicates: bool
     native: str | None
     phases: tuple[_Phase, ...]
     source_shape: tuple[int, ...]
     target_shape: tuple[int, ...] | None
 
     def run(self, held: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-        group = _group(self.members)
+        here = group(self.members) if self.communicates else None
         if self.native == "all_reduce":
             assert held is not None
             result = held.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(result, group=group)
+            dist.all_reduce(result, group=here)
             return result
         if self.native == "all_gather":
             assert held is not None
-            return self._all_gather(held, group)
+            return self._all_gather(held, here)
         buffers: dict[str, torch.Tensor] = {}
         if held is not None:
             buffers["source"] = held
@@ -77,16 +82,16 @@ class _Recipe:
                 shape = self.source_shape if phase.writes == "combined" else self.target_shape
                 if shape is not None:
                     buffers[phase.writes] = torch.zeros(shape, dtype=like.dtype, device=like.device)
-            self._exchange(phase, buffers, like, group)
+            self._exchange(phase, buffers, like, here)
         return buffers.get("result")
 
-    def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, group) -> None:
+    def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, here) -> None:
         packed = [_read(buffers[origin], region) for origin, region in phase.sends]
         kept = [_read(buffers[origin], region).clone() for origin, region, _ in phase.keeps]
-        if len(self.members) > 1 and not self.step.kind.startswith("local"):
+        if self.communicates:
             out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
             come = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
-            dist.all_to_all_single(come, out, list(phase.counts_in), list(phase.counts_out), group=group)
+            dist.all_to_all_single(come, out, list(phase.counts_in), list(phase.counts_out), group=here)
         else:
             come = torch.empty(0, dtype=like.dtype, device=like.device)
         for (_, _, region), values in zip(phase.keeps, kept, strict=True):
@@ -97,9 +102,9 @@ class _Recipe:
             _add(buffers[phase.writes], region, come[done : done + size])
             done += size
 
-    def _all_gather(self, held: torch.Tensor, group) -> torch.Tensor:
+    def _all_gather(self, held: torch.Tensor, here) -> torch.Tensor:
         flat = torch.empty((len(self.members), held.numel()), dtype=held.dtype, device=held.device)
-        dist.all_gather_single(flat, held.contiguous().reshape(1, -1), group=group)
+        dist.all_gather_single(flat, held.contiguous().reshape(1, -1), group=here)
         assert self.target_shape is not None
         result = torch.empty(self.target_shape, dtype=held.dtype, device=held.device)
         source, target = self.step.exchange.source, self.step.exchange.target
@@ -138,6 +143,7 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
                 step,
                 rank,
                 members,
+                _communicates(step, plan.ranks),
                 native,
                 () if native else tuple(_phase(step, phase, rank, members) for phase in step.phases),
                 source.local_shape(rank) if holds else (),
@@ -190,17 +196,16 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...]) -> _Phas
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def _communicates(step: Step, ranks: tuple[int, ...]) -> bool:
+    """Whether any rank receives something: the same on every rank."""
+    return any(step.elements_received(rank) for rank in ranks)
+
+
 def _make_groups(plan: BoxingPlan) -> None:
     """Make the groups of a plan that are not there yet: torch wants every rank of the world there, in one order."""
     for step in plan.steps:
-        if step.kind.startswith("local"):
+        if not _communicates(step, plan.ranks):
             continue
         for members in dict.fromkeys(_parties(step, plan.ranks).values()):
-            _group(members)
-
-
-@functools.cache
-def _group(members: tuple[int, ...]):
-    if len(members) == world().size:
-        return None
-    return dist.new_group(list(members))
+            group(members)

@@ -22,9 +22,9 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> dict[int, object]
     Raises:
         FlowError: a rank outside the world, a shard that is missing or has another shape.
     """
-    from keras_flow.backends.active import backend
+    from keras_flow.backends.active import tensor_engine
 
-    engine = backend()
+    engine = tensor_engine()
     world = engine.world()
     outside = [rank for rank in plan.ranks if rank >= world.size]
     if outside:

@@ -35,9 +35,9 @@ def explain(
         raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
     from rich.console import Console
 
-    from keras_flow.explain import suggest as pairs
-    from keras_flow.explain.described import explain_file
-    from keras_flow.explain.text import show
+    from keras_flow.explainer import suggest as pairs
+    from keras_flow.explainer.described import explain_file
+    from keras_flow.explainer.text import show
 
     found = explain_file(file, layout, batch_size, ranks)
     console = Console(width=None if sys.stdout.isatty() else 160)

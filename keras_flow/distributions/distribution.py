@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from keras_flow.backends.interface import Backend, Capabilities
-    from keras_flow.explain.explanation import Explanation
+    from keras_flow.explainer.explanation import Explanation
 
 
 class ActivationLayout:
@@ -298,7 +298,7 @@ class FlowDistribution(distribution_lib.Distribution):
         Raises:
             FlowError: the model is not built, or `batch_size` is no number of rows.
         """
-        from keras_flow.explain.explain import explain
+        from keras_flow.explainer.explain import explain
 
         return explain(self, model, batch_size)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from keras_flow.backends.active import backend
+from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.interface import World
 from keras_flow.errors import FlowError
 
@@ -70,4 +70,4 @@ def _ranks_per_node() -> int:
 
 
 def _world() -> World:
-    return backend().world()
+    return tensor_engine().world()

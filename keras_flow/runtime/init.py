@@ -29,7 +29,7 @@ def init(devices: int | None = None, type: str | None = None) -> World:
     asked = agreed_devices(devices)
     kind = normalise_type(type)
     versions.check(active.checked_name())
-    return active.backend().init(asked, kind)
+    return active.tensor_engine().init(asked, kind)
 
 
 def agreed_devices(devices: int | None) -> int | None:

@@ -15,6 +15,7 @@ SUPPORTED = {
     "jax": ">=0.10,<0.11",
     "tensorflow": ">=2.21,<2.22",
     "torch": ">=2.13,<2.14",
+    "numpy": ">=1.26",
 }
 
 #: engine -> names under which it is packaged, where they are several

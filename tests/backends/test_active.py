@@ -52,7 +52,7 @@ except kf.FlowError as error: print(error)
 """
 
 
-@pytest.mark.parametrize("name", ["numpy", "openvino", "mxnet"])
+@pytest.mark.parametrize("name", ["openvino", "mxnet"])
 def test_unknown_backend(name: str) -> None:
     text = tell(ERROR, name)
     assert f"does not support the Keras backend '{name}'; supported are jax, tensorflow, torch" in text
@@ -69,3 +69,17 @@ def test_table_of_engines_is_that_of_the_capabilities(name: str) -> None:
     # read as text: to import it would load the engine
     text = (Path(active.__file__).parent / name / "capabilities.py").read_text()
     assert f"drives_all_ranks={active._ENGINES[name]}" in text
+
+
+def test_numpy_has_global_tensors_and_trains_nothing() -> None:
+    program = """
+import keras_flow as kf
+from keras_flow.backends import active
+print(kf.init(4).size, active.tensor_engine().name)
+try:
+    with kf.DataParallel(kf.Placement([0, 1])).scope():
+        pass
+except kf.FlowError as error:
+    print("trains nothing" in str(error))
+"""
+    assert tell(program, "numpy").split("\n") == ["4 numpy", "True"]

@@ -12,7 +12,7 @@ from keras import layers
 
 import keras_flow as kf
 from keras_flow.distributions.describing import describing
-from keras_flow.explain.explanation import Explanation
+from keras_flow.explainer.explanation import Explanation
 from tests.explain import models
 
 MODEL = kf.Placement(range(4), axis_names=("model",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_flow.explain.graph import Call
-from keras_flow.explain.step import Step
+from keras_flow.explainer.graph import Call
+from keras_flow.explainer.step import Step
 
 if TYPE_CHECKING:
     import keras
@@ -55,7 +55,7 @@ def model_axes(step: Step) -> list[str]:
 def pairs(step: Step) -> dict[str, dict[str, int]]:
     """Rules that take the layers blamed for standing alone into pairs, and leave those whole that have no partner:
     variable path -> axis -> dim. Pairs that are good already stay as they are."""
-    from keras_flow.explain.warn import unpaired
+    from keras_flow.explainer.warn import unpaired
 
     rules: dict[str, dict[str, int]] = {}
     for axis in model_axes(step):

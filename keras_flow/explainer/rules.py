@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from keras_flow.distributions.models import own_variables
-from keras_flow.explain.contraction import Product, add, contract, gradient
-from keras_flow.explain.graph import Call
-from keras_flow.explain.step import Step, itemsize
+from keras_flow.explainer.contraction import Product, add, contract, gradient
+from keras_flow.explainer.graph import Call
+from keras_flow.explainer.step import Step, itemsize
 
 if TYPE_CHECKING:
     import keras
@@ -139,7 +139,7 @@ def attention(step: Step, call: Call) -> None:
 
 def _inner(step: Step, call: Call, layer: keras.Layer, source: int) -> int:
     """Project; the tensor made is [rows, length, heads, size]."""
-    from keras_flow.explain.graph import Spec
+    from keras_flow.explainer.graph import Spec
 
     graph = step.graph
     kernel = layer.kernel
@@ -151,7 +151,7 @@ def _inner(step: Step, call: Call, layer: keras.Layer, source: int) -> int:
 
 
 def _context(step: Step, query: int, value: int):
-    from keras_flow.explain.graph import Spec
+    from keras_flow.explainer.graph import Spec
 
     heads, values = step.graph.tensors[query], step.graph.tensors[value]
     return Spec((*heads.shape[:-1], values.shape[-1]), heads.dtype)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from keras_flow.distributions.batch import BatchPlan
 from keras_flow.distributions.placed import Placed
-from keras_flow.explain.explanation import Advice
-from keras_flow.explain.graph import Call
-from keras_flow.explain.step import Step
-from keras_flow.explain.suggest import chains, model_axes
+from keras_flow.explainer.explanation import Advice
+from keras_flow.explainer.graph import Call
+from keras_flow.explainer.step import Step
+from keras_flow.explainer.suggest import chains, model_axes
 
 if TYPE_CHECKING:
     import keras

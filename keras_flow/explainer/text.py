@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from keras_flow.explain.explanation import Collective, Explanation, VariableRow
+from keras_flow.explainer.explanation import Collective, Explanation, VariableRow
 
 #: rows of a table beyond which the smallest are summed up
 _MOST_ROWS = 60

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_flow.explain.explanation import Collective
-from keras_flow.explain.graph import Call, Graph
+from keras_flow.explainer.explanation import Collective
+from keras_flow.explainer.graph import Call, Graph
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
 

@@ -156,12 +156,12 @@ class Explanation:
         return {**values, "received": self.received}
 
     def __str__(self) -> str:
-        from keras_flow.explain.text import plain
+        from keras_flow.explainer.text import plain
 
         return plain(self)
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        from keras_flow.explain.text import html
+        from keras_flow.explainer.text import html
 
         return html(self)

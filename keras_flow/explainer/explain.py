@@ -15,12 +15,12 @@ from keras_flow.distributions.batch import BatchPlan
 from keras_flow.distributions.models import own_variables
 from keras_flow.distributions.placed import Placed, placed_layout
 from keras_flow.errors import FlowError
-from keras_flow.explain import graph as graphs
-from keras_flow.explain import suggest, warn
-from keras_flow.explain.explanation import PASSES, Collective, Explanation, Memory, Repeated, VariableRow
-from keras_flow.explain.optimizer import Slot, slots_of
-from keras_flow.explain.rules import is_leaf, rule_of
-from keras_flow.explain.step import Step, itemsize
+from keras_flow.explainer import graph as graphs
+from keras_flow.explainer import suggest, warn
+from keras_flow.explainer.explanation import PASSES, Collective, Explanation, Memory, Repeated, VariableRow
+from keras_flow.explainer.optimizer import Slot, slots_of
+from keras_flow.explainer.rules import is_leaf, rule_of
+from keras_flow.explainer.step import Step, itemsize
 from keras_flow.layout import Layout
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from keras_flow.compare import program
 from keras_flow.distributions.describing import describing
 from keras_flow.errors import FlowError
-from keras_flow.explain.explanation import Explanation
+from keras_flow.explainer.explanation import Explanation
 
 #: ranks that a distribution of the file's own may name, where nobody says how many there are
 _MOST_RANKS = 1 << 16

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keras_flow.explain.graph import Call
-from keras_flow.explain.step import Splits, Step, itemsize
+from keras_flow.explainer.graph import Call
+from keras_flow.explainer.step import Splits, Step, itemsize
 
 if TYPE_CHECKING:
     import keras

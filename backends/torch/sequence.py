@@ -1,0 +1,57 @@
+"""Do all ranks call the same operators in the same order? Compared before ranks wait for each other.
+
+A rank that boxes notes what it did since it last did; the first rank there writes it into the job's store, the others
+compare. So a program whose ranks differ ends with the first differing call, and not in a hang.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from keras_flow.backends.torch.devices import world
+from keras_flow.errors import FlowError
+
+#: calls kept of those since the last exchange
+_KEPT = 200
+#: entries that stay in the store
+_LAG = 1000
+
+_calls: list[str] = []
+_number = 0
+_skipped = 0
+
+
+def note(call: str) -> None:
+    """An operator was called."""
+    global _skipped
+    _calls.append(call)
+    if len(_calls) > _KEPT:
+        del _calls[0]
+        _skipped += 1
+
+
+def check(exchange: str) -> None:
+    """Before an exchange that every rank takes part in.
+
+    Raises:
+        FlowError: another rank called something else; it names the first differing call.
+    """
+    global _number, _skipped
+    if world().size == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()  # private: torch 2.13 has no public name for the job's store
+    mine = [f"{_skipped} calls", *_calls, exchange]
+    _calls.clear()
+    _skipped = 0
+    _number += 1
+    found = store.compare_set(f"keras_flow/sequence/{_number}", "", "\n".join(mine)).decode().split("\n")
+    if _number > _LAG and world().local_ranks[0] == 0:
+        store.delete_key(f"keras_flow/sequence/{_number - _LAG}")
+    if found != mine:
+        place = next((k for k, pair in enumerate(zip(found, mine, strict=False)) if pair[0] != pair[1]), -1)
+        theirs, ours = (one[place] if -len(one) <= place < len(one) else "(no more)" for one in (found, mine))
+        raise FlowError(
+            f"ranks call different operators: rank {world().local_ranks[0]} calls {ours!r} where another rank calls "
+            f"{theirs!r}. Every rank must call every operator on global tensors, in the same order; look for an "
+            "`if` on the rank, or on a value that differs between ranks"
+        )

@@ -1,0 +1,108 @@
+"""Global tensors on torch: this process's shard; gradients by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from keras_flow import sbp
+from keras_flow.backends.torch import layouts, sequence
+from keras_flow.backends.torch.devices import rank_devices, world
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+
+
+def note_call(text: str) -> None:
+    """Operators called since the ranks last exchanged something: see `sequence`."""
+    sequence.note(text)
+
+
+def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
+    """Of all ranks."""
+    if world().size == 1:
+        return dict(facts)
+    sequence.check("kf.to_global of local tensors")
+    found: list[Any] = [None] * world().size
+    torch.distributed.all_gather_object(found, dict(facts))
+    return {rank: fact for part in found for rank, fact in part.items()}
+
+
+def put(value: np.ndarray, rank: int) -> torch.Tensor:
+    """On the device of this rank."""
+    device = rank_devices()[rank]
+    if value.dtype.name == "bfloat16":
+        return torch.from_numpy(value.astype("float32")).to(torch.bfloat16).to(device)
+    return torch.from_numpy(np.array(value)).to(device)
+
+
+def as_numpy(value: torch.Tensor) -> np.ndarray:
+    """The value."""
+    value = value.detach().cpu()
+    if value.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return value.float().numpy().astype(ml_dtypes.bfloat16)
+    return value.numpy()
+
+
+def on_rank(rank: int) -> AbstractContextManager[object]:
+    """A process drives one rank: nothing to choose."""
+    return nullcontext()
+
+
+def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
+    """By a graph of its own."""
+    leaves = [value.detach().requires_grad_() for value in values]
+    results = function(*leaves)
+    held = [result.detach() for result in results]
+
+    def pullback(*cotangents: torch.Tensor) -> list:
+        used = [(result, one) for result, one in zip(results, cotangents, strict=True) if result.requires_grad]
+        found: Sequence[torch.Tensor | None] = [None] * len(leaves)
+        if used:
+            found = torch.autograd.grad([one for one, _ in used], leaves, [one for _, one in used], allow_unused=True)
+        return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+
+    return held, pullback
+
+
+def to_engine(layout: Layout, shards: Mapping[int, torch.Tensor]) -> DTensor:
+    """A DTensor with this rank's shard as its local tensor."""
+    if not layout.divides:
+        raise FlowError(f"a torch DTensor splits unevenly in another way: {layout}. Change the layout first")
+    parts = {"S": lambda part: Shard(part.dim), "B": lambda part: Replicate(), "P": lambda part: Partial()}
+    placements = [parts[repr(part)[0]](part) for part in layout.nd_sbp]
+    local = next(iter(shards.values()), torch.empty(0))
+    stride = torch.empty(layout.shape, device="meta").stride()
+    return DTensor.from_local(
+        local,
+        layouts.mesh(layout.placement),
+        placements,
+        run_check=False,
+        shape=torch.Size(layout.shape),
+        stride=stride,
+    )
+
+
+def from_engine(value: Any) -> tuple[Layout, dict[int, torch.Tensor]] | None:
+    """The layout of a DTensor."""
+    if not isinstance(value, DTensor):
+        return None
+    mesh = value.device_mesh
+    placement = Placement(mesh.mesh.tolist(), mesh.mesh_dim_names, world().type)
+    kinds = {Shard: lambda part: sbp.split(part.dim), Replicate: lambda part: sbp.broadcast}
+    nd_sbp = tuple(kinds.get(type(part), lambda part: sbp.partial_sum)(part) for part in value.placements)
+    layout = Layout(placement, nd_sbp, tuple(value.shape))
+    rank = world().local_ranks[0]
+    local = value.to_local()
+    if placement.contains(rank) and tuple(local.shape) != layout.local_shape(rank):
+        raise FlowError(
+            f"this DTensor's shards are not those of the balanced split: {layout}, found {list(local.shape)}"
+        )
+    return layout, {rank: local} if placement.contains(rank) else {}

@@ -1,0 +1,284 @@
+"""Operators along a split dim, made of others: each entry looks at the arguments and returns a composition, or None."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from keras_flow.sbp import Split
+from keras_flow.tensors import explanation
+from keras_flow.tensors.global_tensor import GlobalTensor
+
+Composition = Callable[[], Any]
+
+
+#: name and arguments, tensors by their layouts -> whether the composition receives fewer bytes
+_decided: dict[tuple[str, str], bool] = {}
+
+
+def cheaper(name: str, arguments: Mapping[str, Any], composition: Composition, plain: Composition) -> Any:
+    """The result of that which receives fewer bytes; the plain operator where they are equal."""
+    from keras import tree
+
+    parts = tree.map_structure(lambda leaf: (leaf.layout, leaf.dtype) if _is_global(leaf) else leaf, dict(arguments))
+    key = (name, repr(parts))
+    if key not in _decided:
+        _decided[key] = explanation.bytes_of(composition) < explanation.bytes_of(plain)
+    return composition() if _decided[key] else plain()
+
+
+def _is_global(leaf: object) -> bool:
+    return isinstance(leaf, GlobalTensor)
+
+
+def dims_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    """The dims that an `axis` argument names."""
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(sorted({one % ndim for one in (axis if isinstance(axis, Sequence) else (axis,))}))
+
+
+def _cuts(x: Any, dims: Sequence[int]) -> bool:
+    return isinstance(x, GlobalTensor) and any(isinstance(part, Split) and part.dim in dims for part in x.sbp)
+
+
+def _over(name: str, default: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A composition for when a dim that `axis` names is split."""
+
+    def wrap(made: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Composition | None]:
+        def look(arguments: Mapping[str, Any]) -> Composition | None:
+            x = arguments[name]
+            axis = arguments.get("axis", default)
+            if not isinstance(x, GlobalTensor) or not _cuts(x, dims_of(axis, x.ndim)):
+                return None
+            return functools.partial(made, dict(arguments), dims_of(axis, x.ndim))
+
+        return look
+
+    return wrap
+
+
+def _float(x: GlobalTensor) -> GlobalTensor:
+    import keras
+
+    from keras_flow.tensors import ops
+
+    return x if "float" in x.dtype else ops.cast(x, keras.config.floatx())
+
+
+@_over("x")
+def _mean(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = _float(arguments["x"])
+    count = math.prod(x.shape[dim] for dim in dims)
+    return ops.divide(ops.sum(x, axis=dims, keepdims=arguments["keepdims"]), float(count))
+
+
+@_over("x")
+def _var(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = _float(arguments["x"])
+    off = x - _whole(ops.mean(x, axis=dims, keepdims=True), dims)
+    return ops.mean(ops.square(off), axis=dims, keepdims=arguments["keepdims"])
+
+
+@_over("x")
+def _std(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    return ops.sqrt(ops.var(arguments["x"], axis=dims, keepdims=arguments["keepdims"]))
+
+
+def _extreme(name: str) -> Any:
+    @_over("x")
+    def made(arguments: dict, dims: tuple[int, ...]) -> Any:
+        """The extremes of the shards, one for each rank, gathered."""
+        from keras_flow.tensors import ops
+        from keras_flow.tensors.blocks import per_block
+        from keras_flow.tensors.running import run
+
+        operator = getattr(ops, name)
+        return run(name, operator._function, {**arguments, "x": per_block(name, arguments["x"], dims), "axis": dims})
+
+    return made
+
+
+@_over("x")
+def _logsumexp(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = arguments["x"]
+    top = _still(ops.max(x, axis=dims, keepdims=True))
+    total = ops.log(ops.sum(ops.exp(x - top), axis=dims, keepdims=True)) + top
+    return total if arguments["keepdims"] else ops.squeeze(total, dims)
+
+
+@_over("x", -1)
+def _softmax(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = arguments["x"]
+    parts = ops.exp(x - _still(ops.max(x, axis=dims, keepdims=True)))
+    return parts / _whole(ops.sum(parts, axis=dims, keepdims=True), dims)
+
+
+@_over("x", -1)
+def _log_softmax(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = arguments["x"]
+    off = x - _still(ops.max(x, axis=dims, keepdims=True))
+    return off - ops.log(ops.sum(ops.exp(off), axis=dims, keepdims=True))
+
+
+def _still(x: GlobalTensor) -> GlobalTensor:
+    """Without a gradient: what is subtracted for range cancels."""
+    return GlobalTensor(x.layout, x.dtype, x._shards)
+
+
+def _whole(x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
+    """The sum itself where it is partial: it is read more than once, and is reduced once."""
+    return x.to_global(sbp=tuple("B" if repr(part) == "P" else part for part in x.sbp))
+
+
+@_over("x")
+def _norm(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x, order = arguments["x"], arguments.get("ord")
+    if order is None or (order in (2, "fro") and (len(dims) == 1 or order == "fro")):
+        return ops.sqrt(ops.sum(ops.square(x), axis=dims, keepdims=arguments["keepdims"]))
+    if order == 1 and len(dims) == 1:
+        return ops.sum(ops.absolute(x), axis=dims, keepdims=arguments["keepdims"])
+    if len(dims) == 1 and order in (math.inf, -math.inf):
+        return (ops.max if order > 0 else ops.min)(ops.absolute(x), axis=dims, keepdims=arguments["keepdims"])
+    from keras_flow.tensors.running import run
+
+    return run("norm", ops.norm._function, arguments)
+
+
+@_over("x")
+def _moments(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x, keep = arguments["x"], arguments["keepdims"]
+    mean = ops.mean(x, axis=dims, keepdims=True)
+    variance = ops.var(x, axis=dims, keepdims=keep)
+    return mean if keep else ops.squeeze(mean, dims), variance
+
+
+def _by_axes(arguments: Mapping[str, Any]) -> Composition | None:
+    """`moments` calls its dims `axes`."""
+    return _moments({**arguments, "axis": arguments["axes"]})
+
+
+@_over("x", -1)
+def _rms_normalization(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = arguments["x"]
+    scaled = x * ops.rsqrt(_whole(ops.mean(ops.square(x), axis=dims, keepdims=True), dims) + arguments["epsilon"])
+    scale = arguments.get("scale")
+    return scaled if scale is None else scaled * _along(scale, x, dims)
+
+
+@_over("x", -1)
+def _layer_normalization(arguments: dict, dims: tuple[int, ...]) -> Any:
+    from keras_flow.tensors import ops
+
+    x = arguments["x"]
+    off = x - _whole(ops.mean(x, axis=dims, keepdims=True), dims)
+    variance = _whole(ops.mean(ops.square(off), axis=dims, keepdims=True), dims)
+    result = off * ops.rsqrt(variance + (arguments.get("epsilon") or 1e-3))
+    gamma, beta = arguments.get("gamma"), arguments.get("beta")
+    if gamma is not None:
+        result = result * _along(gamma, x, dims)
+    return result if beta is None else result + _along(beta, x, dims)
+
+
+def _along(vector: GlobalTensor, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
+    from keras_flow.tensors import ops
+
+    return ops.reshape(vector, [x.shape[dim] if dim in dims else 1 for dim in range(x.ndim)])
+
+
+def _categorical_crossentropy(arguments: Mapping[str, Any]) -> Composition | None:
+    output = arguments["output"]
+    axis = int(arguments["axis"]) % output.ndim
+    if not _cuts(output, (axis,)):
+        return None
+
+    def made() -> Any:
+        from keras_flow.tensors import ops
+
+        return ops.negative(ops.sum(arguments["target"] * _log_probabilities(arguments, axis), axis=axis))
+
+    return made
+
+
+def _sparse_categorical_crossentropy(arguments: Mapping[str, Any]) -> Composition | None:
+    output, target = arguments["output"], arguments["target"]
+    axis = int(arguments["axis"]) % output.ndim
+    if not _cuts(output, (axis,)):
+        return None
+
+    def made() -> Any:
+        from keras_flow.tensors import ops
+        from keras_flow.tensors.running import run
+
+        classes = target
+        if classes.ndim == output.ndim and classes.shape[-1] == 1:
+            classes = ops.squeeze(classes, -1)
+        chosen = run(
+            "one_hot",
+            ops.one_hot._function,
+            {
+                "x": classes,
+                "num_classes": output.shape[axis],
+                "axis": -1 if axis == output.ndim - 1 else axis,
+                "dtype": output.dtype,
+                "sparse": False,
+            },
+        )
+        return ops.negative(ops.sum(chosen * _log_probabilities(arguments, axis), axis=axis))
+
+    return made
+
+
+def _log_probabilities(arguments: Mapping[str, Any], axis: int) -> Any:
+    """As `keras.ops` has it: probabilities are made to sum to one and clipped."""
+    import keras
+
+    from keras_flow.tensors import ops
+
+    output = arguments["output"]
+    if arguments["from_logits"]:
+        return ops.log_softmax(output, axis=axis)
+    epsilon = keras.config.epsilon()
+    output = output / _whole(ops.sum(output, axis=axis, keepdims=True), (axis,))
+    return ops.log(ops.clip(output, epsilon, 1.0 - epsilon))
+
+
+#: operator -> the look at its arguments
+COMPOSED: dict[str, Callable[[Mapping[str, Any]], Composition | None]] = {
+    "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "max": _extreme("max"),
+    "min": _extreme("min"),
+    "amax": _extreme("max"),
+    "amin": _extreme("min"),
+    "logsumexp": _logsumexp,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "norm": _norm,
+    "moments": _by_axes,
+    "rms_normalization": _rms_normalization,
+    "layer_normalization": _layer_normalization,
+    "categorical_crossentropy": _categorical_crossentropy,
+    "sparse_categorical_crossentropy": _sparse_categorical_crossentropy,
+}

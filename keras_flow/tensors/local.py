@@ -1,0 +1,206 @@
+"""What a rank computes: the operator itself, with arguments that speak of the logical tensor made local."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from keras_flow.layout import Layout
+from keras_flow.sbp import Split
+from keras_flow.signatures import Call
+
+
+def function(
+    call: Call,
+    operator: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    rank: int,
+) -> Callable[..., list[Any]]:
+    """The function of shards -> list of shards."""
+    from keras import tree
+
+    from keras_flow.tensors.global_tensor import GlobalTensor
+
+    special = _SPECIAL.get(call.name)
+    replaced = dict(arguments)
+    if call.name in _SHAPE_ARGUMENT:
+        replaced[_SHAPE_ARGUMENT[call.name]] = outputs[0].local_shape(rank)
+
+    def compute(*values: Any) -> list[Any]:
+        if special is not None and (result := special(call, inputs, outputs, rank, *values)) is not None:
+            return [result]
+        rest = iter(values)
+        filled = {
+            key: tree.map_structure(lambda leaf: next(rest) if isinstance(leaf, GlobalTensor) else leaf, value)
+            for key, value in replaced.items()
+        }
+        return tree.flatten(called(operator, filled))
+
+    return compute
+
+
+#: operators with an argument that is the result's shape
+_SHAPE_ARGUMENT = {"reshape": "newshape", "broadcast_to": "shape"}
+
+
+def called(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call with arguments by parameter; those of `*operands` follow the others before them."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, parameter in inspect.signature(operator).parameters.items():
+        if name not in arguments:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += arguments[name]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs |= arguments[name]
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[name] = arguments[name]
+        else:
+            args.append(arguments[name])
+    return operator(*args, **kwargs)
+
+
+def _take(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, table: Any, indices: Any) -> Any:
+    """Rows of a table that is split along the rows: those that other ranks hold are zeros."""
+    from keras import ops
+
+    axis = int(call.option("axis")) % len(call.inputs[0])
+    if not any(part == Split(axis) for part in inputs[0].nd_sbp):
+        return None
+    part, length = inputs[0].local_slices(rank)[axis], call.inputs[0][axis]
+    wrapped = ops.where(indices < 0, indices + length, indices)
+    is_here = ops.logical_and(wrapped >= part.start, wrapped < part.stop)
+    if part.stop == part.start:
+        return ops.zeros(outputs[0].local_shape(rank), table.dtype)
+    rows: Any = ops.take(table, ops.where(is_here, wrapped - part.start, 0), axis=axis)
+    shape = (1,) * axis + tuple(indices.shape) + (1,) * (len(call.inputs[0]) - axis - 1)
+    return ops.where(ops.reshape(is_here, shape), rows, ops.zeros((), rows.dtype))
+
+
+def _one_hot(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, indices: Any) -> Any:
+    """The classes of this rank."""
+    from keras import ops
+
+    new = int(call.option("axis", -1)) % len(call.outputs[0])
+    part = outputs[0].local_slices(rank)[new]
+    if part == slice(0, call.outputs[0][new]):
+        return None
+    shape = [1] * len(call.outputs[0])
+    shape[new] = part.stop - part.start
+    numbers: Any = ops.arange(part.start, part.stop, dtype=indices.dtype)
+    classes = ops.reshape(numbers, shape)
+    return ops.cast(ops.equal(ops.expand_dims(indices, new), classes), call.option("dtype") or "float32")
+
+
+def _entries(call: Call, layout: Layout, rank: int) -> list[tuple[Any, int, int]] | None:
+    """For each dim of the target: the local entry and which places of the result it fills (start, count); None where
+    nothing of what is chosen is here."""
+    found: list[tuple[Any, int, int]] = []
+    for entry, part, length in zip(call.option("key"), layout.local_slices(rank), call.inputs[0], strict=True):
+        if not isinstance(entry, slice):
+            if not part.start <= entry < part.stop:
+                return None
+            found.append((entry - part.start, 0, 1))
+            continue
+        wanted = range(*entry.indices(length))
+        here = [place for place, index in enumerate(wanted) if part.start <= index < part.stop]
+        if not here:
+            return None
+        first = wanted[here[0]] - part.start
+        last = wanted[here[-1]] - part.start
+        stop = last + (1 if wanted.step > 0 else -1)
+        found.append((slice(first, None if stop < 0 else stop, wanted.step), here[0], len(here)))
+    return found
+
+
+def _getitem(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, x: Any) -> Any:
+    from keras import ops
+
+    shape = outputs[0].local_shape(rank)
+    entries = _entries(call, inputs[0], rank)
+    if entries is None or 0 in shape:
+        return ops.zeros(shape, x.dtype)
+    taken = _basic(x, [entry for entry, *_ in entries])
+    kept = [
+        (place, count)
+        for (entry, place, count), part in zip(entries, call.option("key"), strict=True)
+        if isinstance(part, slice)
+    ]
+    whole = [
+        isinstance(part, slice) and length == wanted
+        for part, length, wanted in zip(
+            [part for part in call.option("key") if isinstance(part, slice)],
+            taken.shape,
+            shape,
+            strict=True,
+        )
+    ]
+    if all(whole):
+        return taken
+    padding = [
+        (0, 0) if same else (place, wanted - place - count)
+        for same, (place, count), wanted in zip(whole, kept, shape, strict=True)
+    ]
+    return ops.pad(taken, padding)
+
+
+def _basic(x: Any, entries: Sequence[Any]) -> Any:
+    """Numpy's basic indexing; negative steps, which torch does not have, by a flip."""
+    from keras import ops
+
+    flipped = []
+    key = []
+    place = 0
+    for entry in entries:
+        if isinstance(entry, slice) and entry.step is not None and entry.step < 0:
+            stop = -1 if entry.stop is None else entry.stop
+            count = len(range(entry.start, stop, entry.step))
+            last = entry.start + (count - 1) * entry.step
+            entry = slice(last, entry.start + 1, -entry.step)
+            flipped.append(place)
+        key.append(entry)
+        place += isinstance(entry, slice)
+    taken = x[tuple(key)] if key else x
+    return ops.flip(taken, flipped) if flipped else taken
+
+
+def _setitem(
+    call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, target: Any, values: Any
+) -> Any:
+    from keras import ops
+
+    entries = _entries(call, inputs[0], rank)
+    if entries is None or 0 in tuple(target.shape):
+        return ops.copy(target)
+    indices, lengths, cut = [], [], []
+    for (entry, place, count), part, axis in zip(
+        entries,
+        call.option("key"),
+        range(len(entries)),
+        strict=True,
+    ):
+        if isinstance(part, slice):
+            own = range(*entry.indices(target.shape[axis]))
+            indices.append(list(own))
+            whole = values.shape[len(cut)] == count
+            cut.append(slice(None) if whole else slice(place, place + count))
+            lengths.append(count)
+        else:
+            indices.append([entry])
+    import numpy as np
+
+    grid = np.stack([one.ravel() for one in np.meshgrid(*indices, indexing="ij")], -1)
+    chosen = values[tuple(cut)] if cut else values
+    return ops.scatter_update(target, grid, ops.reshape(ops.cast(chosen, target.dtype), (len(grid),)))
+
+
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "take": _take,
+    "one_hot": _one_hot,
+    "getitem": _getitem,
+    "setitem": _setitem,
+}

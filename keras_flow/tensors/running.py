@@ -1,0 +1,174 @@
+"""Running an operator: choose a signature, lay the inputs so, compute on each rank."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_flow import sbp as _sbp
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from keras_flow.signatures import Call, Choice, choose
+from keras_flow.tensors import engine, gradients, local
+from keras_flow.tensors.global_tensor import GlobalTensor, is_described, relay, watchers
+
+
+def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """The result of an operator, with the structure that `function` gives it.
+
+    Args:
+        name: row of the table of signatures.
+        function: computes it on arrays of the engine, all arguments by position or name as in `arguments`.
+        arguments: parameter -> value; global tensors, or lists of them, among other values.
+
+    Raises:
+        FlowError: tensors on different placements, or none at all.
+    """
+    from keras import tree
+
+    tensors = _as_tensors(name, arguments)
+    leaves = [(key, leaf) for key, value in tensors.items() for leaf in tree.flatten(value)]
+    inputs = [leaf for _, leaf in leaves if isinstance(leaf, GlobalTensor)]
+    _check_one_placement(name, inputs)
+    described = _describe(function, tensors)
+    outputs = tree.flatten(described)
+    options = {key: value for key, value in tensors.items() if not any(map(_is_global, tree.flatten(value)))}
+    call = Call(
+        name,
+        tuple(one.shape for one in inputs),
+        tuple(tuple(one.shape) for one in outputs),
+        options,
+        tuple(key for key, leaf in leaves if isinstance(leaf, GlobalTensor)),
+    )
+    choice = _choose(call, [one.layout for one in inputs], [one.dtype for one in inputs])
+    for watcher in watchers():
+        watcher.chosen(call, choice, inputs)
+    if not is_described():
+        engine.tensor_engine().note_call(f"kf.ops.{name} of {[(one.shape, one.dtype) for one in inputs]}")
+    results = _compute(call, choice, function, tensors, inputs, [one.dtype for one in outputs])
+    return tree.pack_sequence_as(described, results)
+
+
+def _compute(
+    call: Call,
+    choice: Choice,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    inputs: Sequence[GlobalTensor],
+    dtypes: Sequence[str],
+) -> list[GlobalTensor]:
+    placement = inputs[0].placement
+    laid = [
+        relay(one, Layout(placement, wanted, one.shape))
+        for one, wanted in zip(inputs, choice.chosen.inputs, strict=True)
+    ]
+    layouts = [
+        Layout(placement, nd_sbp, shape) for nd_sbp, shape in zip(choice.chosen.outputs, call.outputs, strict=True)
+    ]
+    shards: list[dict[int, Any]] = [{} for _ in layouts]
+    pullbacks: dict[int, Callable[..., list]] = {}
+    is_taped = gradients.is_taped(inputs)
+    if not is_described():
+        for rank in engine.local_ranks():
+            if not placement.contains(rank):
+                continue
+            compute = local.function(call, function, arguments, [one.layout for one in laid], layouts, rank)
+            values = [one._shards[rank] for one in laid]
+            with engine.on_rank(rank):
+                if is_taped:
+                    found, pullbacks[rank] = gradients.differentiated(compute, values, laid, dtypes)
+                else:
+                    found = compute(*values)
+            for value, held, layout in zip(found, shards, layouts, strict=True):
+                assert tuple(value.shape) == layout.local_shape(rank), (call.name, tuple(value.shape), layout, rank)
+                held[rank] = value
+    results = [GlobalTensor(layout, dtype, held) for layout, dtype, held in zip(layouts, dtypes, shards, strict=True)]
+    if is_taped:
+        gradients.note(inputs, laid, results, pullbacks)
+    return results
+
+
+def _is_global(leaf: object) -> bool:
+    return isinstance(leaf, GlobalTensor)
+
+
+def _as_tensors(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, with numpy arrays beside global tensors made global, whole on every rank."""
+    from keras import tree
+
+    found = next((leaf for leaf in tree.flatten(list(arguments.values())) if _is_global(leaf)), None)
+    if found is None:
+        raise FlowError(
+            f"kf.ops.{name} was given no global tensor; make one with kf.tensor(value, placement=..., sbp=...)"
+        )
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray) and leaf.ndim:
+            from keras_flow.tensors.creation import tensor
+
+            return tensor(leaf, placement=found.placement, sbp=(_sbp.broadcast,) * found.placement.ndim)
+        return leaf.item() if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+    return {key: tree.map_structure(one, value) for key, value in arguments.items()}
+
+
+def _check_one_placement(name: str, inputs: Sequence[GlobalTensor]) -> None:
+    first: Placement = inputs[0].placement
+    for other in inputs[1:]:
+        if other.placement != first:
+            raise FlowError(
+                f"kf.ops.{name} was given tensors on two placements: {first} and {other.placement}. Bring them "
+                "together first, x.to_global(placement=...)"
+            )
+
+
+def _describe(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Shapes and dtypes of the results, from those of the arguments; nothing is computed."""
+    import keras
+    from keras import tree
+
+    def symbol(leaf: Any) -> Any:
+        return keras.KerasTensor(leaf.shape, leaf.dtype) if isinstance(leaf, GlobalTensor) else leaf
+
+    described = {key: tree.map_structure(symbol, value) for key, value in arguments.items()}
+    return local.called(function, described)
+
+
+def _choose(call: Call, layouts: Sequence[Layout], dtypes: Sequence[str]) -> Choice:
+    key = (call.name, call.inputs, call.outputs, repr(sorted(call.options.items())), call.names)
+    return _cached_choice(_Keyed(key, call), tuple(layouts), tuple(dtypes))
+
+
+class _Keyed:
+    """A call that is hashed by a text of its options, which may be lists."""
+
+    def __init__(self, key: tuple, call: Call):
+        self.key, self.call = key, call
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_choice(keyed: _Keyed, layouts: tuple[Layout, ...], dtypes: tuple[str, ...]) -> Choice:
+    return choose(keyed.call, layouts, dtypes)
+
+
+def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter, with defaults."""
+    found = _signature(function).bind(*args, **kwargs)
+    found.apply_defaults()
+    return dict(found.arguments)
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
