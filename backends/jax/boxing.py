@@ -93,9 +93,11 @@ class _Program:
 
     def _body(self, block: jax.Array) -> jax.Array:
         held = block.reshape(-1)
+        if block.dtype == bool:
+            held = held.astype(jnp.uint8)  # pieces are added
         for step in self.plan.steps:
             held = self._native(step, held) if _is_native(step) else self._exchange(step, held)
-        return held.reshape(self.target_block)
+        return held.reshape(self.target_block).astype(block.dtype)
 
     def _native(self, step: Step, held: jax.Array) -> jax.Array:
         """One of XLA's own collectives; all shards have one shape."""

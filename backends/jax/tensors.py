@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_flow.backends.jax.devices import rank_devices, world
+from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -67,11 +67,11 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, jax.Array]] | None:
     sharding = value.sharding
     if isinstance(sharding, NamedSharding):
         placement = Placement(
-            np.vectorize(ranks.__getitem__, otypes=[int])(sharding.mesh.devices), sharding.mesh.axis_names, world().type
+            np.vectorize(ranks.__getitem__, otypes=[int])(sharding.mesh.devices), sharding.mesh.axis_names
         )
         return Layout(placement, _nd_sbp(sharding.spec, placement), value.shape), shards
     if len(shards) == 1:
-        return Layout(Placement(list(shards), type=world().type), broadcast, value.shape), shards
+        return Layout(Placement(list(shards)), broadcast, value.shape), shards
     raise FlowError(f"a layout with named axes is needed to read an array; this one has {sharding}")
 
 

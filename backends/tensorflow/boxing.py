@@ -62,7 +62,7 @@ class _Ops:
 
     def add(self, one, other, rank):
         with tf.device(self.devices[rank]):
-            return one + other
+            return tf.logical_or(one, other) if one.dtype == tf.bool else one + other
 
     def zeros(self, size, like, rank):
         with tf.device(self.devices[rank]):

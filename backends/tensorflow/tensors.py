@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from keras_flow import sbp
-from keras_flow.backends.tensorflow.devices import rank_devices, world
+from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.layouts import mesh_view
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -77,7 +77,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, tf.Tensor]] | None:
     engine = dtensor.fetch_layout(value)
     mesh = engine.mesh
     ranks = np.asarray([device.device_index for device in map(tf.DeviceSpec.from_string, mesh.local_devices())])
-    placement = Placement(ranks.reshape([mesh.dim_size(name) for name in mesh.dim_names]), mesh.dim_names, world().type)
+    placement = Placement(ranks.reshape([mesh.dim_size(name) for name in mesh.dim_names]), mesh.dim_names)
     parts = {axis: sbp.split(dim) for dim, axis in enumerate(engine.sharding_specs) if axis != dtensor.UNSHARDED}
     layout = Layout(placement, parts, tuple(value.shape))
     return layout, dict(zip(placement.ranks, dtensor.unpack(value), strict=True))

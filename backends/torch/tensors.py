@@ -95,7 +95,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, torch.Tensor]] | None:
     if not isinstance(value, DTensor):
         return None
     mesh = value.device_mesh
-    placement = Placement(mesh.mesh.tolist(), mesh.mesh_dim_names, world().type)
+    placement = Placement(mesh.mesh.tolist(), mesh.mesh_dim_names)
     kinds = {Shard: lambda part: sbp.split(part.dim), Replicate: lambda part: sbp.broadcast}
     nd_sbp = tuple(kinds.get(type(part), lambda part: sbp.partial_sum)(part) for part in value.placements)
     layout = Layout(placement, nd_sbp, tuple(value.shape))

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from keras_flow.boxing.lower_bound import lower_bound
-from keras_flow.layout import Layout
+from keras_flow.layout import Layout, itemsize
 from keras_flow.placements import Placement
-from keras_flow.sbp import NdSbp, Sbp, Split, broadcast, text
+from keras_flow.sbp import NdSbp, PartialSum, Sbp, Split, broadcast, text
 from keras_flow.signatures.call import Call, Row, Shape
 from keras_flow.signatures.table import rows_of
 
@@ -26,6 +26,8 @@ class Option:
         inputs: nd_sbp of each input.
         outputs: nd_sbp of each output.
         bytes: received by all ranks together to lay the inputs so.
+        owed: bytes that all ranks must still receive until partial outputs are summed (p - 1 for each element of a sum
+            of p parts, see `kf.boxing.lower_bound`).
         changes: inputs that are laid anew.
         elements: elements of inputs and outputs on the fullest rank.
     """
@@ -33,6 +35,7 @@ class Option:
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
     bytes: int
+    owed: int
     changes: int
     elements: int
 
@@ -50,17 +53,19 @@ class Choice:
     rejected: tuple[Option, ...]
 
 
-def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str]) -> Choice:
+def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Choice:
     """The signature for inputs that lie as they do.
 
     Each axis takes a row of its own; what is left of the shapes after the outer axes decides which rows the next axis
-    has. The fewest bytes win, so that a local slice always wins over communication; then the fewest inputs laid anew,
-    then one that splits nothing that was whole, then the fewest elements on a rank, then the order of the table.
+    has. The fewest bytes win, so that a local slice always wins over communication; those owed for partial outputs
+    count too, because cutting inputs into summands is free and is paid for later. Then the fewest inputs laid anew,
+    then what splits nothing that was whole, then the fewest elements on a rank, then the order of the table.
 
     Args:
         call: the operator, logical shapes.
         inputs: layout of each input; all on one placement.
         dtypes: dtype of each input.
+        out_dtypes: dtype of each output.
     """
     placement = inputs[0].placement
     options = []
@@ -74,8 +79,12 @@ def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str]) -> Choic
             _elements(placement, nd_sbp, shape)
             for nd_sbp, shape in zip((*signature[0], *signature[1]), (*call.inputs, *call.outputs), strict=True)
         )
-        option = Option(*signature, moved, changes, held)
-        options.append((moved, changes, _splits_freely(option), held, number, option))
+        owed = sum(
+            (_summands(placement, nd_sbp) - 1) * math.prod(shape) * itemsize(dtype)
+            for nd_sbp, shape, dtype in zip(signature[1], call.outputs, out_dtypes, strict=True)
+        )
+        option = Option(*signature, moved, owed, changes, held)
+        options.append((moved + owed, changes, _splits_freely(option), held, number, option))
     options.sort(key=lambda one: one[:-1])
     return Choice(options[0][-1], tuple(one[-1] for one in options[1 : 1 + _SHOWN]))
 
@@ -118,8 +127,17 @@ def _divides(row: Row, call: Call, ranks: int) -> bool:
 
 
 def _is_uniform(row: Row, call: Call, ranks: int) -> bool:
-    """Whether what is split is split into the same blocks everywhere: lengths are equal, or all divide."""
-    return len(_split_lengths(row, call)) <= 1 or (_divides(row, call, ranks) and not call.is_uneven)
+    """Whether what is split is split into the same blocks everywhere (lengths are equal, or all divide), and each rank
+    has some; an engine's operators are not asked to work on nothing, unless the tensor itself is empty."""
+    lengths = _split_lengths(row, call)
+    same = len(lengths) <= 1 or (_divides(row, call, ranks) and not call.is_uneven)
+    return same and all(length - call.is_uneven >= ranks or length == 0 for length in lengths)
+
+
+def _summands(placement: Placement, nd_sbp: NdSbp) -> int:
+    return math.prod(
+        size for size, part in zip(placement.hierarchy, nd_sbp, strict=True) if isinstance(part, PartialSum)
+    )
 
 
 def _splits_freely(option: Option) -> bool:

@@ -10,6 +10,7 @@ from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
 from keras_flow.sbp import text
 from keras_flow.signatures import Call, Choice
+from keras_flow.signatures.choice import Option
 from keras_flow.tensors.global_tensor import GlobalTensor, watched
 
 
@@ -55,13 +56,17 @@ class OperatorExplanation:
         )
         rows = [head, f"result: {out}"]
         for line in self.lines:
-            rows.append(
-                f"  {line.call.name} {' '.join(str(list(shape)) for shape in line.call.inputs)}: {line.choice.chosen}"
-            )
+            shapes = " ".join(str(list(shape)) for shape in line.call.inputs)
+            rows.append(f"  {line.call.name} {shapes}: {_priced(line.choice.chosen)}")
             for plan in line.plans:
                 rows += [f"    {part}" for part in str(plan.explain()).splitlines()]
-            rows += [f"    rejected: {option}, {option.bytes} bytes" for option in line.choice.rejected]
+            rows += [f"    rejected: {_priced(option)}" for option in line.choice.rejected]
         return "\n".join(rows)
+
+
+def _priced(option: Option) -> str:
+    owed = f", {option.owed} bytes owed for the sum" if option.owed else ""
+    return f"{option}, {option.bytes} bytes{owed}"
 
 
 @dataclass

@@ -271,8 +271,8 @@ def plan_between(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
 
 @contextlib.contextmanager
 def watched(watcher: Any) -> Iterator[None]:
-    """Tell `watcher` of what operators and boxing do."""
-    token = _watchers.set((*_watchers.get(), watcher))
+    """Tell `watcher`, and no other, of what operators and boxing do."""
+    token = _watchers.set((watcher,))
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
         options,
         tuple(key for key, leaf in leaves if isinstance(leaf, GlobalTensor)),
     )
-    choice = _choose(call, [one.layout for one in inputs], [one.dtype for one in inputs])
+    choice = _choose(call, inputs, [one.dtype for one in outputs])
     for watcher in watchers():
         watcher.chosen(call, choice, inputs)
     if not is_described():
@@ -84,13 +84,21 @@ def _compute(
                     found, pullbacks[rank] = gradients.differentiated(compute, values, laid, dtypes)
                 else:
                     found = compute(*values)
-            for value, held, layout in zip(found, shards, layouts, strict=True):
+            for value, held, layout in zip(_cast(found, dtypes), shards, layouts, strict=True):
                 assert tuple(value.shape) == layout.local_shape(rank), (call.name, tuple(value.shape), layout, rank)
                 held[rank] = value
     results = [GlobalTensor(layout, dtype, held) for layout, dtype, held in zip(layouts, dtypes, shards, strict=True)]
     if is_taped:
         gradients.note(inputs, laid, results, pullbacks)
     return results
+
+
+def _cast(values: Sequence[Any], dtypes: Sequence[str]) -> Iterator[Any]:
+    """As `keras.ops` says: some engines give 64 bits where it promises 32 (numpy's `top_k`)."""
+    import keras
+
+    for value, dtype in zip(values, dtypes, strict=True):
+        yield value if keras.backend.standardize_dtype(value.dtype) == dtype else keras.ops.cast(value, dtype)
 
 
 def _is_global(leaf: object) -> bool:
@@ -139,9 +147,10 @@ def _describe(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any
     return local.called(function, described)
 
 
-def _choose(call: Call, layouts: Sequence[Layout], dtypes: Sequence[str]) -> Choice:
+def _choose(call: Call, inputs: Sequence[GlobalTensor], out_dtypes: Sequence[str]) -> Choice:
     key = (call.name, call.inputs, call.outputs, repr(sorted(call.options.items())), call.names)
-    return _cached_choice(_Keyed(key, call), tuple(layouts), tuple(dtypes))
+    layouts = tuple(one.layout for one in inputs)
+    return _cached_choice(_Keyed(key, call), layouts, tuple(one.dtype for one in inputs), tuple(out_dtypes))
 
 
 class _Keyed:
@@ -158,8 +167,10 @@ class _Keyed:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_choice(keyed: _Keyed, layouts: tuple[Layout, ...], dtypes: tuple[str, ...]) -> Choice:
-    return choose(keyed.call, layouts, dtypes)
+def _cached_choice(
+    keyed: _Keyed, layouts: tuple[Layout, ...], dtypes: tuple[str, ...], out_dtypes: tuple[str, ...]
+) -> Choice:
+    return choose(keyed.call, layouts, dtypes, out_dtypes)
 
 
 def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
