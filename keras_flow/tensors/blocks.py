@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_flow.layout import Layout
-from keras_flow.sbp import Split
+from keras_flow.sbp import PartialSum, Split
 from keras_flow.tensors import engine, gradients
 from keras_flow.tensors.global_tensor import GlobalTensor, is_described
 
@@ -17,11 +17,12 @@ def per_block(name: str, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
 
     Args:
         name: `"max"` or `"min"`.
-        x: where a rank holds nothing along a split dim, its layout there becomes broadcast first.
+        x: partial sums are summed first; where a rank holds nothing along a split dim, that becomes broadcast first.
         dims: from 0 up.
     """
     import keras
 
+    x = x.to_global(sbp=tuple("B" if isinstance(part, PartialSum) else part for part in x.sbp))
     cut = {part.dim for part in x.sbp if isinstance(part, Split) and part.dim in dims}
     if any(x.shape[dim] < x.layout.parts_of_dim(dim) for dim in cut):
         x = x.to_global(sbp=tuple("B" if isinstance(part, Split) and part.dim in cut else part for part in x.sbp))

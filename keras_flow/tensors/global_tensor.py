@@ -120,6 +120,8 @@ class GlobalTensor:
         if target == self.layout and grad_sbp is None:
             return self
         result = relay(self, target)
+        if result is self:  # another tensor, so that the tape can tell them apart
+            result = GlobalTensor(self.layout, self.dtype, self._shards)
         gradients.note_relay(self, result, grad_sbp)
         return result
 
@@ -246,8 +248,13 @@ class GlobalTensor:
         return indexing.get(self, key)
 
     def __setitem__(self, key: object, value: object) -> None:
-        from keras_flow.tensors import indexing
+        from keras_flow.tensors import gradients, indexing
 
+        if gradients.is_taped([one for one in (self, value) if isinstance(one, GlobalTensor)]):
+            raise FlowError(
+                "x[...] = value changes a tensor that kf.value_and_grad differentiates; make a new one, with kf.ops.where "
+                "or kf.ops.concatenate"
+            )
         result = indexing.put(self, key, value).to_global(sbp=self.sbp)
         self._shards = result._shards
 

@@ -53,7 +53,8 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
         tuple of arguments, and lie as these do, a P argument's as B.
 
     Raises:
-        FlowError: the result is not one number, nothing to differentiate, or the engine has no gradients.
+        FlowError: the result is not one number, nothing to differentiate, one inside another, or the engine has no
+            gradients.
     """
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[GlobalTensor, Any]:
@@ -71,6 +72,8 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
                 )
         if not leaves:
             raise FlowError("kf.value_and_grad was given no global tensor to differentiate")
+        if _tape.get() is not None:
+            raise FlowError("kf.value_and_grad inside another: gradients of gradients are not there yet")
         tape = _Tape({id(leaf) for leaf in leaves})
         token = _tape.set(tape)
         try:

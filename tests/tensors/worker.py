@@ -289,6 +289,9 @@ def wrong_arrays() -> Iterator[str]:
         "softmax over a split dim sends two numbers for each row": lambda: (
             kf.explain(kf.ops.softmax, kf.rand(2, 4096, placement=MESH, sbp="B,S(1)", seed=1)).bytes < 200
         ),
+        "maximum of partial sums": lambda: np.allclose(
+            kf.ops.max(kf.tensor(value, placement=MESH, sbp="S(1),P"), axis=1).numpy(), value.max(1)
+        ),
         "empty": lambda: kf.zeros(0, 3, placement=MESH, sbp="S(0),S(1)").numpy().shape == (0, 3),
         "other placement": lambda: np.array_equal(
             x.to_global(kf.Placement([3, 1, 0]), sbp="S(0)").numpy(), np.arange(6)
@@ -347,8 +350,9 @@ def _wrong_locals(value: np.ndarray) -> Iterator[str]:
 
 
 def wrong_engine() -> Iterator[str]:
-    """To the engine's own array and back, and variables made under a scope."""
+    """To the engine's own array and back, variables made under a scope, and what gradients refuse."""
     import keras
+    import pytest
 
     if keras.backend.backend() == "numpy":
         return
@@ -362,6 +366,17 @@ def wrong_engine() -> Iterator[str]:
     with distribution.scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
     kernel = kf.global_tensor(model.weights[0])
+
+    def passes(w: kf.GlobalTensor) -> kf.GlobalTensor:
+        return kf.ops.sum(kf.ops.square(w.to_global(grad_sbp="S(1),B")))
+
+    value, gradient = kf.value_and_grad(passes)(x)
+    right = close(gradient.numpy(), 2 * x.numpy()) and close(value.numpy(), np.sum(x.numpy() ** 2))
+    if gradient.sbp != x.sbp or not right:
+        yield "grad_sbp"
+    for wrong in (lambda w: kf.value_and_grad(passes)(w)[0], lambda w: w.__setitem__(0, 1.0) or passes(w), lambda w: w):
+        with pytest.raises(kf.FlowError):
+            kf.value_and_grad(wrong)(x)
     if sbp.text(kernel.sbp) != "B,S(1)" or kernel.shape != (4, 6):
         yield f"a variable under a scope is {kernel!r}"
     if not np.array_equal(kernel.numpy(), keras.ops.convert_to_numpy(model.weights[0])):
