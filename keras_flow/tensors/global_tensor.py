@@ -252,8 +252,8 @@ class GlobalTensor:
 
         if gradients.is_taped([one for one in (self, value) if isinstance(one, GlobalTensor)]):
             raise FlowError(
-                "x[...] = value changes a tensor that kf.value_and_grad differentiates; make a new one, with kf.ops.where "
-                "or kf.ops.concatenate"
+                "x[...] = value changes a tensor that kf.value_and_grad differentiates; make a new one, with "
+                "kf.ops.where or kf.ops.concatenate"
             )
         result = indexing.put(self, key, value).to_global(sbp=self.sbp)
         self._shards = result._shards
