@@ -28,6 +28,8 @@ def function(
     replaced = dict(arguments)
     if call.name in _SHAPE_ARGUMENT:
         replaced[_SHAPE_ARGUMENT[call.name]] = outputs[0].local_shape(rank)
+    if call.name in _REDUCTIONS and replaced["axis"] is None and replaced["keepdims"]:
+        replaced["axis"] = tuple(range(len(call.inputs[0])))  # Keras 3.15 forgets keepdims on torch where axis is None
 
     def compute(*values: Any) -> list[Any]:
         if special is not None and (result := special(call, inputs, outputs, rank, *values)) is not None:
@@ -41,6 +43,8 @@ def function(
 
     return compute
 
+
+_REDUCTIONS = frozenset(["sum", "mean", "max", "min", "amax", "amin", "prod", "any", "all", "var", "std", "logsumexp"])
 
 #: operators with an argument that is the result's shape
 _SHAPE_ARGUMENT = {"reshape": "newshape", "broadcast_to": "shape"}

@@ -194,8 +194,7 @@ def _weighted(operator: Any, structure: Any, weights: list[np.ndarray]) -> Calla
     from keras import tree
 
     def loss(*tensors: Any) -> Any:
-        rest = iter(tensors)
-        filled = tree.map_structure(lambda leaf: next(rest) if _is_float(leaf) else leaf, structure)
+        filled = _filled(structure, _is_float, tensors)
         total: Any = 0.0
         for one, weight in zip(tree.flatten(operator(*filled[0], **filled[1])), weights, strict=True):
             if one.dtype.startswith("float"):
@@ -203,6 +202,14 @@ def _weighted(operator: Any, structure: Any, weights: list[np.ndarray]) -> Calla
         return total
 
     return loss
+
+
+def _filled(structure: Any, chosen: Callable[[Any], bool], values: Any) -> Any:
+    """The structure with other values for the leaves that are chosen, in the order of `tree.flatten`."""
+    from keras import tree
+
+    rest = iter(values)
+    return tree.pack_sequence_as(structure, [next(rest) if chosen(leaf) else leaf for leaf in tree.flatten(structure)])
 
 
 def _is_float(leaf: Any) -> bool:
@@ -218,10 +225,7 @@ def _reference_gradients(function: Any, args: list, kwargs: dict, weights: list[
     flat = [leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f"]
 
     def run(*values: Any) -> list[Any]:
-        rest = iter(values)
-        filled = tree.map_structure(
-            lambda leaf: next(rest) if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" else leaf, (args, kwargs)
-        )
+        filled = _filled((args, kwargs), lambda leaf: isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f", values)
         total: Any = 0.0
         for one, weight in zip(tree.flatten(function(*filled[0], **filled[1])), weights, strict=True):
             if "float" in str(one.dtype):
@@ -289,6 +293,7 @@ def wrong_arrays() -> Iterator[str]:
         "softmax over a split dim sends two numbers for each row": lambda: (
             kf.explain(kf.ops.softmax, kf.rand(2, 4096, placement=MESH, sbp="B,S(1)", seed=1)).bytes < 200
         ),
+        "keepdims with axis None": lambda: kf.ops.sum(x, keepdims=True).numpy().tolist() == [15],
         "maximum of partial sums": lambda: np.allclose(
             kf.ops.max(kf.tensor(value, placement=MESH, sbp="S(1),P"), axis=1).numpy(), value.max(1)
         ),
