@@ -149,7 +149,7 @@ def wrong_operators() -> Iterator[str]:
     chooser = random.Random(3)
     has_gradients = keras.backend.backend() != "numpy"
     # numpy runs them all; on JAX each rank's device compiles each primitive anew, so it runs the fewest
-    every = {"numpy": 1, "jax": 5}.get(keras.backend.backend(), 2)
+    every = {"numpy": 1, "jax": 8}.get(keras.backend.backend(), 2)
     for case in CASES[::every]:
         args, kwargs = _given(case)
         function = getattr(ops, case.name)
@@ -250,7 +250,7 @@ def wrong_arrays() -> Iterator[str]:
     keys = (np.s_[1], np.s_[-1, 3], np.s_[1:4], np.s_[::2, 1:9:3], np.s_[:, ::-1], np.s_[4:1:-2, None, ...], np.s_[3:3])
     pairs = list(itertools.product(every, repeat=2))
     if keras.backend.backend() != "numpy":
-        pairs = pairs[6::9]
+        pairs = pairs[6:7] if keras.backend.backend() == "jax" else pairs[6::9]
     for nd_sbp in pairs:
         for key in keys:
             x = kf.tensor(value, placement=MESH, sbp=nd_sbp)
