@@ -20,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.boxing.cells import volume
-from keras_flow.boxing.functional import local_slices
 from keras_flow.boxing.pieces import WRITES, Transfer
+from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split

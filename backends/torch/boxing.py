@@ -16,11 +16,11 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
-from keras_flow.boxing.functional import local_slices
 from keras_flow.boxing.pieces import WRITES, Transfer
+from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 
-#: position and length of a piece in a flat buffer, and where its elements lie in a shard: region, start, stop
+#: where the elements of a piece lie in a shard: the region, and start and stop in it
 Region = tuple[tuple[slice, ...], int, int]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from keras_flow.boxing.simulate import check_shards
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
 
@@ -31,11 +32,5 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> dict[int, object]
         raise FlowError(
             f"the boxing plan names ranks {outside}; the world has {world.size} ranks, 0 to {world.size - 1}"
         )
-    for rank in plan.source.placement.ranks:
-        if rank in world.local_ranks:
-            shape = tuple(getattr(shards.get(rank), "shape", ()))
-            if rank not in shards or shape != plan.source.local_shape(rank):
-                found = f"shape {list(shape)}" if rank in shards else "none"
-                expected = list(plan.source.local_shape(rank))
-                raise FlowError(f"shard of rank {rank}: expected shape {expected}, found {found}")
+    check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
     return engine.redistribute(plan, shards)

@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from keras_flow.boxing.cells import Box, volume
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.pieces import Piece
+from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import Step
 from keras_flow.layout import Layout
 
@@ -78,14 +79,6 @@ def run_step(ops: Ops[Array], step: Step, shards: Mapping[int, Array]) -> dict[i
                 have[piece] = ops.add(have[piece], values, receiver) if piece in have else values
     like = next(iter(shards.values()))
     return {rank: _join(ops, exchange, rank, pieces, like) for rank, pieces in result.items()}
-
-
-def local_slices(box: Box, layout: Layout, rank: int) -> tuple[slice, ...]:
-    """A box of the logical tensor within the shard of a rank."""
-    return tuple(
-        slice(start - whole.start, stop - whole.start)
-        for (start, stop), whole in zip(box, layout.local_slices(rank), strict=True)
-    )
 
 
 def _cut(ops: Ops[Array], layout: Layout, shard: Array, rank: int, piece: Piece) -> Array:

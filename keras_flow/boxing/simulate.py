@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def simulate(
     """
     data = plan.to_json() if isinstance(plan, BoxingPlan) else plan
     read = from_json(data)
-    check_shards(read.source, shards)
+    check_shards(read.source, shards, read.source.placement.ranks)
     held = {rank: np.asarray(shards[rank]) for rank in read.source.placement.ranks}
     dtype = next(iter(held.values())).dtype
     for step in read.steps:
@@ -66,9 +67,9 @@ def _run(step: Step, held: dict[int, np.ndarray], dtype: np.dtype, counts: Count
     return buffers[WRITES[step.phases[-1]]]
 
 
-def check_shards(layout: Layout, shards: Mapping[int, np.ndarray]) -> None:
-    """Whether there is a shard of the right shape for each rank of the layout."""
-    for rank in layout.placement.ranks:
+def check_shards(layout: Layout, shards: Mapping[int, Any], ranks: Iterable[int]) -> None:
+    """Whether there is a shard of the right shape for each of the ranks."""
+    for rank in ranks:
         if rank not in shards or tuple(np.shape(shards[rank])) != layout.local_shape(rank):
             found = f"shape {list(np.shape(shards[rank]))}" if rank in shards else "none"
             raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {found}")

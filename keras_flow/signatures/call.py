@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from keras_flow.sbp import Sbp, text
 
 Shape = tuple[int, ...]
+
+
+def dims_of(axis: int | Sequence[int] | None, ndim: int) -> frozenset[int]:
+    """The dims, from 0 up, that an `axis` argument names; None means all."""
+    if axis is None:
+        return frozenset(range(ndim))
+    return frozenset(one % ndim for one in (axis if isinstance(axis, Sequence) else (axis,)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from keras_flow.sbp import Sbp, Split, broadcast, partial_sum
-from keras_flow.signatures.call import Call, Row, Shape
+from keras_flow.signatures.call import Call, Row, Shape, dims_of
 
 Rule = Callable[[Call], Iterator[Row]]
 
@@ -44,11 +44,7 @@ def _same(call: Call, one: Sbp) -> Row:
 
 
 def _axes(call: Call, ndim: int, name: str = "axis", default: object = None) -> frozenset[int]:
-    """The dims that an `axis` argument names; None means all."""
-    axis = call.option(name, default)
-    if axis is None:
-        return frozenset(range(ndim))
-    return frozenset(one % ndim for one in (axis if isinstance(axis, Sequence) else (axis,)))
+    return dims_of(call.option(name, default), ndim)
 
 
 # ---- element by element

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from keras_flow.layout import Layout
-from keras_flow.sbp import PartialSum, Split
-from keras_flow.tensors import engine, gradients
-from keras_flow.tensors.global_tensor import GlobalTensor, is_described
+from keras_flow.sbp import Split
+from keras_flow.tensors.global_tensor import GlobalTensor, summed
+from keras_flow.tensors.running import on_ranks
 
 
 def per_block(name: str, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
@@ -22,7 +21,7 @@ def per_block(name: str, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
     """
     import keras
 
-    x = x.to_global(sbp=tuple("B" if isinstance(part, PartialSum) else part for part in x.sbp))
+    x = x.to_global(sbp=summed(x.sbp))
     cut = {part.dim for part in x.sbp if isinstance(part, Split) and part.dim in dims}
     if any(x.shape[dim] < x.layout.parts_of_dim(dim) for dim in cut):
         x = x.to_global(sbp=tuple("B" if isinstance(part, Split) and part.dim in cut else part for part in x.sbp))
@@ -33,18 +32,5 @@ def per_block(name: str, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
     ]
     layout = Layout(x.placement, x.sbp, shape)
     reduce = functools.partial(getattr(keras.ops, name), axis=tuple(dims), keepdims=True)
-    shards: dict[int, Any] = {}
-    pullbacks: dict[int, Any] = {}
-    is_taped = gradients.is_taped([x])
-    for rank, value in ({} if is_described() else x._shards).items():
-        with engine.on_rank(rank):
-            if is_taped:
-                (shards[rank],), pullbacks[rank] = gradients.differentiated(
-                    lambda value: [reduce(value)], [value], [x], [x.dtype]
-                )
-            else:
-                shards[rank] = reduce(value)
-    result = GlobalTensor(layout, x.dtype, shards)
-    if is_taped:
-        gradients.note([x], [x], [result], pullbacks)
+    (result,) = on_ranks(lambda _: lambda value: [reduce(value)], [x], [x], [layout], [x.dtype])
     return result

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_flow.sbp import Split
+from keras_flow.signatures.call import dims_of
 from keras_flow.tensors import explanation
-from keras_flow.tensors.global_tensor import GlobalTensor
+from keras_flow.tensors.global_tensor import GlobalTensor, summed
 
 Composition = Callable[[], Any]
 
@@ -22,26 +23,17 @@ def cheaper(name: str, arguments: Mapping[str, Any], composition: Composition, p
     """The result of that which receives fewer bytes; the plain operator where they are equal."""
     from keras import tree
 
-    parts = tree.map_structure(lambda leaf: (leaf.layout, leaf.dtype) if _is_global(leaf) else leaf, dict(arguments))
+    parts = tree.map_structure(
+        lambda leaf: (leaf.layout, leaf.dtype) if isinstance(leaf, GlobalTensor) else leaf, dict(arguments)
+    )
     key = (name, repr(parts))
     if key not in _decided:
         _decided[key] = explanation.bytes_of(composition) < explanation.bytes_of(plain)
     return composition() if _decided[key] else plain()
 
 
-def _is_global(leaf: object) -> bool:
-    return isinstance(leaf, GlobalTensor)
-
-
-def dims_of(axis: Any, ndim: int) -> tuple[int, ...]:
-    """The dims that an `axis` argument names."""
-    if axis is None:
-        return tuple(range(ndim))
-    return tuple(sorted({one % ndim for one in (axis if isinstance(axis, Sequence) else (axis,))}))
-
-
-def _cuts(x: Any, dims: Sequence[int]) -> bool:
-    return isinstance(x, GlobalTensor) and any(isinstance(part, Split) and part.dim in dims for part in x.sbp)
+def _cuts(x: GlobalTensor, dims: Sequence[int]) -> bool:
+    return any(isinstance(part, Split) and part.dim in dims for part in x.sbp)
 
 
 def _over(name: str, default: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -51,9 +43,10 @@ def _over(name: str, default: Any = None) -> Callable[[Callable[..., Any]], Call
         def look(arguments: Mapping[str, Any]) -> Composition | None:
             x = arguments[name]
             axis = arguments.get("axis", default)
-            if not isinstance(x, GlobalTensor) or not _cuts(x, dims_of(axis, x.ndim)):
+            if not isinstance(x, GlobalTensor):
                 return None
-            return functools.partial(made, dict(arguments), dims_of(axis, x.ndim))
+            dims = tuple(sorted(dims_of(axis, x.ndim)))
+            return functools.partial(made, dict(arguments), dims) if _cuts(x, dims) else None
 
         return look
 
@@ -82,7 +75,7 @@ def _var(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
     x = _float(arguments["x"])
-    off = x - _whole(ops.mean(x, axis=dims, keepdims=True), dims)
+    off = x - _whole(ops.mean(x, axis=dims, keepdims=True))
     return ops.mean(ops.square(off), axis=dims, keepdims=arguments["keepdims"])
 
 
@@ -123,7 +116,7 @@ def _softmax(arguments: dict, dims: tuple[int, ...]) -> Any:
 
     x = arguments["x"]
     parts = ops.exp(x - _still(ops.max(x, axis=dims, keepdims=True)))
-    return parts / _whole(ops.sum(parts, axis=dims, keepdims=True), dims)
+    return parts / _whole(ops.sum(parts, axis=dims, keepdims=True))
 
 
 @_over("x", -1)
@@ -140,9 +133,9 @@ def _still(x: GlobalTensor) -> GlobalTensor:
     return GlobalTensor(x.layout, x.dtype, x._shards)
 
 
-def _whole(x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
+def _whole(x: GlobalTensor) -> GlobalTensor:
     """The sum itself where it is partial: it is read more than once, and is reduced once."""
-    return x.to_global(sbp=tuple("B" if repr(part) == "P" else part for part in x.sbp))
+    return x.to_global(sbp=summed(x.sbp))
 
 
 @_over("x")
@@ -181,7 +174,7 @@ def _rms_normalization(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
     x = arguments["x"]
-    scaled = x * ops.rsqrt(_whole(ops.mean(ops.square(x), axis=dims, keepdims=True), dims) + arguments["epsilon"])
+    scaled = x * ops.rsqrt(_whole(ops.mean(ops.square(x), axis=dims, keepdims=True)) + arguments["epsilon"])
     scale = arguments.get("scale")
     return scaled if scale is None else scaled * _along(scale, x, dims)
 
@@ -191,8 +184,8 @@ def _layer_normalization(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
     x = arguments["x"]
-    off = x - _whole(ops.mean(x, axis=dims, keepdims=True), dims)
-    variance = _whole(ops.mean(ops.square(off), axis=dims, keepdims=True), dims)
+    off = x - _whole(ops.mean(x, axis=dims, keepdims=True))
+    variance = _whole(ops.mean(ops.square(off), axis=dims, keepdims=True))
     result = off * ops.rsqrt(variance + (arguments.get("epsilon") or 1e-3))
     gamma, beta = arguments.get("gamma"), arguments.get("beta")
     if gamma is not None:
@@ -259,7 +252,7 @@ def _log_probabilities(arguments: Mapping[str, Any], axis: int) -> Any:
     if arguments["from_logits"]:
         return ops.log_softmax(output, axis=axis)
     epsilon = keras.config.epsilon()
-    output = output / _whole(ops.sum(output, axis=axis, keepdims=True), (axis,))
+    output = output / _whole(ops.sum(output, axis=axis, keepdims=True))
     return ops.log(ops.clip(output, epsilon, 1.0 - epsilon))
 
 

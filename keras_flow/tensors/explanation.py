@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,15 +73,16 @@ def _priced(option: Option) -> str:
 class _Watcher:
     """Notes choices and plans."""
 
-    describes: bool = True
+    bytes: int = 0
     lines: list[Line] = field(default_factory=list)
     before: list[BoxingPlan] = field(default_factory=list)
 
-    def chosen(self, call: Call, choice: Choice, inputs: Sequence[GlobalTensor]) -> None:
+    def chosen(self, call: Call, choice: Choice) -> None:
         self.lines.append(Line(call, choice, tuple(self.before)))
         self.before.clear()
 
     def relaid(self, plan: BoxingPlan) -> None:
+        self.bytes += plan.total_bytes
         if self.lines:
             last = self.lines[-1]
             self.lines[-1] = Line(last.call, last.choice, (*last.plans, plan))
@@ -118,6 +119,4 @@ def bytes_of(program: Callable[[], Any]) -> int:
     watcher = _Watcher()
     with watched(watcher):
         program()
-    return sum(plan.total_bytes for line in watcher.lines for plan in line.plans) + sum(
-        plan.total_bytes for plan in watcher.before
-    )
+    return watcher.bytes

@@ -11,15 +11,14 @@ import numpy as np
 
 from keras_flow import boxing
 from keras_flow import sbp as _sbp
-from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
-from keras_flow.layout import Layout
+from keras_flow.layout import Layout, combine
 from keras_flow.placements import Placement
-from keras_flow.sbp import NdSbp, SbpSpec
+from keras_flow.sbp import NdSbp, PartialSum, SbpSpec
 from keras_flow.tensors import engine
 
-#: what an operator does is noted here: see `explanation` (plans, and no values are computed) and `gradients` (a tape)
-_watchers: ContextVar[tuple[Any, ...]] = ContextVar("watchers", default=())
+#: while it is there operators tell it what they choose and how they lay tensors, and compute nothing: see `explanation`
+_watcher: ContextVar[Any] = ContextVar("watcher", default=None)
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[[GlobalTensor, object], GlobalTensor]:
@@ -152,11 +151,9 @@ class GlobalTensor:
 
     def numpy(self) -> np.ndarray:
         """The logical tensor on every process; a collective on several: all processes call."""
-        whole = Placement(range(engine.world_size()), type=self.placement.type)
         if len(engine.local_ranks()) == engine.world_size():  # one process sees all shards
-            from keras_flow.layout import combine
-
             return combine(self.layout, {rank: engine.as_numpy(value) for rank, value in self._shards.items()})
+        whole = Placement(range(engine.world_size()), type=self.placement.type)
         everywhere = relay(self, Layout(whole, (_sbp.broadcast,), self.shape))
         return engine.as_numpy(next(iter(everywhere._shards.values())))
 
@@ -263,34 +260,33 @@ def relay(tensor: GlobalTensor, target: Layout) -> GlobalTensor:
     """The same logical tensor in another layout, unseen by a tape."""
     if target == tensor.layout:
         return tensor
-    plan = plan_between(tensor.layout, target, tensor.dtype)
-    for watcher in _watchers.get():
-        watcher.relaid(plan)
-    if is_described():
+    plan = boxing.plan(tensor.layout, target, tensor.dtype)
+    if (watching := watcher()) is not None:
+        watching.relaid(plan)
         return GlobalTensor(target, tensor.dtype, {})
     return GlobalTensor(target, tensor.dtype, boxing.execute(plan, tensor._shards))
 
 
-def plan_between(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
-    """The boxing plan."""
-    return boxing.plan(source, target, dtype)
+def summed(nd_sbp: NdSbp) -> NdSbp:
+    """An nd_sbp with B where it has P."""
+    return tuple(_sbp.broadcast if isinstance(part, PartialSum) else part for part in nd_sbp)
 
 
 @contextlib.contextmanager
-def watched(watcher: Any) -> Iterator[None]:
-    """Tell `watcher`, and no other, of what operators and boxing do."""
-    token = _watchers.set((watcher,))
+def watched(by: Any) -> Iterator[None]:
+    """Tell `by`, and no other, of what operators and boxing do; tensors are only described inside."""
+    token = _watcher.set(by)
     try:
         yield
     finally:
-        _watchers.reset(token)
+        _watcher.reset(token)
 
 
-def watchers() -> tuple[Any, ...]:
-    """Those of now."""
-    return _watchers.get()
+def watcher() -> Any:
+    """The one of now, or None."""
+    return _watcher.get()
 
 
 def is_described() -> bool:
     """Whether tensors are only described: layouts without values."""
-    return any(watcher.describes for watcher in _watchers.get())
+    return _watcher.get() is not None

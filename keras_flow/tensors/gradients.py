@@ -12,12 +12,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from keras_flow import sbp as _sbp
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Sbp, SbpSpec
 from keras_flow.tensors import engine
-from keras_flow.tensors.global_tensor import GlobalTensor, relay
+from keras_flow.tensors.global_tensor import GlobalTensor, relay, summed
 
 
 @dataclass
@@ -66,7 +68,7 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
         chosen = [args[place] for place in places]
         leaves = [leaf for leaf in tree.flatten(chosen) if isinstance(leaf, GlobalTensor)]
         for leaf in leaves:
-            if not leaf.dtype.startswith(("float", "bfloat")):
+            if not _is_float(leaf.dtype):
                 raise FlowError(
                     f"kf.value_and_grad: an argument of dtype {leaf.dtype} has no gradient; leave it out by argnums"
                 )
@@ -99,7 +101,7 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
 def is_taped(inputs: Sequence[GlobalTensor]) -> bool:
     """Whether what is computed from these is to be differentiated."""
     tape = _tape.get()
-    return tape is not None and any(id(one) in tape.watched and _is_float(one) for one in inputs)
+    return tape is not None and any(id(one) in tape.watched and _is_float(one.dtype) for one in inputs)
 
 
 def note(
@@ -127,8 +129,8 @@ def differentiated(
     compute: Callable[..., list], values: Sequence[Any], inputs: Sequence[GlobalTensor], dtypes: Sequence[str]
 ) -> tuple[list, Callable[..., list]]:
     """Results on a rank, and the function from cotangents of its float results to those of its float inputs."""
-    floats = [place for place, one in enumerate(inputs) if _is_float(one)]
-    kept = [place for place, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat"))]
+    floats = [place for place, one in enumerate(inputs) if _is_float(one.dtype)]
+    kept = [place for place, dtype in enumerate(dtypes) if _is_float(dtype)]
     rest: list[Any] = []
 
     def of_floats(*given: Any) -> list:
@@ -151,14 +153,10 @@ def _back(tape: _Tape, value: GlobalTensor) -> dict[int, GlobalTensor]:
     """id of a tensor -> its gradient, in whatever layout it came."""
     from keras_flow.tensors import creation, ops
 
-    seed = creation.full_like_layout(value, engine.np.ones(value.shape))
+    seed = creation.full_like_layout(value, np.ones(value.shape))
     found = {id(value): seed}
 
     def gather(tensor: GlobalTensor, gradient: GlobalTensor) -> None:
-        if gradient.placement != tensor.placement:
-            gradient = relay(
-                gradient, Layout(tensor.placement, (_sbp.broadcast,) * tensor.placement.ndim, tensor.shape)
-            )
         before = found.get(id(tensor))
         found[id(tensor)] = gradient if before is None else ops.add(before, gradient)
 
@@ -173,7 +171,7 @@ def _back(tape: _Tape, value: GlobalTensor) -> dict[int, GlobalTensor]:
             if record.grad_sbp is not None:
                 target = Layout(before.placement, record.grad_sbp, before.shape)
             elif cotangent.placement != before.placement:
-                target = Layout(before.placement, _dual_of_leaf(before.sbp), before.shape)
+                target = Layout(before.placement, summed(before.sbp), before.shape)
             gather(before, relay(cotangent, target))
             continue
         for tensor, gradient in _through(record, cotangents):
@@ -198,13 +196,13 @@ def _through(record: _Record, cotangents: Sequence[GlobalTensor | None]) -> list
     ]
     laid = []
     for result, cotangent in zip(record.results, cotangents, strict=True):
-        if not _is_float(result):
+        if not _is_float(result.dtype):
             continue
         wanted = Layout(placement, _dual(result.sbp, same), result.shape)
         if cotangent is None:
-            cotangent = creation.full_like_layout(result, engine.np.zeros(result.shape))
+            cotangent = creation.full_like_layout(result, np.zeros(result.shape))
         laid.append(relay(cotangent, wanted))
-    floats = [(tensor, one) for tensor, one in zip(record.inputs, record.laid, strict=True) if _is_float(one)]
+    floats = [(tensor, one) for tensor, one in zip(record.inputs, record.laid, strict=True) if _is_float(one.dtype)]
     shards: list[dict[int, Any]] = [{} for _ in floats]
     for rank, pullback in record.pullbacks.items():
         with engine.on_rank(rank):
@@ -221,20 +219,15 @@ def _dual(nd_sbp: NdSbp, same: Sequence[Sbp | None]) -> NdSbp:
     return tuple(swapped.get(part, part) if one is None else one for part, one in zip(nd_sbp, same, strict=True))
 
 
-def _dual_of_leaf(nd_sbp: NdSbp) -> NdSbp:
-    """The layout of a leaf's gradient: the leaf's own, B where that is P."""
-    return tuple(_sbp.broadcast if isinstance(part, PartialSum) else part for part in nd_sbp)
-
-
 def _at_leaf(leaf: GlobalTensor, found: Mapping[int, GlobalTensor]) -> GlobalTensor:
     from keras_flow.tensors import creation
 
-    target = Layout(leaf.placement, _dual_of_leaf(leaf.sbp), leaf.shape)
+    target = Layout(leaf.placement, summed(leaf.sbp), leaf.shape)
     gradient = found.get(id(leaf))
     if gradient is None:
-        gradient = creation.full_like_layout(leaf, engine.np.zeros(leaf.shape))
+        gradient = creation.full_like_layout(leaf, np.zeros(leaf.shape))
     return relay(gradient, target)
 
 
-def _is_float(tensor: GlobalTensor) -> bool:
-    return tensor.dtype.startswith(("float", "bfloat"))
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,11 +51,23 @@ _REDUCTIONS = frozenset(["sum", "mean", "max", "min", "amax", "amin", "prod", "a
 _SHAPE_ARGUMENT = {"reshape": "newshape", "broadcast_to": "shape"}
 
 
+def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter, with defaults."""
+    found = _signature(function).bind(*args, **kwargs)
+    found.apply_defaults()
+    return dict(found.arguments)
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
 def called(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call with arguments by parameter; those of `*operands` follow the others before them."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for name, parameter in inspect.signature(operator).parameters.items():
+    for name, parameter in _signature(operator).parameters.items():
         if name not in arguments:
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -134,15 +147,7 @@ def _getitem(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], ra
         for (entry, place, count), part in zip(entries, call.option("key"), strict=True)
         if isinstance(part, slice)
     ]
-    whole = [
-        isinstance(part, slice) and length == wanted
-        for part, length, wanted in zip(
-            [part for part in call.option("key") if isinstance(part, slice)],
-            taken.shape,
-            shape,
-            strict=True,
-        )
-    ]
+    whole = [length == wanted for length, wanted in zip(taken.shape, shape, strict=True)]
     if all(whole):
         return taken
     padding = [
@@ -180,7 +185,7 @@ def _setitem(
     entries = _entries(call, inputs[0], rank)
     if entries is None or 0 in tuple(target.shape):
         return ops.copy(target)
-    indices, lengths, cut = [], [], []
+    indices, cut = [], []
     for (entry, place, count), part, axis in zip(
         entries,
         call.option("key"),
@@ -192,7 +197,6 @@ def _setitem(
             indices.append(list(own))
             whole = values.shape[len(cut)] == count
             cut.append(slice(None) if whole else slice(place, place + count))
-            lengths.append(count)
         else:
             indices.append([entry])
     import numpy as np

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_flow.tensors import composed
-from keras_flow.tensors.running import bound, run
+from keras_flow.tensors.local import bound
+from keras_flow.tensors.running import run
 
 
 class Operator:

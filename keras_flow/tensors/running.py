@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.signatures import Call, Choice, choose
 from keras_flow.tensors import engine, gradients, local
-from keras_flow.tensors.global_tensor import GlobalTensor, is_described, relay, watchers
+from keras_flow.tensors.global_tensor import GlobalTensor, is_described, relay, watcher
 
 
 def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -46,9 +45,9 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
         tuple(key for key, leaf in leaves if isinstance(leaf, GlobalTensor)),
     )
     choice = _choose(call, inputs, [one.dtype for one in outputs])
-    for watcher in watchers():
-        watcher.chosen(call, choice, inputs)
-    if not is_described():
+    if (watching := watcher()) is not None:
+        watching.chosen(call, choice)
+    else:
         engine.tensor_engine().note_call(f"kf.ops.{name} of {[(one.shape, one.dtype) for one in inputs]}")
     results = _compute(call, choice, function, tensors, inputs, [one.dtype for one in outputs])
     return tree.pack_sequence_as(described, results)
@@ -70,14 +69,38 @@ def _compute(
     layouts = [
         Layout(placement, nd_sbp, shape) for nd_sbp, shape in zip(choice.chosen.outputs, call.outputs, strict=True)
     ]
+
+    def of_rank(rank: int) -> Callable[..., list]:
+        return local.function(call, function, arguments, [one.layout for one in laid], layouts, rank)
+
+    return on_ranks(of_rank, inputs, laid, layouts, dtypes)
+
+
+def on_ranks(
+    of_rank: Callable[[int], Callable[..., list]],
+    inputs: Sequence[GlobalTensor],
+    laid: Sequence[GlobalTensor],
+    layouts: Sequence[Layout],
+    dtypes: Sequence[str],
+) -> list[GlobalTensor]:
+    """Compute on each rank of this process, and note it on the tape.
+
+    Args:
+        of_rank: rank -> the function of its shards that returns those of the results.
+        inputs: what was given; the tape differentiates by it.
+        laid: the same, as the function needs it.
+        layouts: of the results.
+        dtypes: of the results.
+    """
+    placement = laid[0].placement
     shards: list[dict[int, Any]] = [{} for _ in layouts]
     pullbacks: dict[int, Callable[..., list]] = {}
-    is_taped = gradients.is_taped(inputs)
+    is_taped = gradients.is_taped(inputs) and not is_described()
     if not is_described():
         for rank in engine.local_ranks():
             if not placement.contains(rank):
                 continue
-            compute = local.function(call, function, arguments, [one.layout for one in laid], layouts, rank)
+            compute = of_rank(rank)
             values = [one._shards[rank] for one in laid]
             with engine.on_rank(rank):
                 if is_taped:
@@ -85,7 +108,7 @@ def _compute(
                 else:
                     found = compute(*values)
             for value, held, layout in zip(_cast(found, dtypes), shards, layouts, strict=True):
-                assert tuple(value.shape) == layout.local_shape(rank), (call.name, tuple(value.shape), layout, rank)
+                assert tuple(value.shape) == layout.local_shape(rank), (tuple(value.shape), layout, rank)
                 held[rank] = value
     results = [GlobalTensor(layout, dtype, held) for layout, dtype, held in zip(layouts, dtypes, shards, strict=True)]
     if is_taped:
@@ -171,15 +194,3 @@ def _cached_choice(
     keyed: _Keyed, layouts: tuple[Layout, ...], dtypes: tuple[str, ...], out_dtypes: tuple[str, ...]
 ) -> Choice:
     return choose(keyed.call, layouts, dtypes, out_dtypes)
-
-
-def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter, with defaults."""
-    found = _signature(function).bind(*args, **kwargs)
-    found.apply_defaults()
-    return dict(found.arguments)
-
-
-@functools.cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)

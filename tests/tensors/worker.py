@@ -54,12 +54,12 @@ def _wrong_rows(case: Case, hierarchy: tuple[int, ...]) -> Iterator[str]:
 
     from keras_flow.signatures import Call
     from keras_flow.signatures.choice import signatures
-    from keras_flow.tensors import local, running
+    from keras_flow.tensors import local
     from keras_flow.tensors.global_tensor import GlobalTensor
 
     placement = kf.Placement(np.arange(np.prod(hierarchy)).reshape(hierarchy))
     function = getattr(ops, case.name)
-    arguments = running.bound(function, *_given(case))
+    arguments = local.bound(function, *_given(case))
     flat = [leaf for value in arguments.values() for leaf in tree.flatten(value)]
     arrays = [leaf for leaf in flat if isinstance(leaf, np.ndarray)]
 
