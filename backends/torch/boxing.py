@@ -26,10 +26,15 @@ Region = tuple[tuple[slice, ...], int, int]
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Run this rank's part of a plan; every rank of the world calls it, those outside the plan with no shard."""
-    rank = world().local_ranks[0]
     if any(_communicates(step, plan.ranks) for step in plan.steps):
         sequence.check(f"boxing {plan.source} -> {plan.target}, {plan.dtype}")
-        _make_groups(plan)
+    return run(plan, shards)
+
+
+def run(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Run this rank's part of a plan, without looking whether the other ranks do."""
+    _make_groups(plan)
+    rank = world().local_ranks[0]
     if rank not in plan.ranks:
         return {}
     held = shards.get(rank)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from keras_flow.backends.described import leave_out
 from keras_flow.backends.hooking import Hook, is_placed
-from keras_flow.backends.torch import creation, layers, mirrored, optimizer, random, saving, step, trainer, variables
+from keras_flow.backends.torch import (
+    creation,
+    layers,
+    mirrored,
+    optimizer,
+    random,
+    relayout,
+    saving,
+    step,
+    trainer,
+    variables,
+)
 from keras_flow.distributions.describing import is_describing
 
 _KERAS = "keras.src.backend.torch"
@@ -77,6 +88,13 @@ def _steps() -> tuple[Hook, ...]:
             mirrored.autograd_grad,
             "a train_step that takes gradients this way would get those of this rank's rows",
             when=mirrored.in_logical_part,
+        ),
+        Hook(
+            "torch.distributed.tensor._redistribute",
+            "redistribute_local_tensor",
+            relayout.redistribute_local_tensor,
+            "layouts change by keras_flow's plans; DTensor moves more bytes, and on CPU gathers to split another dim",
+            also=tuple(f"torch.distributed.tensor.{name}:redistribute_local_tensor" for name in ("_dispatch", "_api")),
         ),
         Hook(
             "keras.src.optimizers.base_optimizer",

@@ -45,7 +45,8 @@ same order (seed {result.seed}). {escape(versions)}.</p>
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
 <p>Δ loss and Δ weights: the largest deviation from the single-device run of the same backend, red where over the
 tolerance. Δ engine: the loss of a step against the first backend under the same layout{_nature(result)}. Step time is a
-median without compilation; on few cores more ranks are no faster. MB/rank is the most that one rank holds, read from the engine's live arrays.</p>
+median without compilation; on few cores more ranks are no faster. MB/rank is the most that one rank holds, read from the engine's live arrays. MB/step
+is what a rank receives in a training step, peak MB its weights, slots, gradients and activations: both as explain says.</p>
 <h2>Loss</h2><div class="charts">{_charts(result)}</div>
 <h2>Who holds what</h2><p>Each bar is a variable, each row a rank; filled is the part that the rank holds in its memory.</p>
 <div class="holds">{_holdings(result)}</div>
@@ -67,7 +68,7 @@ def _table(result: Comparison) -> str:
         first = ' class="first"' if last not in (None, run.backend) else ""
         last = run.backend
         cells = [Text.from_markup(cell).plain for cell in row(run, metric)]
-        over = [False] * 4 + [not run.loss_share <= 1, not run.weights_share <= 1] + [False] * 4
+        over = [False] * 4 + [not run.loss_share <= 1, not run.weights_share <= 1] + [False] * 6
         rows.append(
             f"<tr{first}>"
             + "".join(

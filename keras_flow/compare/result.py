@@ -28,6 +28,8 @@ class RunResult:
         weights_share: the same, as a share of the tolerance.
         between_backends: largest deviation of a step's loss from the first backend's run of the same layout.
         evaluated: backend -> loss of these final weights, evaluated there on one device.
+        received_per_step: bytes that a rank receives in a training step, as `explain` says; None where it cannot.
+        peak_per_rank: bytes that a rank holds in a step at most: weights, slots, gradients, activations (an estimate).
     """
 
     backend: str
@@ -46,6 +48,8 @@ class RunResult:
     between_backends: float | None
     evaluated: dict[str, float]
     hierarchy: list[int] = field(default_factory=list)
+    received_per_step: int | None = None
+    peak_per_rank: int | None = None
 
     @property
     def ranks_used(self) -> int:

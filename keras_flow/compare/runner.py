@@ -209,6 +209,8 @@ def _judge_one(folder: Path, run: dict, raw: dict, evaluated: dict, named: int |
         between_backends=between,
         evaluated={name: values[f"{backend}-{layout}"] for name, values in evaluated.items()},
         hierarchy=hierarchy,
+        received_per_step=run["received_per_step"],
+        peak_per_rank=run["peak_per_rank"],
     )
 
 

@@ -29,7 +29,8 @@ def show(result: Comparison, console: Console) -> None:
         "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "
         f"{100 * max(worst.loss_share, worst.weights_share):.0f} % of the tolerance ({worst.backend} {worst.layout}). "
         "Δ engine: from the first backend, same layout. ms: median of a step. MB/rank: most weights that one rank "
-        "holds."
+        "holds. MB/step: received by a rank in a step; peak MB: weights, slots, gradients and activations of a rank "
+        "(both as explain says)."
     )
     if result.random_layers:
         console.print(
@@ -45,7 +46,7 @@ def show(result: Comparison, console: Console) -> None:
 
 def heads(metric: str | None) -> tuple[str, ...]:
     """Headings of the columns after backend and layout."""
-    return ("loss", metric or "-", "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank")
+    return ("loss", metric or "-", "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank", "MB/step", "peak MB")
 
 
 def metric_name(result: Comparison) -> str | None:
@@ -67,7 +68,13 @@ def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
         f"{1000 * run.step_seconds:.1f}",
         f"{run.ranks_used}/{run.ranks_named}",
         f"{max(run.bytes_per_rank.values()) / 1e6:.3f}",
+        _megabytes(run.received_per_step),
+        _megabytes(run.peak_per_rank),
     )
+
+
+def _megabytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e6:.3f}"
 
 
 def _deviation(value: float, share: float, layout: str) -> str:

@@ -5,6 +5,7 @@ python -m keras_flow.compare.worker train|evaluate job.json
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -58,8 +59,6 @@ def train(path: str) -> None:
 
 
 def _train_one(job: Job, module: object, data: object, layout: str, make: object, leads: bool) -> None:
-    import contextlib
-
     import keras
     import numpy as np
 
@@ -88,6 +87,7 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
         model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
         weights = model.get_weights()
+    explained = _explained(distribution, model, job.batch_size)
     _write_held(folder, job.backend, layout, model)
     if not leads:
         return
@@ -100,6 +100,7 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
                 "losses": watch.losses,
                 "evaluation": {name: float(value) for name, value in logs.items()},
                 "step_seconds": watch.median_seconds(),
+                **explained,
                 "steps": len(watch.losses),
                 "random_layers": any("seed_generator" in v.path for v in model.variables),
                 "placement": _placement(distribution),
@@ -109,6 +110,22 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
             }
         )
     )
+
+
+def _explained(distribution: object, model: object, batch_size: int) -> dict[str, int | None]:
+    """Bytes that a rank receives in a step, and at most holds in it, as `explain` says; None where it cannot say."""
+    import keras_flow as kf
+    from keras_flow.distributions.describing import describing
+
+    try:
+        with describing(1) if distribution is None else contextlib.nullcontext():
+            found = (distribution or kf.DataParallel(kf.Placement([0]))).explain(model, batch_size)  # type: ignore[attr-defined]
+    except FlowError:
+        return {"received_per_step": None, "peak_per_rank": None}
+    return {
+        "received_per_step": found.received,
+        "peak_per_rank": max(memory.total for memory in found.memory.values()),
+    }
 
 
 def _placement(distribution: object) -> dict | None:

@@ -15,6 +15,7 @@ class Counted:
         itemsize: bytes of an element.
         group: ranks that take part.
         note: what the engine says of it.
+        pairs: of a permute, how many ranks receive something.
     """
 
     kind: str
@@ -22,6 +23,7 @@ class Counted:
     itemsize: int
     group: int
     note: str = ""
+    pairs: int = 0
 
     @property
     def received(self) -> float:

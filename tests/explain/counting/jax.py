@@ -33,12 +33,14 @@ def collectives(text: str) -> list[dict[str, object]]:
         rest = match["rest"]
         group = _group(rest)
         name = re.search(r'op_name="([^"]*)"', rest)
+        listed = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
+        pairs = [a != b for a, b in re.findall(r"(\d+),(\d+)", listed[1])] if listed else []
         for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shape"]):
             elements = math.prod(int(dim) for dim in dims.split(",") if dim)
             if match["kind"] == "reduce-scatter":
                 elements *= group
-            counted = Counted(_KINDS[match["kind"]], elements, _SIZES[dtype], group, name[1] if name else "")
-            found.append(counted.record())
+            kind, note = _KINDS[match["kind"]], name[1] if name else ""
+            found.append(Counted(kind, elements, _SIZES[dtype], group, note, sum(pairs)).record())
     return found
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def count(model: object, x: object, y: object) -> list[dict[str, object]]:
-    """The collectives of one `train_on_batch` on this rank."""
+@contextmanager
+def watching() -> Iterator[list[dict[str, object]]]:
+    """The collectives that this rank calls inside."""
     import torch
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,8 +71,7 @@ def count(model: object, x: object, y: object) -> list[dict[str, object]]:
             return result
 
     with Watch():
-        model.train_on_batch(x, y)
-    return found
+        yield found
 
 
 def main(output: str) -> None:
@@ -86,7 +88,9 @@ def main(output: str) -> None:
                 said = distribution.explain(model, models.BATCH).as_json()["collectives"]
                 x, y = models.data(name)
                 model.train_on_batch(x, y)
-                results[f"{name} {layout}"] = {"explained": said, "counted": count(model, x, y)}
+                with watching() as counted:
+                    model.train_on_batch(x, y)
+                results[f"{name} {layout}"] = {"explained": said, "counted": counted}
     if kf.env.get_rank() == 0:
         Path(output).write_text(json.dumps(results))
 

@@ -1,0 +1,73 @@
+"""DTensor's changes of layout, by keras_flow's boxing plans.
+
+DTensor changes one axis of the mesh after the other, and on CPU gathers the tensor where a dim is split anew. All of
+its changes, those that an operator asks of its inputs too, go through one function; under a distribution a plan runs
+there instead, which receives the fewest bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from keras_flow import sbp
+from keras_flow.backends.torch import boxing
+from keras_flow.backends.torch.devices import world
+from keras_flow.boxing import BoxingPlan, plan
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from keras_flow.sbp import Sbp
+
+
+def redistribute_local_tensor(
+    original: Callable[..., torch.Tensor],
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    **options: object,
+) -> torch.Tensor:
+    """This rank's shard in the layout `target`; as DTensor does it where a plan is not for such layouts.
+
+    Args:
+        original: DTensor's own function.
+        local: this rank's shard.
+        current, target: DTensor's descriptions of the layouts.
+        options: for the original.
+    """
+    made = _plan(current, target, str(local.dtype).removeprefix("torch."))
+    if made is None:
+        return original(local, current, target, **options)
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    rank = world().local_ranks[0]
+    return boxing.run(made, {rank: local})[rank]
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan | None:
+    """The plan between two layouts, or None where one splits unevenly, which DTensor does in another way, reduces by
+    something else than a sum, or leaves out ranks of the world."""
+    if current.mesh != target.mesh or current.mesh.size() != world().size or current.tensor_meta is None:
+        return None
+    placement = Placement(current.mesh.mesh.tolist())
+    layouts = []
+    for spec in (current, target):
+        parts = [_sbp(part) for part in spec.placements]
+        plain_order = DTensorSpec.compute_default_shard_order(spec.placements)
+        if None in parts or spec.shard_order not in (None, plain_order):
+            return None
+        layouts.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
+    return plan(*layouts, dtype) if all(layout.divides for layout in layouts) else None
+
+
+def _sbp(part: object) -> Sbp | None:
+    if type(part) is Shard:
+        return sbp.split(part.dim)
+    if type(part) is Partial and part.reduce_op == "sum":
+        return sbp.partial_sum
+    return sbp.broadcast if type(part) is Replicate else None

@@ -1,0 +1,246 @@
+"""Changing the layout of a tensor: keras_flow's executors against what each engine does itself, in bytes and time.
+
+    python -m benchmarks.boxing [--backends jax,tensorflow,torch] [--hierarchies 2x2,2x4] [--megabytes 1,16,64]
+
+Every pair of layouts over {S(0), S(1), B, P} on each hierarchy. The ways take turns, so that their ratios hold when the
+machine's speed drifts; a time is the median of the rounds, on the slowest rank. Bytes are received bytes, summed over
+ranks, counted by the engine's own means. The values that both ways give are compared. Time ratios leave out pairs
+that move no byte on either side; what an engine refuses is listed. Written: a table, a plot and all figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.boxing_ways import OURS
+
+#: the classes of pairs, by where summands are
+CLASSES = ("no P", "P to S, B", "to P")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", default="jax,tensorflow,torch")
+    parser.add_argument("--hierarchies", default="2x2,2x4")
+    parser.add_argument("--megabytes", default="1,16,64", help="sizes of the logical tensor, float32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=0, help="a fixed random sample of so many pairs; 0: all")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/boxing"))
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.one:
+        return measure(options)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    records = []
+    for backend, hierarchy in itertools.product(options.backends.split(","), options.hierarchies.split(",")):
+        # an engine has one number of ranks in a process
+        part = options.out.with_name(f"{options.out.name}-{backend}-{hierarchy}.json")
+        command = [sys.executable, "-m", "benchmarks.boxing", *arguments, "--backends", backend]
+        command += ["--hierarchies", hierarchy, "--one", str(part)]
+        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        subprocess.run(command, check=True, env=environment)
+        records += json.loads(part.read_text())
+        part.unlink()
+        options.out.with_suffix(".json").write_text(json.dumps(records))
+    text = table(records)
+    options.out.with_suffix(".md").write_text(text)
+    plot(records, options.out.with_suffix(".png"))
+    print(text)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> int:
+    """One engine on one hierarchy, in processes of its own."""
+    import keras_flow as kf
+
+    sizes = tuple(int(part) for part in options.hierarchies.split("x"))
+    megabytes = [float(part) for part in options.megabytes.split(",")]
+    arguments = (options.backends, sizes, megabytes, options.rounds, options.pairs)
+    Path(options.one).write_text(json.dumps(kf.run(run, devices=math.prod(sizes), args=arguments)))
+    return 0
+
+
+def run(backend: str, hierarchy: tuple[int, ...], megabytes: list[float], rounds: int, sample: int) -> list[dict]:
+    """On every rank: each pair in turn."""
+    import numpy as np
+    from rich.progress import track
+
+    import keras_flow as kf
+    from benchmarks import boxing_ways
+    from keras_flow.backends.active import backend as active_backend
+    from keras_flow.boxing import lower_bound, plan
+    from keras_flow.layout import Layout
+
+    engine = boxing_ways.ENGINES[backend]()
+    kf.init(math.prod(hierarchy))
+    here = active_backend().world().local_ranks
+    placement = kf.Placement(np.arange(math.prod(hierarchy)).reshape(hierarchy))
+    kinds = (kf.sbp.split(0), kf.sbp.split(1), kf.sbp.broadcast, kf.sbp.partial_sum)
+    layouts = list(itertools.product(kinds, repeat=len(hierarchy)))
+    pairs = [pair for pair in itertools.product(layouts, repeat=2) if pair[0] != pair[1]]
+    if sample:
+        pairs = random.Random(0).sample(pairs, sample)
+    records = []
+    work = [(size, *pair) for size in megabytes for pair in pairs]
+    title = f"{backend}, {'x'.join(map(str, hierarchy))}"
+    for size, before, after in track(work, title, disable=0 not in here):
+        side = math.isqrt(int(size * 2**20) // 4)
+        source, target = (Layout(placement, nd_sbp, (side, side)) for nd_sbp in (before, after))
+        made = plan(source, target)
+        shards = {rank: engine.shard(value, rank) for rank, value in boxing_ways.source_shards(source, here).items()}
+        ways = engine.ways(made, shards)
+        timed: dict[str, list[float]] = {name: [] for name, way in ways.items() if not isinstance(way, str)}
+        values = {name: ways[name].shards(ways[name].run()) for name in timed}
+        for turn in range(rounds):
+            for name in itertools.islice(itertools.cycle(timed), turn, turn + len(timed)):
+                timed[name].append(boxing_ways.timed(engine, ways[name]))
+        ours = values.pop(boxing_ways.OURS)
+        record = {
+            "backend": backend,
+            "hierarchy": "x".join(map(str, hierarchy)),
+            "megabytes": size,
+            "source": kf.sbp.text(before),
+            "target": kf.sbp.text(after),
+            "class": _class(before, after),
+            "bound": lower_bound(source, target),
+            "refused": {name: way for name, way in ways.items() if isinstance(way, str)},
+            "received": {name: engine.total(ways[name].received) for name in timed},
+            "seconds": {name: statistics.median(found) for name, found in timed.items()},
+            "wrong": [
+                name for name, value in values.items() if not engine.everywhere(_same(ours, value, target.has_partial))
+            ],
+        }
+        records.append(record)
+    return records
+
+
+def _class(before: Iterable, after: Iterable) -> str:
+    if "P" in map(repr, after):
+        return CLASSES[2]
+    return CLASSES[1] if "P" in map(repr, before) else CLASSES[0]
+
+
+def _same(one: dict, other: dict, partial: bool) -> bool:
+    """Whether both gave the same values; of summands, which may be shared out differently, the same shapes."""
+    return one.keys() == other.keys() and all(
+        value.shape == other[rank].shape and (partial or (value == other[rank]).all()) for rank, value in one.items()
+    )
+
+
+def table(records: list[dict]) -> str:
+    """What was found, as Markdown."""
+    lines = [
+        "# Boxing: keras_flow's executors against the engines' own",
+        "",
+        "Written by `python -m benchmarks.boxing`. Bytes are sums over pairs and ranks, in tensors; time is",
+        "the geometric mean over pairs of keras_flow's median by the engine's, and the pairs above 1.1x.",
+        "",
+        "| engine, ranks, MB | class | against | pairs | kf / bound | kf / engine, bytes | more | time | over 1.1x |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    notes = []
+    for (backend, hierarchy, size), found in _grouped(records):
+        for kind in CLASSES:
+            of_kind = [record for record in found if record["class"] == kind]
+            for rival in sorted({name for record in of_kind for name in record["received"]} - {OURS}):
+                both = [record for record in of_kind if rival in record["received"] and rival not in record["wrong"]]
+                lines.append(f"| {backend} {hierarchy} {size:g} | {kind} | {rival} | {_row(both, rival, size)} |")
+        for rival in sorted({name for record in found for name in record["refused"]}):
+            texts = [record["refused"][rival] for record in found if rival in record["refused"]]
+            reasons = "; ".join(f"{texts.count(text)} with {text!r}" for text in sorted(set(texts)))
+            notes.append(f"- {backend} {hierarchy} {size:g} MB, {rival} refuses {len(texts)} pairs: {reasons}")
+        for record in found:
+            notes += [f"- {_name(record)}: {rival} gives other values" for rival in record["wrong"]]
+            notes += [f"- {_name(record)}: {slow}" for slow in _slow(record)]
+    title = "## Refused, wrong, and pairs that take over 1.1x of the engine's time at 16 MB or more"
+    return "\n".join([*lines, "", title, "", *notes, ""])
+
+
+def _grouped(records: list[dict]) -> list[tuple[tuple, list[dict]]]:
+    groups: dict[tuple, list[dict]] = {}
+    for record in records:
+        groups.setdefault((record["backend"], record["hierarchy"], record["megabytes"]), []).append(record)
+    return list(groups.items())
+
+
+def _row(both: list[dict], rival: str, size: float) -> str:
+    ours = sum(record["received"][OURS] for record in both)
+    theirs = sum(record["received"][rival] for record in both)
+    bound = sum(record["bound"] for record in both)
+    more = sum(record["received"][OURS] > 1.0001 * record["received"][rival] for record in both)
+    ratios = _ratios(both, rival)
+    time = f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else "-"
+    slower = sum(ratio > 1.1 for ratio in ratios)
+    unit = size * 2**20
+    moved = f"{_over(ours, theirs)} ({ours / unit:.1f} / {theirs / unit:.1f})"
+    return f"{len(both)} | {_over(ours, bound)} | {moved} | {more} | {time} | {slower} of {len(ratios)}"
+
+
+def _over(one: float, other: float) -> str:
+    return f"{one / other:.3f}" if other else "-"
+
+
+def _ratios(records: list[dict], rival: str) -> list[float]:
+    """Ratios of time over the pairs where either side moves something."""
+    return [
+        record["seconds"][OURS] / record["seconds"][rival]
+        for record in records
+        if rival in record["seconds"] and (record["received"][OURS] or record["received"][rival])
+    ]
+
+
+def _slow(record: dict) -> list[str]:
+    found = []
+    for rival in record["seconds"]:
+        for ratio in _ratios([record], rival) if rival != OURS and record["megabytes"] >= 16 else []:
+            if ratio > 1.1:
+                ms = {name: f"{1000 * record['seconds'][name]:.0f} ms" for name in (OURS, rival)}
+                found.append(f"{ratio:.2f}x of {rival} ({ms[OURS]}, {ms[rival]})")
+    return found
+
+
+def _name(record: dict) -> str:
+    pair = f"{record['source']} -> {record['target']}"
+    return f"{record['backend']} {record['hierarchy']} {record['megabytes']:g} MB, {pair}"
+
+
+def plot(records: list[dict], path: Path) -> None:
+    """Ratios of bytes and of time, pair by pair, sorted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5))
+    series: dict[tuple[str, str], list[dict]] = {}
+    for record in records:
+        for rival in record["received"]:
+            if rival != OURS:
+                series.setdefault((record["backend"], rival), []).append(record)
+    for (backend, rival), found in series.items():
+        moved = [one["received"][OURS] / one["received"][rival] for one in found if one["received"][rival]]
+        for axes, values in ((left, moved), (right, _ratios(found, rival))):
+            axes.plot(
+                [k / max(1, len(values) - 1) for k in range(len(values))], sorted(values), label=f"{backend}, {rival}"
+            )
+    for axes, what in ((left, "bytes received"), (right, "time")):
+        axes.axhline(1.0, color="black", linewidth=0.5)
+        axes.set(xlabel="share of pairs", ylabel="keras_flow / engine", title=what)
+        axes.legend(fontsize="small")
+    right.set_yscale("log")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
