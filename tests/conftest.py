@@ -7,6 +7,8 @@ import tempfile
 
 import pytest
 
+from tests.jobs import PARTS, Job
+
 os.environ["KERAS_BACKEND"] = "jax"
 # Programs that several tests, or the processes that they start, compile alike are compiled once in a session.
 _compiled = tempfile.mkdtemp(prefix="keras-flow-tests-")
@@ -23,3 +25,14 @@ def four_ranks() -> None:
     import keras_flow as kf
 
     assert kf.init(4).size == 4
+
+
+@pytest.fixture(scope="session")
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """Backend -> its job, with the parts that the selected tests name as `PART`."""
+    wanted = {getattr(item.module, "PART", "") for item in request.session.items}  # type: ignore[attr-defined]
+    parts = {
+        backend: [part for part, modules in PARTS.items() if part in wanted and backend in modules]
+        for backend in dict.fromkeys(backend for modules in PARTS.values() for backend in modules)
+    }
+    return {backend: Job(backend, tmp_path_factory.mktemp(backend), own) for backend, own in parts.items()}

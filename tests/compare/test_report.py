@@ -38,6 +38,8 @@ def run(backend: str, layout: str, share: float = 0.1) -> RunResult:
         between_backends=None if backend == "jax" else 1e-6,
         evaluated={"jax": 0.4, "torch": 0.400001},
         hierarchy=[len(shapes)],
+        received_per_step=None if layout == "1" else 4096,
+        peak_per_rank=2_500_000,
     )
 
 
@@ -92,9 +94,9 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     page = html.page(GOOD)
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page)
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
-    numbers = [row for row in cells if len(row) == 10]
+    numbers = [row for row in cells if len(row) == 12]
     assert [row[:2] for row in numbers] == [["jax", "1"], ["jax", "tp2"], ["torch", "1"], ["torch", "tp2"]]
-    assert numbers[1][2:] == ["0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000"]
+    assert numbers[1][2:] == ["0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000", "0.004", "2.500"]
     evaluated = [row for row in cells if len(row) == 4]
     assert evaluated[3] == ["torch", "tp2", "0.400000", "0.400001"]
     assert page.count("<polyline") == 4, "a curve for each run"
@@ -122,8 +124,9 @@ def test_table() -> None:
     text = shown(GOOD)
     assert "mine <&>.py: 3 steps of 64 rows" in text
     lines = [line.split() for line in text.splitlines()]
-    assert ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000"] in lines
-    assert ["torch", "1", "0.4000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.000"] in lines
+    tp2 = ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000", "0.004", "2.500"]
+    assert tp2 in lines
+    assert ["torch", "1", "0.4000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.000", "-", "2.500"] in lines
     assert "left out: tensorflow (not installed)" in text
     assert "All runs agree within the tolerances." in text
 

@@ -1,16 +1,12 @@
 """Runs boxing plans on one engine and writes, for each pair of layouts, what came out and what moved.
 
-`python -m tests.conformance.boxing_worker BACKEND FILE`. On torch the ranks are processes of one job.
+On torch the ranks are processes of one job.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -50,10 +46,8 @@ def seeded_fault(made: BoxingPlan) -> BoxingPlan:
 
 def main() -> list[dict]:
     """One record for each pair."""
-    import keras_flow as kf
     from keras_flow.backends.active import backend
 
-    kf.init(4)
     engine = backend()
     here = engine.world().local_ranks
     counter = COUNTERS[engine.name]()
@@ -126,11 +120,6 @@ class JaxCounter:
 
 class TensorFlowCounter:
     """Bytes of what the Recv operations of the partitioned graphs received in a run."""
-
-    def __init__(self):
-        import tensorflow as tf
-
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # it renames operations
 
     def array(self, value: np.ndarray, rank: int):
         import tensorflow as tf
@@ -218,12 +207,3 @@ class TorchCounter:
 
 
 COUNTERS = {"jax": JaxCounter, "tensorflow": TensorFlowCounter, "torch": TorchCounter}
-
-
-if __name__ == "__main__":
-    os.environ["KERAS_BACKEND"] = sys.argv[1]
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
-    import keras_flow
-
-    made = keras_flow.run(main, devices=4)
-    Path(sys.argv[2]).write_text(json.dumps(made))

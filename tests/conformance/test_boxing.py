@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-#: seconds; a worker takes 20 to 50
-_LIMIT = 400
+from tests.jobs import LIMIT, Job
 
+PART = "boxing"
 FAULT = "seeded fault"
 
+pytestmark = pytest.mark.timeout(LIMIT)
 
-@pytest.fixture(scope="module", params=["jax", "tensorflow", "torch"])
-def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+
+@pytest.fixture(params=["jax", "tensorflow", "torch"])
+def records(request: pytest.FixtureRequest, jobs: dict[str, Job]) -> list[dict]:
     """What an engine did with each pair of layouts; on torch of four processes."""
-    path: Path = tmp_path_factory.mktemp("boxing") / f"{request.param}.json"
-    command = [sys.executable, "-m", "tests.conformance.boxing_worker", request.param, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(path.read_text())
+    return jobs[request.param].result(PART)  # type: ignore[return-value]
 
 
 def test_plans_are_executed_right_and_move_what_they_say(records: list[dict]) -> None:

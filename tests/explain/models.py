@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import keras
 import numpy as np
@@ -102,3 +102,10 @@ def compiled(name: str) -> keras.Model:
         metrics=["accuracy"],
     )
     return model
+
+
+def all_layouts() -> Iterator[tuple[str, str, object]]:
+    """Each model and layout, with a distribution of it."""
+    for name in MODELS:
+        for layout in LAYOUTS:
+            yield name, layout, distribution(name, layout)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.explain import models
-from tests.launch import programs
+from tests.jobs import LIMIT, Job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(3 * LIMIT)
 
+PART = "explain"
 ENGINES = ("jax", "tensorflow", "torch")
 
 #: rows in which explain may be off, and why
@@ -20,19 +19,10 @@ EXCEPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """Engine -> case -> what explain said and what was counted. One start for each engine."""
-    folder = tmp_path_factory.mktemp("counted")
-    options = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # read by JAX alone; saves half of its time
-    processes = {
-        engine: programs.start(["-m", f"tests.explain.counting.{engine}", str(folder / engine)], engine, **options)
-        for engine in ENGINES
-    }
-    for process in processes.values():
-        code, _, err = programs.finish(process, 250)
-        assert code == 0, err[-3000:]
-    return {engine: json.loads((folder / engine).read_text()) for engine in ENGINES}
+@pytest.fixture
+def counted(jobs: dict[str, Job]) -> dict[str, dict]:
+    """Engine -> case -> what explain said and what was counted."""
+    return {engine: jobs[engine].result("explain") for engine in ENGINES}  # type: ignore[misc]
 
 
 def received(collectives: list[dict]) -> float:

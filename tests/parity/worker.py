@@ -16,6 +16,8 @@ import tempfile
 import time
 import traceback
 
+from tests import quick
+
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -31,10 +33,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    os.environ["KERAS_BACKEND"] = options.backend
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # the same partitioned program, compiled in half the time: LLVM does not optimise it
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+    quick.set_environment(options.backend)
     import keras_flow as kf
 
     with tempfile.TemporaryDirectory(prefix="parity-", ignore_cleanup_errors=True) as folder:
@@ -49,6 +48,7 @@ def main(arguments: list[str]) -> int:
 def run_cases(options: dict, folder: str) -> None:
     """Run on every rank: the cases in turn. Rank 0 has the reference and writes results."""
     logging.getLogger("absl").setLevel(logging.ERROR)
+    quick.set_options(options["backend"])
     from tests.parity import faults
     from tests.parity.cases import CASES, product
 

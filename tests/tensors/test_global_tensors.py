@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.jobs import LIMIT, Job
 from tests.launch import programs
 
 BACKENDS = ("numpy", "jax", "tensorflow", "torch")
 
-pytestmark = pytest.mark.timeout(420)
+PART = "tensors"
 
-_found: dict[str, dict] = {}
-
-
-def checked(backend: str, folder: Path) -> dict:
-    """What the worker of a backend found; it runs once."""
-    if backend not in _found:
-        path = folder / f"{backend}.json"
-        command = [sys.executable, "-m", "tests.tensors.worker", backend, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr[-4000:]
-        _found[backend] = json.loads(path.read_text())
-    return _found[backend]
+pytestmark = pytest.mark.timeout(LIMIT)
 
 
 @pytest.mark.parametrize("check", ["rows", "operators", "arrays", "engine"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_is_wrong(backend: str, check: str, tmp_path: Path) -> None:
-    assert checked(backend, tmp_path)[check] == []
+def test_nothing_is_wrong(backend: str, check: str, jobs: dict[str, Job]) -> None:
+    assert jobs[backend].result(PART)[check] == []  # type: ignore[index]
 
 
-def test_draws_are_those_of_every_engine(tmp_path: Path) -> None:
-    draws = {backend: checked(backend, tmp_path)["draws"] for backend in BACKENDS}
+@pytest.mark.timeout(3 * LIMIT)
+def test_draws_are_those_of_every_engine(jobs: dict[str, Job]) -> None:
+    draws = {backend: jobs[backend].result(PART)["draws"] for backend in BACKENDS}  # type: ignore[index]
     assert all(one == draws["numpy"] for one in draws.values())
 
 

@@ -1,19 +1,15 @@
 """Runs the checks of global tensors on one engine and writes what failed.
 
-`python -m tests.tensors.worker BACKEND FILE`. On torch the ranks are processes of one job.
+On torch the ranks are processes of one job.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import random
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -394,11 +390,10 @@ def wrong_engine() -> Iterator[str]:
 CHECKS = {"rows": wrong_rows, "operators": wrong_operators, "arrays": wrong_arrays, "engine": wrong_engine}
 
 
-def main(names: list[str]) -> dict[str, list[str]]:
+def main() -> dict[str, list[str]]:
     """Check -> what is wrong."""
-    kf.init(4)
     found: dict[str, list[str]] = {}
-    for name in names:
+    for name in CHECKS:
         start = time.monotonic()
         try:
             found[name] = list(CHECKS[name]())
@@ -411,10 +406,3 @@ def main(names: list[str]) -> dict[str, list[str]]:
         ]
         found["seconds"] = [*found.get("seconds", ()), f"{name}: {time.monotonic() - start:.1f}"]
     return found
-
-
-if __name__ == "__main__":
-    os.environ["KERAS_BACKEND"] = sys.argv[1]
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
-    names = sys.argv[3:] or list(CHECKS)
-    Path(sys.argv[2]).write_text(json.dumps(kf.run(main, devices=4, args=(names,))))

@@ -1,7 +1,4 @@
-"""Programs of the tests of the TensorFlow backend, run in turn by `test_dtensor`, one line of output for each.
-
-python -m tests.backends.tensorflow.programs
-"""
+"""Programs of the tests of the TensorFlow backend, run in turn for `test_dtensor`."""
 
 import contextlib
 import os
@@ -176,13 +173,15 @@ def mirrored() -> None:
 
 PROGRAMS = {program.__name__: program for program in (created_sharded, steps, layouts, operations, mirrored)}
 
-if __name__ == "__main__":
-    kf.init(devices=4)
+
+def main() -> dict[str, str]:
+    """Name -> "ok", or what is wrong."""
+    found = {}
     for name, program in PROGRAMS.items():
         keras.utils.clear_session()
         try:
             program()
-            outcome = "ok"
+            found[name] = "ok"
         except Exception:
-            outcome = traceback.format_exc()
-        print(f"{name}: {outcome!r}", flush=True)
+            found[name] = traceback.format_exc()
+    return found

@@ -1,14 +1,10 @@
-"""Checks that need ranks: run on four processes by `test_on_four_ranks`, one line of output for each.
-
-python -m tests.backends.torch.checks
-"""
+"""Checks that need ranks: run on four processes, for `test_on_four_ranks`."""
 
 from __future__ import annotations
 
 import functools
 import os
 import random
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -236,28 +232,10 @@ def models_that_act_row_by_row_are_known() -> None:
     assert "subclassed model" in str(reason_against(Own()))
 
 
-def main() -> None:
-    """Run all checks on this rank; a line for each."""
-    import traceback
-
+def main() -> dict[str, str]:
+    """Run all checks on this rank: name -> "ok", or what is wrong on which rank."""
+    found = {}
     for name, function in CHECKS.items():
-        failed = error_of(function) if "--trace" not in sys.argv else traced(function, traceback)
-        everyone = on_all_ranks(failed)
-        print(f"{name}: {next((f'rank {r}: {text}' for r, text in enumerate(everyone) if text), 'ok')!r}", flush=True)
-
-
-def traced(function: Callable[[], None], traceback: object) -> str:
-    try:
-        function()
-    except Exception:
-        return traceback.format_exc()  # type: ignore[attr-defined]
-    return ""
-
-
-if __name__ == "__main__":
-    import keras_flow as kf
-
-    os.environ["KERAS_BACKEND"] = "torch"
-    from tests.backends.torch import checks
-
-    kf.run(checks.main, devices=4)
+        everyone = on_all_ranks(error_of(function))
+        found[name] = next((f"rank {r}: {text}" for r, text in enumerate(everyone) if text), "ok")
+    return found

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import sys
-import tempfile
 from pathlib import Path
 
 _KINDS = {
@@ -18,6 +15,7 @@ _KINDS = {
     "collective-permute": "permute",
 }
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+_folder = Path()
 _LINE = re.compile(
     r"= (?P<shape>\(.*?\)|\S+) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\((?P<rest>.*)"
@@ -56,31 +54,28 @@ def _group(rest: str) -> int:
     return 2
 
 
-def main(output: str) -> None:
-    """Train one step of each model under each layout."""
-    folder = tempfile.mkdtemp(prefix="keras-flow-hlo-")
+def set_environment(folder: Path) -> None:
+    """Before JAX is imported: XLA writes the programs of training steps there."""
+    global _folder
+    _folder = folder
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_dump_hlo_as_text "
         "--xla_dump_hlo_module_re=.*jit_step.*"
     )
-    import keras_flow as kf
+
+
+def main() -> dict[str, dict]:
+    """Train one step of each model under each layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    kf.init(4)
-    results: dict[str, object] = {}
-    for name in models.MODELS:
-        for layout in models.LAYOUTS:
-            before = set(Path(folder).glob("*after_optimizations.txt"))
-            distribution = models.distribution(name, layout)
-            with distribution.scope():
-                model = models.compiled(name)
-                said = distribution.explain(model, models.BATCH).as_json()["collectives"]
-                model.train_on_batch(*models.data(name))
-            new = sorted(set(Path(folder).glob("*after_optimizations.txt")) - before)
-            counted = [found for path in new for found in collectives(path.read_text())]
-            results[f"{name} {layout}"] = {"explained": said, "counted": counted}
-    Path(output).write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    results = {}
+    for name, layout, distribution in models.all_layouts():
+        before = set(_folder.glob("*after_optimizations.txt"))
+        with distribution.scope():
+            model = models.compiled(name)
+            said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+            model.train_on_batch(*models.data(name))
+        new = sorted(set(_folder.glob("*after_optimizations.txt")) - before)
+        counted = [found for path in new for found in collectives(path.read_text())]
+        results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+    return results

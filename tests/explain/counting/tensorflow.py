@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import sys
-import tempfile
 from pathlib import Path
 
 _KINDS = {
@@ -19,6 +16,7 @@ _KINDS = {
     "CollectiveGather": "all_gather",
 }
 _SIZES = {"i1": 1, "i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
+_folder = Path()
 _CONSTANT = re.compile(
     r'(%\w+), %\w+ = tf_executor\.island(?:\([^)]*\))? wraps "tf\.Const"\(\).*?dense<(\d+)> : tensor<i32>'
 )
@@ -46,28 +44,25 @@ def _elements(kind: str) -> tuple[int, int]:
     return math.prod(int(dim) for dim in dims), _SIZES[dtype]
 
 
-def main(output: str) -> None:
-    """Train one step of each model under each layout."""
-    folder = tempfile.mkdtemp(prefix="keras-flow-mlir-")
-    os.environ |= {"TF_DUMP_GRAPH_PREFIX": folder, "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
-    import keras_flow as kf
+def set_environment(folder: Path) -> None:
+    """Before TensorFlow is imported: DTensor writes its programs there."""
+    global _folder
+    _folder = folder
+    os.environ |= {"TF_DUMP_GRAPH_PREFIX": str(folder), "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
+
+
+def main() -> dict[str, dict]:
+    """Train one step of each model under each layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    kf.init(4)
-    results: dict[str, object] = {}
-    for name in models.MODELS:
-        for layout in models.LAYOUTS:
-            before = set(Path(folder).iterdir())
-            distribution = models.distribution(name, layout)
-            with distribution.scope():
-                model = models.compiled(name)
-                said = distribution.explain(model, models.BATCH).as_json()["collectives"]
-                model.train_on_batch(*models.data(name))
-            new = sorted(path for path in set(Path(folder).iterdir()) - before if "BreakUpIslands" in path.name)
-            counted = [found for path in new for found in collectives(path.read_text())]
-            results[f"{name} {layout}"] = {"explained": said, "counted": counted}
-    Path(output).write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    results = {}
+    for name, layout, distribution in models.all_layouts():
+        before = set(_folder.iterdir())
+        with distribution.scope():
+            model = models.compiled(name)
+            said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+            model.train_on_batch(*models.data(name))
+        new = sorted(path for path in set(_folder.iterdir()) - before if "BreakUpIslands" in path.name)
+        counted = [found for path in new for found in collectives(path.read_text())]
+        results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+    return results

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,28 +72,22 @@ def watching() -> Iterator[list[dict[str, object]]]:
         yield found
 
 
-def main(output: str) -> None:
-    """On every rank: train one step of each model under each layout; rank 0 writes."""
-    import keras_flow as kf
+def set_environment(folder: Path) -> None:
+    """Nothing is written."""
+
+
+def main() -> dict[str, dict]:
+    """On every rank: one step of each model under each layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    results: dict[str, object] = {}
-    for name in models.MODELS:
-        for layout in models.LAYOUTS:
-            distribution = models.distribution(name, layout)
-            with distribution.scope():
-                model = models.compiled(name)
-                said = distribution.explain(model, models.BATCH).as_json()["collectives"]
-                x, y = models.data(name)
+    results = {}
+    for name, layout, distribution in models.all_layouts():
+        with distribution.scope():
+            model = models.compiled(name)
+            said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+            x, y = models.data(name)
+            model.train_on_batch(x, y)
+            with watching() as counted:
                 model.train_on_batch(x, y)
-                with watching() as counted:
-                    model.train_on_batch(x, y)
-                results[f"{name} {layout}"] = {"explained": said, "counted": counted}
-    if kf.env.get_rank() == 0:
-        Path(output).write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    import keras_flow as kf
-
-    kf.run(main, devices=4, args=(sys.argv[1],))
+        results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+    return results

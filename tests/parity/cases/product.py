@@ -20,8 +20,8 @@ def cnn_model() -> keras.Model:
             layers.Input((8, 8, 4)),
             layers.Conv2D(8, 3, padding="same", use_bias=False, name="conv"),
             layers.BatchNormalization(momentum=0.8),
-            # smooth: with a ReLU, "cnn, RMSprop, global_clipnorm" met an input of 1.6e-7 at step 8 (in float64; the next
-            # smallest of the 20 steps is 1.6e-5), whose sign is rounding in float32, and 36 weights took another step
+            # smooth: with a ReLU, "cnn, RMSprop, global_clipnorm" met an input of 1.6e-7 at step 8 (in float64; the
+            # next smallest of the 20 steps is 1.6e-5): in float32 its sign is rounding, and 36 weights step otherwise
             layers.Activation("silu"),
             layers.GlobalAveragePooling2D(),
             layers.Dense(8, name="logits"),

@@ -1,0 +1,34 @@
+"""Engines that compile in a third of the time: for tests of a program's numbers or communication, not of its speed.
+
+The program is the same: XLA and DTensor partition it as ever. But LLVM optimises nothing, XLA emits fusions in its
+older, quicker way, and Grappler does not rewrite TensorFlow's graphs. `make demo` and the tests of launching, of hooks
+and of creation run engines as users do.
+"""
+
+from __future__ import annotations
+
+import os
+
+XLA_FLAGS = " ".join(
+    (
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    )
+)
+
+
+def set_environment(backend: str) -> None:
+    """Before the engine is imported."""
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
+
+
+def set_options(backend: str) -> None:
+    """Once the engine may be imported, before its first program."""
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
