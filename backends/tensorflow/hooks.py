@@ -232,6 +232,13 @@ def _operations() -> Sequence[Hook]:
     when = operations.in_traced_step
     concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
     return (
+        Hook(
+            "tensorflow.python.framework.func_graph",
+            "FuncGraph.capture",
+            operations.capture,
+            "constants of a Functional model: `got a regular tensor ... but was expecting a DTensor`",
+            when=operations.captures_plain_tensor,
+        ),
         Hook("tensorflow", "concat", operations.concat, concat, when=when),
         Hook("tensorflow", "split", operations.split, "fails along a split dim; its gradient is tf.concat", when=when),
         Hook("tensorflow", "tile", operations.tile, "fails along a split dim", when=when),

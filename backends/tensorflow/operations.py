@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -20,6 +21,8 @@ from keras_flow.backends.tensorflow.layouts import in_step, view_of
 from keras_flow.distributions.distribution import active
 from keras_flow.errors import FlowError
 
+#: graph of a step -> id of a tensor made before it -> that tensor, and the constant that stands for it
+_constants: WeakKeyDictionary[object, dict[int, tuple[tf.Tensor, tf.Tensor]]] = WeakKeyDictionary()
 #: characters of an error text that TensorFlow may search for names of operations
 _LONGEST = 4000
 
@@ -30,6 +33,30 @@ def in_traced_step(*args: object, **kwargs: object) -> bool:
         return False
     distribution = active()
     return distribution is not None and not mirrored.is_mirrored(distribution)
+
+
+def captures_plain_tensor(graph: object, tensor: object, *args: object, **kwargs: object) -> bool:
+    """Condition: a step that is being traced meets a tensor made before it, which is on no mesh."""
+    if isinstance(tensor, tf.Variable) or not (tf.is_tensor(tensor) and hasattr(tensor, "_numpy_internal")):
+        return False
+    if tensor.dtype in (tf.resource, tf.variant, tf.string) or not in_traced_step():
+        return False
+    with tf.init_scope():  # it may be asked eagerly only
+        return not dtensor.is_dtensor(tensor)
+
+
+def capture(
+    original: Callable[..., object], graph: object, tensor: tf.Tensor, *args: object, **kwargs: object
+) -> object:
+    """`FuncGraph.capture`: such a tensor (`x + ops.arange(64)` in a Functional model) becomes a constant.
+
+    Captured, it would be an input of the program, and DTensor takes plain tensors as inputs only if they are scalars.
+    """
+    held = _constants.setdefault(graph, {})
+    if id(tensor) not in held:
+        with graph.as_default():  # type: ignore[attr-defined]
+            held[id(tensor)] = (tensor, tf.constant(tensor.numpy()))  # the tensor is held too: its id stays its own
+    return held[id(tensor)][1]
 
 
 def concat(original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:

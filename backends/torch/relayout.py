@@ -55,14 +55,15 @@ def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan |
     if current.mesh != target.mesh or current.mesh.size() != world().size or current.tensor_meta is None:
         return None
     placement = Placement(current.mesh.mesh.tolist())
-    layouts = []
+    layouts: list[Layout] = []
     for spec in (current, target):
         parts = [_sbp(part) for part in spec.placements]
         plain_order = DTensorSpec.compute_default_shard_order(spec.placements)
         if None in parts or spec.shard_order not in (None, plain_order):
             return None
         layouts.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
-    return plan(*layouts, dtype) if all(layout.divides for layout in layouts) else None
+    before, after = layouts
+    return plan(before, after, dtype) if before.divides and after.divides else None
 
 
 def _sbp(part: object) -> Sbp | None:

@@ -6,9 +6,11 @@ messages one by one; the ranks of a host share the host's link to the others.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_flow.errors import FlowError
@@ -62,6 +64,28 @@ class Topology:
     ranks_per_host: int | None = None
     inside: Link = Link(10e-6, 10e9)
     between: Link | None = None
+
+    @classmethod
+    def measured(cls, path: str | Path, backend: str) -> Topology:
+        """Of one host, as `keras-flow doctor --bandwidth --json > FILE` measured it, with the most ranks that it did.
+
+        Args:
+            path: the file.
+            backend: of which engine.
+
+        Raises:
+            FlowError: no such file, not doctor's, or without a measured link of this backend.
+        """
+        try:
+            report = json.loads(Path(path).read_text())
+            rings = [ring for engine in report["engines"] if engine["name"] == backend for ring in engine["rings"]]
+            best = max(rings, key=lambda ring: ring["ranks"])
+            return cls(inside=Link(best["latency"], best["bandwidth"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FlowError(
+                f"{path} has no measured link of {backend!r} ({type(error).__name__}): make it with "
+                "`keras-flow doctor --bandwidth --json > FILE`"
+            ) from error
 
     def host(self, rank: int) -> int:
         """The host of a rank."""

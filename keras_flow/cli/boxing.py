@@ -23,6 +23,10 @@ def boxing(
     ranks_per_host: Annotated[int | None, typer.Option(min=1, help="Minimise time on hosts of so many ranks.")] = None,
     inside: Annotated[str, typer.Option(help="Link inside a host: latency in s, bandwidth in bytes/s.")] = "10e-6,10e9",
     between: Annotated[str, typer.Option(help="A host's link to the others, likewise.")] = "30e-6,1e9",
+    measured: Annotated[
+        Path | None, typer.Option(help="Minimise time on this host, by `keras-flow doctor --bandwidth --json > FILE`.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="The engine whose links of that file count.")] = "torch",
     json_: Annotated[bool, typer.Option("--json", help="Print the plan's JSON form.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Print the part of one rank: ranges and partners.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
@@ -50,8 +54,12 @@ def boxing(
     lengths = tuple(_ints(shape, "shape")) if shape.strip() else ()
     before = Layout(placement(hierarchy, ranks), source, lengths)
     after = Layout(placement(target_hierarchy or hierarchy, target_ranks or ranks), target, lengths)
-    topology = Topology(ranks_per_host, _link(inside, "inside"), _link(between, "between"))
-    made = plan(before, after, dtype, topology=None if ranks_per_host is None else topology)
+    if measured is not None:
+        topology = Topology.measured(measured, backend)
+    else:
+        topology = Topology(ranks_per_host, _link(inside, "inside"), _link(between, "between"))
+    by_time = measured is not None or ranks_per_host is not None
+    made = plan(before, after, dtype, topology=topology if by_time else None)
     if json_:
         print(json.dumps(made.to_json(), indent=1))
     elif rank is None:

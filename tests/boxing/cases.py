@@ -42,3 +42,14 @@ def shards_of(layout: Layout, logical: np.ndarray, seed: int = 0) -> dict[int, n
 def logical_tensor(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     """Integers as float64."""
     return np.random.default_rng(seed).integers(-100, 100, shape).astype("float64")
+
+
+def families(layout: Layout):
+    """What a layout promises: ranks whose shards sum to a part of the logical tensor, and that part; each copy once."""
+    placement = layout.placement
+    partial = [axis for axis, part in enumerate(layout.nd_sbp) if isinstance(part, PartialSum)]
+    found: dict[tuple, list[int]] = {}
+    for rank in placement.ranks:
+        at = placement.coordinates(rank)
+        found.setdefault(tuple(-1 if axis in partial else at[axis] for axis in range(len(at))), []).append(rank)
+    return [(ranks, layout.local_slices(ranks[0])) for ranks in found.values()]

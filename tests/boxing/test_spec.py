@@ -110,3 +110,16 @@ def test_topology_prefers_fewer_bytes_between_hosts():
 def test_bad_link():
     with pytest.raises(FlowError, match="bandwidth above 0"):
         Link(0.0, 0.0)
+
+
+def test_topology_as_doctor_measured_it(tmp_path):
+    from keras_flow.doctor.report import EngineReport, Report, Ring
+
+    rings = [Ring(2, 1e-6, 5e9, {}), Ring(4, 2e-6, 3e9, {})]
+    report = Report({}, {}, {}, {}, [], [EngineReport("jax", "1"), EngineReport("torch", "2", rings=rings)])
+    file = tmp_path / "doctor.json"
+    file.write_text(json.dumps(report.as_json()))
+    assert Topology.measured(file, "torch") == Topology(inside=Link(2e-6, 3e9))
+    for wrong in (lambda: Topology.measured(file, "jax"), lambda: Topology.measured(tmp_path / "none.json", "torch")):
+        with pytest.raises(FlowError, match="keras-flow doctor --bandwidth --json"):
+            wrong()

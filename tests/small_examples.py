@@ -1,0 +1,35 @@
+"""The examples in a small size, as a part of an engine's job."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "examples"
+
+
+def main() -> dict[str, str]:
+    """Name -> what its main printed."""
+    import keras
+
+    # one for all ranks of the job: they have one parent
+    model = os.path.join(tempfile.gettempdir(), f"keras-flow-{os.getppid()}-{keras.backend.backend()}.keras")
+    arguments = {"bytes_lm": (128, 1, 4), "custom_rules": (1,), "finetune_lora": (model, 1)}
+    printed = {}
+    for name, given in arguments.items():
+        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        example = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(example)
+        keras.utils.clear_session()
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            example.main(*given)
+        printed[name] = out.getvalue()
+    if os.path.exists(model):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(model)
+    return printed
