@@ -59,7 +59,7 @@ def planning(ranks: int) -> list[tuple[str, float, int]]:
         source, target = (Layout(placement, nd_sbp, (ranks * 4, ranks * 8)) for nd_sbp in (before, after))
         rows.append((f"plan {before} to {after}", *measured(lambda s=source, t=target: kf.boxing.plan(s, t))))
         made = kf.boxing.plan(source, target)
-        rows.append((f"for_rank {before} to {after}", *measured(lambda p=made: p.for_rank(ranks // 2))))
+        rows.append((f"for_rank {before} to {after}", *measured(lambda p=made: list(p.for_rank(ranks // 2)))))
     return rows
 
 

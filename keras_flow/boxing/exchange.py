@@ -91,6 +91,13 @@ class Exchange:
 
     def owners(self, cell: Coords, at: Coords) -> list[int]:
         """The ranks among which the summation of an atom (source cell, target coordinates) is divided."""
+        cells = self.of_target
+        if self.same_placement:  # coordinates mean the same rank: those that hold the cell are named by it
+            fixed = {axis: at[axis] for axis in (*cells.split_axes, *self.apart)}
+            if all(fixed.get(axis, index) == index for axis, index in cell.items()):
+                every = cells.spread(tuple(range(len(cells.sizes))), {**fixed, **cell})
+                return [cells.rank_at(coords) for coords in every]
+            return [rank for _, rank in self.destinations(at)]
         wanting = [rank for _, rank in self.destinations(at)]
         return [rank for rank in wanting if self.holds(rank, cell)] or wanting
 
@@ -287,6 +294,8 @@ class Exchange:
                 at = self.of_target.coords_of(rank)
                 wanting = self.destinations(at)
                 for cell, box in self.of_source.overlapping(self.of_target.box_at(at)):
+                    if self.merges(cell, at) or rank not in self.shares(cell, box, at).owned:
+                        continue
                     for coords, receiver in wanting:
                         yield cell, box, coords, receiver
             return

@@ -105,12 +105,9 @@ def _row(variable: keras.Variable, placed: Placed) -> VariableRow:
     )
 
 
-def _bytes(layout: Layout, dtype: str) -> dict[int, int]:
-    """rank -> bytes. Variables are split evenly (see `resolve`), so one rank's are those of all."""
-    ranks = layout.placement.ranks
-    if layout.divides:
-        return dict.fromkeys(ranks, math.prod(layout.local_shape(ranks[0])) * itemsize(dtype))
-    return {rank: math.prod(layout.local_shape(rank)) * itemsize(dtype) for rank in ranks}
+def _bytes(layout: Layout, dtype: str) -> int:
+    """Bytes on a rank. Variables are split evenly (see `resolve`), so one rank's are those of all."""
+    return math.prod(layout.local_shape(layout.placement.ranks[0])) * itemsize(dtype)
 
 
 def _memory(
@@ -120,16 +117,13 @@ def _memory(
     activations: int,
 ) -> dict[int, Memory]:
     held = [(_bytes(one.layout, variable.dtype), variable.trainable) for variable, one in placed]
-    of_slots = [_bytes(one.layout, dtype) for one, dtype in slots]
-    return {
-        rank: Memory(
-            sum(part[rank] for part, _ in held),
-            sum(part[rank] for part in of_slots),
-            sum(part[rank] for part, trainable in held if trainable),
-            activations,
-        )
-        for rank in distribution.placement.ranks
-    }
+    one_rank = Memory(
+        sum(size for size, _ in held),
+        sum(_bytes(one.layout, dtype) for one, dtype in slots),
+        sum(size for size, trainable in held if trainable),
+        activations,
+    )
+    return dict.fromkeys(distribution.placement.ranks, one_rank)
 
 
 def _constrain(step: Step, call: graphs.Call, distribution: FlowDistribution) -> None:

@@ -20,7 +20,7 @@ class VariableRow:
         layout: nd_sbp in short form.
         source: the rule that gave it, `kf.shard` or `default`.
         note: why it is not what was asked for, or that it is gathered where it is used.
-        bytes: rank -> bytes.
+        bytes: on each rank; a variable is split evenly or not at all.
     """
 
     path: str
@@ -29,7 +29,7 @@ class VariableRow:
     layout: str
     source: str
     note: str
-    bytes: Mapping[int, int]
+    bytes: int
 
 
 @dataclass(frozen=True)

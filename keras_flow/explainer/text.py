@@ -83,14 +83,13 @@ def _variables(rows: Sequence[VariableRow], most: int | None) -> Table:
     )
     shown = rows
     if most is not None and len(rows) > most:
-        shown = sorted(rows, key=lambda row: -max(row.bytes.values()))[:most]
+        shown = sorted(rows, key=lambda row: -row.bytes)[:most]
     for row in shown:
         note = f" ({row.note})" if row.note else ""
-        held = sorted(set(row.bytes.values()))
-        text = " to ".join(size(one) for one in (held if len(held) == 1 else (held[0], held[-1])))
-        table.add_row(escape(row.path), escape(str(list(row.shape))), row.layout, escape(row.source + note), text)
+        cells = escape(row.path), escape(str(list(row.shape))), row.layout, escape(row.source + note), size(row.bytes)
+        table.add_row(*cells)
     if len(shown) < len(rows):
-        rest = sum(max(row.bytes.values()) for row in rows) - sum(max(row.bytes.values()) for row in shown)
+        rest = sum(row.bytes for row in rows) - sum(row.bytes for row in shown)
         table.add_row(f"... and {len(rows) - len(shown)} smaller ones", "", "", "", size(rest))
     return table
 

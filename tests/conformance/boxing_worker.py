@@ -37,11 +37,20 @@ def pairs() -> list[tuple[Layout, Layout]]:
     return found + random.Random(0).sample(asymmetric, 40)
 
 
-def seeded_fault(made: BoxingPlan) -> BoxingPlan:
-    """The same layouts, and the steps of a plan that takes the placement's axes for each other."""
-    swapped = Layout(made.target.placement, tuple(reversed(made.target.nd_sbp)), made.target.shape)
-    wrong = plan(made.source, swapped, made.dtype)
-    return BoxingPlan(made.source, made.target, made.dtype, wrong.steps)
+def wrong_values() -> BoxingPlan:
+    """The steps of a plan that takes the placement's axes for each other: shapes fit, values do not."""
+    mesh = grid((2, 2))
+    made = plan(Layout(mesh, "S(0),S(1)", (8, 8)), Layout(mesh, "S(0),B", (8, 8)))
+    swapped = Layout(mesh, tuple(reversed(made.target.nd_sbp)), made.target.shape)
+    return BoxingPlan(made.source, made.target, made.dtype, plan(made.source, swapped, made.dtype).steps)
+
+
+def wrong_bytes() -> BoxingPlan:
+    """Right values by way of whole tensors: more bytes than a plan between these layouts receives."""
+    mesh = grid((2, 2))
+    source, target = Layout(mesh, "S(0),B", (8, 8)), Layout(mesh, "S(1),B", (8, 8))
+    whole = Layout(mesh, "B,B", (8, 8))
+    return BoxingPlan(source, target, "float32", (*plan(source, whole).steps, *plan(whole, target).steps))
 
 
 def main() -> list[dict]:
@@ -52,29 +61,18 @@ def main() -> list[dict]:
     here = engine.world().local_ranks
     counter = COUNTERS[engine.name]()
     records = []
-    for source, target in pairs():
-        made = plan(source, target)
-        logical = logical_tensor(source.shape)
-        shards = {rank: value.astype("float32") for rank, value in shards_of(source, logical).items()}
-        expected = simulate(made, shards)
-        mine = {rank: counter.array(value, rank) for rank, value in shards.items() if rank in here}
-        out, moved = counter.run(made, mine)
-        right = all(
-            np.array_equal(np.asarray(out[rank]), expected[rank]) for rank in target.placement.ranks if rank in here
-        )
-        records.append({"pair": f"{source} -> {target}", "right": right, "moved": moved, "planned": made.total_bytes})
-    mesh = grid((2, 2))
-    made = plan(Layout(mesh, "S(0),S(1)", (8, 8)), Layout(mesh, "S(0),B", (8, 8)))
-    wrong = seeded_fault(made)
-    shards = {rank: value.astype("float32") for rank, value in shards_of(made.source, logical_tensor((8, 8))).items()}
-    mine = {rank: counter.array(value, rank) for rank, value in shards.items() if rank in here}
-    out, _ = counter.run(wrong, mine)
-    fits = all(
-        out[rank].shape == value.shape and np.array_equal(np.asarray(out[rank]), value)
-        for rank, value in simulate(made, shards).items()
-        if rank in here
-    )
-    records.append({"pair": "seeded fault", "right": fits})
+    plans = [(f"{source} -> {target}", plan(source, target)) for source, target in pairs()]
+    plans += [("wrong values", wrong_values()), ("wrong bytes", wrong_bytes())]
+    for name, made in plans:
+        shards = {
+            rank: value.astype("float32")
+            for rank, value in shards_of(made.source, logical_tensor(made.source.shape)).items()
+        }
+        expected = simulate(plan(made.source, made.target), shards)
+        out, moved = counter.run(made, {rank: counter.array(shards[rank], rank) for rank in shards if rank in here})
+        right = all(np.array_equal(np.asarray(out[rank]), value) for rank, value in expected.items() if rank in here)
+        planned = plan(made.source, made.target).total_bytes
+        records.append({"pair": name, "right": right, "moved": moved, "planned": planned})
     return counter.gathered(records)
 
 
@@ -199,7 +197,7 @@ class TorchCounter:
     def gathered(self, records: list[dict]) -> list[dict]:
         import torch
 
-        table = torch.tensor([[record.get("moved", 0), float(not record["right"])] for record in records])
+        table = torch.tensor([[record["moved"], float(not record["right"])] for record in records])
         self.all_reduce(table)
         for record, (moved, wrong) in zip(records, table.tolist(), strict=True):
             record.update(moved=round(moved), right=wrong == 0)
