@@ -19,6 +19,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,7 +49,10 @@ def main(arguments: list[str]) -> int:
         command = [sys.executable, "-m", "benchmarks.boxing", *arguments, "--backends", backend]
         command += ["--hierarchies", hierarchy, "--one", str(part)]
         environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        subprocess.run(command, check=True, env=environment)
+        with tempfile.TemporaryDirectory() as folder:
+            if backend == "tensorflow":  # before TensorFlow is imported
+                environment |= {"TF_DUMP_GRAPH_PREFIX": folder, "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
+            subprocess.run(command, check=True, env=environment)
         records += json.loads(part.read_text())
         part.unlink()
         options.out.with_suffix(".json").write_text(json.dumps(records))

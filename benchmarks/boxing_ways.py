@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from keras_flow.boxing import BoxingPlan
 from keras_flow.boxing.execute import execute
 from keras_flow.layout import Layout
 from keras_flow.sbp import PartialSum, Split
-from tests.conformance.boxing_worker import JaxCounter, TensorFlowCounter, TorchCounter
+from tests.conformance.boxing_worker import JaxCounter, TorchCounter
 
 OURS = "keras_flow"
 
@@ -162,9 +161,7 @@ class TensorFlowWays:
     """`dtensor.relayout` in a function; summands stand in a leading dim, which is summed."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="keras-flow-relayout-"))
-        os.environ |= {"TF_DUMP_GRAPH_PREFIX": str(self.folder), "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
-        self.counter: TensorFlowCounter | None = None
+        self.folder = Path(os.environ["TF_DUMP_GRAPH_PREFIX"])  # DTensor writes its programs there
 
     def shard(self, value: np.ndarray, rank: int):
         import tensorflow as tf

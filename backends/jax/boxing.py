@@ -73,7 +73,8 @@ class _Program:
     def enter(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
         """The block of a rank."""
         if shard is not None and shard.shape == self.source_block:
-            return jax.device_put(shard, self.devices[rank])
+            here = self.devices[rank]
+            return shard if shard.devices() == {here} else jax.device_put(shard, here)
         (size,) = self.source_block
         values = np.zeros(0, like.dtype) if shard is None else shard.reshape(-1)
         return jax.device_put(jnp.pad(values, (0, size - values.size)), self.devices[rank])

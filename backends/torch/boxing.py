@@ -7,6 +7,7 @@ do not; DTensor gathers there instead). Where all shards are of one shape, the n
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
-from keras_flow.boxing.pieces import WRITES, Transfer
+from keras_flow.boxing.pieces import WRITES, Piece, Transfer
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 
@@ -51,9 +52,9 @@ class _Phase:
     writes: str
     sends: tuple[tuple[str, Region], ...]  # buffer, region
     counts_out: tuple[int, ...]
-    receives: tuple[Region, ...]  # in the order of senders
+    receives: tuple[tuple[Region, bool], ...]  # in the order of senders; whether it is the first there
     counts_in: tuple[int, ...]
-    keeps: tuple[tuple[str, Region, Region], ...]  # buffer, region there, region in what is written
+    keeps: tuple[tuple[str, Region, Region, bool], ...]  # buffer, region there, region in what is written, first
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class _Recipe:
     phases: tuple[_Phase, ...]
     source_shape: tuple[int, ...]
     target_shape: tuple[int, ...] | None
+    is_filled: bool  # whether all of the target's shard is written
 
     def run(self, held: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
         here = group(self.members) if self.communicates else None
@@ -86,25 +88,26 @@ class _Recipe:
             if phase.writes not in buffers:
                 shape = self.source_shape if phase.writes == "combined" else self.target_shape
                 if shape is not None:
-                    buffers[phase.writes] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+                    make = torch.empty if self.is_filled or phase.writes == "combined" else torch.zeros
+                    buffers[phase.writes] = make(shape, dtype=like.dtype, device=like.device)
             self._exchange(phase, buffers, like, here)
         return buffers.get("result")
 
     def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, here) -> None:
         packed = [_read(buffers[origin], region) for origin, region in phase.sends]
-        kept = [_read(buffers[origin], region).clone() for origin, region, _ in phase.keeps]
+        kept = [_read(buffers[origin], region) for origin, region, *_ in phase.keeps]
         if self.communicates:
             out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
             come = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
             dist.all_to_all_single(come, out, list(phase.counts_in), list(phase.counts_out), group=here)
         else:
             come = torch.empty(0, dtype=like.dtype, device=like.device)
-        for (_, _, region), values in zip(phase.keeps, kept, strict=True):
-            _add(buffers[phase.writes], region, values)
+        for (_, _, region, first), values in zip(phase.keeps, kept, strict=True):
+            _write(buffers[phase.writes], region, values, first)
         done = 0
-        for region in phase.receives:
+        for region, first in phase.receives:
             size = region[2] - region[1]
-            _add(buffers[phase.writes], region, come[done : done + size])
+            _write(buffers[phase.writes], region, come[done : done + size], first)
             done += size
 
     def _all_gather(self, held: torch.Tensor, here) -> torch.Tensor:
@@ -124,15 +127,18 @@ def _read(buffer: torch.Tensor, region: Region) -> torch.Tensor:
     return buffer[slices].reshape(-1)[start:stop]
 
 
-def _add(buffer: torch.Tensor, region: Region, values: torch.Tensor) -> None:
+def _write(buffer: torch.Tensor, region: Region, values: torch.Tensor, first: bool) -> None:
+    """Put values into a region, or add them where they are not the first."""
     slices, start, stop = region
     view = buffer[slices]
     if start == 0 and stop == view.numel():
-        view += values.reshape(view.shape)
+        values = values.reshape(view.shape)
+        view.copy_(values) if first else view.add_(values)
         return
-    flat = view.reshape(-1).clone()  # a range of a region that is not contiguous
-    flat[start:stop] += values
-    view.copy_(flat.reshape(view.shape))
+    flat = view.reshape(-1)  # a range of a region; a copy of it where the region is not contiguous
+    flat[start:stop] = values if first else flat[start:stop] + values
+    if not view.is_contiguous():
+        view.copy_(flat.reshape(view.shape))
 
 
 @functools.lru_cache(maxsize=256)
@@ -143,6 +149,10 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
         members = _parties(step, plan.ranks)[rank]
         native = step.kind if step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides) else None
         holds = source.placement.contains(rank)
+        target_shape = target.local_shape(rank) if target.placement.contains(rank) else None
+        written: set[tuple[str, Piece]] = set()
+        phases = [] if native else [_phase(step, phase, rank, members, written) for phase in step.phases]
+        filled = sum(piece.size for buffer, piece in written if buffer == "result")
         made.append(
             _Recipe(
                 step,
@@ -150,9 +160,10 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
                 members,
                 _communicates(step, plan.ranks),
                 native,
-                () if native else tuple(_phase(step, phase, rank, members) for phase in step.phases),
+                tuple(phases),
                 source.local_shape(rank) if holds else (),
-                target.local_shape(rank) if target.placement.contains(rank) else None,
+                target_shape,
+                target_shape is not None and filled == math.prod(target_shape),
             )
         )
     return tuple(made)
@@ -172,9 +183,19 @@ def _parties(step: Step, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     return {rank: tuple(party) for party in parties.values() for rank in party}
 
 
-def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...]) -> _Phase:
+def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written: set[tuple[str, Piece]]) -> _Phase:
+    """A phase of a rank. `written`: buffer and piece of what phases before it wrote; its own are added.
+
+    Pieces of one buffer are the same or apart.
+    """
     exchange = step.exchange
     writes = WRITES[phase]
+
+    def is_first(part: Transfer) -> bool:
+        key = (writes, part.piece)
+        new = key not in written
+        written.add(key)
+        return new
 
     def region(transfer: Transfer, owner: int, buffer: str) -> Region:
         layout = exchange.target if buffer == "result" else exchange.source
@@ -187,17 +208,18 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...]) -> _Phas
     come = [part for part in received if part.sender != rank]
     come.sort(key=lambda part: (members.index(part.sender), order(part)))
     sent = sorted(exchange.sends(rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
+    keeps = tuple(  # they are written before what comes
+        (part.origin, region(part, rank, part.origin), region(part, rank, writes), is_first(part))
+        for part in received
+        if part.sender == rank
+    )
     return _Phase(
         writes,
         tuple((part.origin, region(part, rank, part.origin)) for part in sent),
         tuple(sum(part.piece.size for part in sent if part.receiver == member) for member in members),
-        tuple(region(part, rank, writes) for part in come),
+        tuple((region(part, rank, writes), is_first(part)) for part in come),
         tuple(sum(part.piece.size for part in come if part.sender == member) for member in members),
-        tuple(
-            (part.origin, region(part, rank, part.origin), region(part, rank, writes))
-            for part in received
-            if part.sender == rank
-        ),
+        keeps,
     )
 
 

@@ -47,7 +47,7 @@ def _group(rest: str) -> int:
         return len(match[1].split(","))
     if match := re.search(r"replica_groups=\[(\d+),(\d+)\]", rest):
         return int(match[2])
-    if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", rest):
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{('[^}]*)\}", rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
     assert "source_target_pairs" in rest, rest
