@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from keras import tree
 
-from keras_flow.backends import described
+from keras_flow.backends import described, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, flow_is_active
 from keras_flow.distributions import models
@@ -171,6 +171,18 @@ def hooks() -> Sequence[Hook]:
                 when=_held,
             )
             for name in _ENTRIES
+        ),
+        Hook(
+            "keras.src.saving.saving_lib",
+            "H5IOStore.__getitem__",
+            weights_files.entry,
+            "a rank copies its own part of a weight from the file; Keras reads each weight whole on every rank",
+        ),
+        Hook(
+            "keras.src.saving.saving_lib",
+            "is_memory_sufficient",
+            weights_files.not_into_memory,
+            "a .keras file holds its weights in one entry, which Keras reads and writes in memory",
         ),
         Hook(
             "keras.src.trainers.trainer",

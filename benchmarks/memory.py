@@ -85,12 +85,22 @@ def run(side: int, folder: str, distributed: bool) -> dict:
     peaks, after = {}, {}
     with scope:
         for name, action in steps.items():
-            peaks[name] = peak_of(action) - floor
+            peaks[name] = peak_of(lambda run=action: (run(), _finished(made["model"]))) - floor
             after[name] = resident() - floor
         largest = 0
         if distributed:
             largest = max(shard.nbytes for shard in backend().shards(made["model"].weights[0]).values())
     return {"peaks": _largest(peaks), "after": _largest(after), "largest shard": largest}
+
+
+def _finished(model: object) -> None:
+    """Wait for values that are still being computed."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.block_until_ready([variable.value for variable in (*model.variables, *model.optimizer.variables)])
 
 
 def _largest(values: dict[str, int]) -> dict[str, int]:

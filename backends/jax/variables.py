@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 from keras import initializers
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from keras_flow.backends import weights_files
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
@@ -74,8 +75,8 @@ def assign(original: Callable[..., object], variable: keras.Variable, value: obj
         or in_stateless_scope()
         or tuple(value.shape) != tuple(variable.shape)
     ):
-        return original(variable, value)
-    variable._value = from_host(value.astype(_numpy_dtype(variable), copy=False), engine_layout(layout.placed.layout))
+        return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
+    variable._value = from_host(value, engine_layout(layout.placed.layout), _numpy_dtype(variable))
     return variable._value
 
 
@@ -92,9 +93,14 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     return {rank_of[shard.device]: np.asarray(shard.data) for shard in variable.value.addressable_shards}
 
 
-def from_host(value: np.ndarray, sharding: Sharding) -> jax.Array:
-    """A sharded array from a host array; each device gets its slice."""
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
+def from_host(value: np.ndarray, sharding: Sharding, dtype: np.dtype | None = None) -> jax.Array:
+    """A sharded array from a host array, which may be in a file; each device gets its slice."""
+    dtype = dtype or value.dtype
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        return weights_files.read(value, index).astype(dtype, copy=False)
+
+    return jax.make_array_from_callback(value.shape, sharding, part, dtype=dtype)
 
 
 def _ranks(sharding: Sharding) -> dict[jax.Device, int]:  # pyright: ignore[reportInvalidTypeForm]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends import weights_files
 from keras_flow.backends.tensorflow import creation, mirrored
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
 from keras_flow.distributions.distribution import active
@@ -37,7 +38,7 @@ def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
             if spec != dtensor.UNSHARDED:
                 size = value.shape[dim] // layout.mesh.dim_size(spec)
                 index[dim] = slice(where[spec] * size, (where[spec] + 1) * size)
-        parts.append(value[tuple(index)])
+        parts.append(weights_files.read(value, index))
     return parts
 
 
@@ -54,10 +55,11 @@ def pack(
 
 
 def from_host(value: object, layout: dtensor.Layout, dtype: str | tf.DType | None = None) -> tf.Tensor:
-    """A DTensor from a host value."""
-    array = np.asarray(value)
+    """A DTensor from a host value, which may be in a file."""
+    array = np.asanyarray(value)
     if dtype is not None:
-        parts = [part.astype(tf.as_dtype(dtype).as_numpy_dtype) for part in cut(array, layout)]
+        copy = not weights_files.is_mapped(array)  # parts of a mapped array are copies
+        parts = [part.astype(tf.as_dtype(dtype).as_numpy_dtype, copy=copy) for part in cut(array, layout)]
     else:
         parts = cut(array, layout)
     return pack(parts, layout, dtype)
@@ -255,7 +257,7 @@ def lies_on_mesh(value: object, *args: object, **kwargs: object) -> bool:
 def _host(value: object) -> np.ndarray:
     if is_dtensor(value):
         return to_host(value)
-    return value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+    return value.numpy() if isinstance(value, tf.Tensor) else np.asanyarray(value)
 
 
 # ---- what the interface asks

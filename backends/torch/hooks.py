@@ -50,6 +50,13 @@ def _variables() -> tuple[Hook, ...]:
         ),
         Hook(
             f"{_KERAS}.core",
+            "Variable.assign",
+            variables.assign_from_file,
+            "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
+            when=variables.is_in_file,
+        ),
+        Hook(
+            f"{_KERAS}.core",
             "Variable._direct_assign",
             variables.assign,
             "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",

@@ -14,6 +14,7 @@ import torch.distributed as torch_distributed
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends import weights_files
 from keras_flow.backends.torch import creation, layouts
 from keras_flow.backends.torch.step import current_step
 from keras_flow.distributions.creating import Creator, creator
@@ -75,6 +76,25 @@ def assign(original: Callable[..., None], variable: keras.Variable, value: objec
         if value.placements != held.placements:
             value = value.redistribute(held.device_mesh, held.placements)
         held.copy_(value)
+
+
+def is_in_file(variable: keras.Variable, value: object) -> bool:
+    """The condition: a value that is mapped from a file goes to a split variable."""
+    held = variable._value
+    return (
+        isinstance(held, DTensor) and weights_files.is_mapped(value) and tuple(value.shape) == tuple(held.shape)  # type: ignore[attr-defined]
+    )
+
+
+def assign_from_file(original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
+    """Hook: this rank's part is read, block by block."""
+    held = variable._value
+    local = held.to_local()
+    index = layouts.local_slices(held.shape, held.device_mesh, held.placements)
+    with torch.no_grad():
+        for rows, part in weights_files.blocks(value, index):
+            local[rows].copy_(torch.from_numpy(part))
+    return held
 
 
 def to_array(
