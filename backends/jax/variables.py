@@ -97,8 +97,8 @@ def from_host(value: np.ndarray, sharding: Sharding, dtype: np.dtype | None = No
     """A sharded array from a host array, which may be in a file; each device gets its slice."""
     dtype = dtype or value.dtype
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-        return weights_files.read(value, index).astype(dtype, copy=False)
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        return weights_files.read(value, index or ()).astype(dtype, copy=False)
 
     return jax.make_array_from_callback(value.shape, sharding, part, dtype=dtype)
 
