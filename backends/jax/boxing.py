@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.boxing.cells import volume
-from keras_flow.boxing.pieces import WRITES, Transfer
+from keras_flow.boxing.pieces import WRITES, Piece, Transfer
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
@@ -109,27 +109,49 @@ class _Program:
             return lax.psum(values, tuple(self.axes[axis] for axis in changed)).reshape(-1)
         if step.kind == "all_gather":
             for axis in reversed(changed):  # the inner block first
-                dim = _dim(source, axis)
-                values = lax.all_gather(values, self.axes[axis], axis=dim, tiled=True)
+                dim = _dim(source, axis)  # in front: XLA's CPU collectives are slow along another dim
+                values = lax.all_gather(jnp.moveaxis(values, dim, 0), self.axes[axis], axis=0, tiled=True)
+                values = jnp.moveaxis(values, 0, dim)
         if step.kind == "reduce_scatter":
             for axis in changed:  # the outer block first
                 dim = _dim(target, axis)
-                values = lax.psum_scatter(values, self.axes[axis], scatter_dimension=dim, tiled=True)
+                values = lax.psum_scatter(
+                    jnp.moveaxis(values, dim, 0), self.axes[axis], scatter_dimension=0, tiled=True
+                )
+                values = jnp.moveaxis(values, 0, dim)
+        if step.kind == "all_to_all":
+            (axis,) = changed
+            split, joined = _dim(target, axis), _dim(source, axis)
+            values = lax.all_to_all(values, self.axes[axis], split, joined, tiled=True)
+        if step.kind == "permute":
+            values = self._permute(step, values)
         return values.reshape(-1)
+
+    def _permute(self, step: Step, values: jax.Array) -> jax.Array:
+        """Whole shards change hands; some ranks may keep theirs."""
+        senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
+        pairs = [(self.place[sender], place) for place, sender in enumerate(senders) if self.place[sender] != place]
+        keeps = np.array([self.place[sender] == place for place, sender in enumerate(senders)])
+        moved = lax.ppermute(values, self.axes, pairs)
+        return jnp.where(jnp.asarray(keeps)[lax.axis_index(self.axes)], values, moved) if keeps.any() else moved
 
     def _exchange(self, step: Step, held: jax.Array) -> jax.Array:
         buffers = {"source": held}
         me = lax.axis_index(self.axes)
+        written: set[tuple[str, int, Piece]] = set()
         for phase in step.phases:
-            self._phase(step, phase, buffers, me, held.dtype)
+            self._phase(step, phase, buffers, me, written)
         return buffers["result"]
 
-    def _phase(self, step: Step, phase: str, buffers: dict[str, jax.Array], me, dtype) -> None:
+    def _phase(
+        self, step: Step, phase: str, buffers: dict[str, jax.Array], me, written: set[tuple[str, int, Piece]]
+    ) -> None:
+        """`written`: the pieces of buffers and ranks that have a value already, to which others are added."""
         exchange, writes = step.exchange, WRITES[phase]
         ranks = self.plan.ranks
         layout = exchange.source if writes == "combined" else exchange.target
         if writes not in buffers:
-            buffers[writes] = jnp.zeros(_largest(layout), dtype)
+            buffers[writes] = jnp.zeros(_largest(layout), buffers["source"].dtype)
         ordered = self._rounds(step, phase)
         sizes = [size for _, size, _ in ordered]
         sent = {rank: [_of(pairs, rank, 0) for *_, pairs in ordered] for rank in ranks}
@@ -140,7 +162,13 @@ class _Program:
         for (shift, _, pairs), message in zip(ordered, messages, strict=True):
             places = [(self.place[sender], self.place[receiver]) for sender, receiver in pairs]
             arrived.append(lax.ppermute(message, self.axes, places) if shift else message)
-        unpacks = [functools.partial(_unpack, layout, come[rank], rank) for rank in ranks]
+        unpacks = []
+        for rank in ranks:
+            firsts = []
+            for part in (part for parts in come[rank] for part in parts):
+                firsts.append((writes, rank, part.piece) not in written)
+                written.add((writes, rank, part.piece))
+            unpacks.append(functools.partial(_unpack, layout, come[rank], rank, firsts))
         buffers[writes] = lax.switch(me, unpacks, buffers[writes], arrived)
 
     def _rounds(self, step: Step, phase: str) -> list[tuple[int, int, Pairs]]:
@@ -174,24 +202,37 @@ def _pack(step: Step, rounds: list[list[Transfer]], rank: int, sizes: list[int],
     return messages
 
 
-def _unpack(layout: Layout, rounds: list[list[Transfer]], rank: int, buffer: jax.Array, messages: list[jax.Array]):
-    """The buffer with what came added at its place."""
+def _unpack(
+    layout: Layout,
+    rounds: list[list[Transfer]],
+    rank: int,
+    firsts: list[bool],
+    buffer: jax.Array,
+    messages: list[jax.Array],
+):
+    """The buffer with what came at its place: written where it is the first there, else added."""
     if not any(rounds):
         return buffer
     shape = layout.local_shape(rank)
     shard = buffer[: math.prod(shape)].reshape(shape)
+    is_first = iter(firsts)
     for parts, message in zip(rounds, messages, strict=True):
         done = 0
         for part in parts:
             values = message[done : done + part.piece.size]
             done += part.piece.size
             slices = local_slices(part.piece.box, layout, rank)
+            region = shard[slices]
             if part.piece.size == volume(part.piece.box):
-                shard = shard.at[slices].add(values.reshape(shard[slices].shape))
+                values = values.reshape(region.shape)
+                values = values if next(is_first) else region + values
             else:
-                region = shard[slices]
-                flat = region.reshape(-1).at[part.piece.start : part.piece.stop].add(values)
-                shard = shard.at[slices].set(flat.reshape(region.shape))
+                flat = region.reshape(-1)
+                before = flat[part.piece.start : part.piece.stop]
+                values = values if next(is_first) else before + values
+                values = lax.dynamic_update_slice(flat, values, (part.piece.start,)).reshape(region.shape)
+            # not `at[...]`: that is a scatter, which XLA does element by element on CPU
+            shard = lax.dynamic_update_slice(shard, values, tuple(one.start for one in slices))
     return jnp.pad(shard.reshape(-1), (0, buffer.size - shard.size))
 
 
@@ -209,7 +250,8 @@ def program(plan: BoxingPlan, devices: tuple) -> _Program:
 
 def _is_native(step: Step) -> bool:
     source, target = step.exchange.source, step.exchange.target
-    if not step.exchange.same_placement or step.kind not in ("all_reduce", "all_gather", "reduce_scatter"):
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+    if not step.exchange.same_placement or step.kind not in kinds:
         return False
     return source.divides and target.divides and 0 not in source.shape
 

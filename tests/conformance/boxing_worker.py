@@ -98,19 +98,20 @@ class JaxCounter:
 
     def received(self, line: str, ranks: int) -> int:
         kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-        match = re.search(rf"= (?:\()?f32\[([\d,]*)\]\S* ({kinds})(?:-start)?\(", line)
+        match = re.search(rf"= (\(.*?\)|\S+) ({kinds})(?:-start)?\(", line)
         if match is None:
             return 0
-        elements = int(np.prod([int(n) for n in match[1].split(",") if n], dtype=int))
+        pieces = re.findall(r"f32\[([\d,]*)\]", match[1])  # several where a tuple is exchanged
+        elements = sum(int(np.prod([int(n) for n in dims.split(",") if n], dtype=int)) for dims in pieces)
         if match[2] == "collective-permute":
             listed = line.split("source_target_pairs=")[1].split("}}")[0] + "}"
             return 4 * elements * len(re.findall(r"\{\d+,\d+\}", listed))
         groups = re.search(r"replica_groups=(?:\{\{([\d,]+)\}|\[(\d+),(\d+)\])", line)
         assert groups, line
         group = len(groups[1].split(",")) if groups[1] else int(groups[3])
-        assert match[2] != "all-to-all", line
-        per_rank = {"all-reduce": 2 * elements * (group - 1) / group, "all-gather": elements * (group - 1) / group}
-        return round(4 * ranks * per_rank.get(match[2], elements * (group - 1)))
+        share = elements * (group - 1) / group
+        per_rank = {"all-reduce": 2 * share, "reduce-scatter": elements * (group - 1)}.get(match[2], share)
+        return round(4 * ranks * per_rank)
 
     def gathered(self, records: list[dict]) -> list[dict]:
         return records
