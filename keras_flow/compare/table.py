@@ -7,23 +7,33 @@ from rich.table import Table
 
 from keras_flow.compare.result import Comparison, RunResult
 
+#: columns of the console from which one table holds all
+_WIDE = 100
+#: columns of numbers and deviations, before those of costs
+_DEVIATIONS = 5
+
 
 def show(result: Comparison, console: Console) -> None:
     """Print the table, then what failed."""
-    title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
-    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("backend", "layout"):
-        table.add_column(name, no_wrap=True)
     metric = metric_name(result)
-    for name in heads(metric):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = None
-    for run in result.runs:
-        if last is not None and last != run.backend:
-            table.add_row()
-        last = run.backend
-        table.add_row(*row(run, metric))
-    console.print(table)
+    names = heads(metric)
+    # on a narrow terminal the deviations stand in one table and the costs in another
+    parts = [slice(None)] if console.width >= _WIDE else [slice(0, _DEVIATIONS), slice(_DEVIATIONS, None)]
+    for number, part in enumerate(parts):
+        title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
+        table = Table(title=None if number else title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in ("backend", "layout"):
+            table.add_column(name, no_wrap=True)
+        for name in names[part]:
+            table.add_column(name, justify="right", no_wrap=True)
+        last = None
+        for run in result.runs:
+            if last is not None and last != run.backend:
+                table.add_row()
+            last = run.backend
+            cells = row(run, metric)
+            table.add_row(*cells[:2], *cells[2:][part])
+        console.print(table)
     worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
     console.print(
         "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "

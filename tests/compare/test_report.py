@@ -114,9 +114,9 @@ def test_the_page_shows_failures() -> None:
     assert "not judged: the model draws random numbers" in page
 
 
-def shown(result: Comparison) -> str:
+def shown(result: Comparison, width: int = 150) -> str:
     out = StringIO()
-    table.show(result, Console(file=out, width=150))
+    table.show(result, Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -129,6 +129,14 @@ def test_table() -> None:
     assert ["torch", "1", "0.4000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.000", "-", "2.500"] in lines
     assert "left out: tensorflow (not installed)" in text
     assert "All runs agree within the tolerances." in text
+
+
+def test_on_80_columns_nothing_is_cut() -> None:
+    text = shown(GOOD, 80)
+    assert "…" not in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-"] in lines
+    assert ["jax", "tp2", "12.0", "2/2", "0.000", "0.004", "2.500"] in lines
 
 
 def test_table_of_failures() -> None:
