@@ -16,7 +16,7 @@ from keras_flow.backends.active import DEVICES_VARIABLE
 from keras_flow.errors import LaunchError
 from keras_flow.launch import failure, hang
 from keras_flow.launch.folder import FOLDER_VARIABLE, JobFolder
-from keras_flow.launch.processes import RankProcess, Ranks
+from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 
 #: seconds that a rank may wait for another, unless the user says otherwise; the engines' own default
 DEFAULT_TIMEOUT = 1800.0
@@ -84,16 +84,18 @@ def launch(job: Job, folder: JobFolder) -> None:
     """
     if os.name != "posix":
         raise LaunchError("keras_flow starts several processes only on POSIX systems (Linux, macOS, WSL).")
-    with Ranks() as ranks:
+    with Interrupts() as interrupts, Ranks(interrupts) as ranks:
         port = str(_free_port())
         for rank in range(job.ranks):
+            interrupts.check()
             ranks.start(rank, job.command, _environment(job, folder, rank, port), job.show_all)
-        _watch(job, folder, ranks)
+        _watch(job, folder, ranks, interrupts)
 
 
-def _watch(job: Job, folder: JobFolder, ranks: Ranks) -> None:
+def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts) -> None:
     watch = hang.Watch(job.timeout)
     while running := ranks.running():
+        interrupts.check()
         if first := _first_failure(folder, ranks.processes):
             raise _explain(job, folder, ranks, first)
         if watch.expired(running):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,37 @@ from keras_flow.launch.output import RankOutput
 
 #: seconds between asking a rank to end and killing it
 _GRACE_SECONDS = 3.0
+#: seconds that a killed rank may take to be gone
+_GONE_SECONDS = 5.0
+
+
+class Interrupts:
+    """Ctrl-C, noted when it comes and raised by `check`: anywhere else it could leave a lock of `subprocess` taken."""
+
+    def __init__(self) -> None:
+        self._pending = False
+        self._before: object = None
+
+    def __enter__(self) -> Interrupts:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        if kind is None:
+            self.check()
+
+    def _note(self, number: int, frame: object) -> None:
+        self._pending = True
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C came since the last call."""
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
 
 
 class RankProcess:
@@ -74,8 +106,9 @@ class RankProcess:
 class Ranks:
     """All processes of a job. As a context manager it leaves none of them running, however the body ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: Interrupts) -> None:
         self.processes: list[RankProcess] = []
+        self._interrupts = interrupts
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Ranks:
@@ -120,10 +153,12 @@ class Ranks:
             process.send_group(signal.SIGTERM)
         until = time.monotonic() + grace
         while self.running() and time.monotonic() < until:
+            self._interrupts.check()
             time.sleep(0.02)
         for process in self.processes:
             process.send_group(signal.SIGKILL)  # also what a rank that has left had started
-        while self.running():
+        until = time.monotonic() + _GONE_SECONDS
+        while self.running() and time.monotonic() < until:
             time.sleep(0.02)
         for process in self.processes:
             process.output.finish()

@@ -1,5 +1,6 @@
 """Jobs of real processes that end well, fail, are killed, hang and are interrupted."""
 
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.launcher import Job, job_folder, launch, stated_timeout
+from keras_flow.launch.processes import Interrupts
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(60)
@@ -118,6 +120,20 @@ def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, number: sign
     programs.wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
     code = programs.interrupt_and_check(process, number)
     assert code == (130 if number == signal.SIGINT else -number)
+
+
+def test_ctrl_c_is_raised_where_it_does_no_harm() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    reached = []
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        interrupts.check()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        reached.append("not raised by itself")
+        interrupts.check()
+        reached.append("not raised by check")
+    assert reached == ["not raised by itself"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_children_of_ranks_end_with_a_failed_job(tmp_path: Path) -> None:
