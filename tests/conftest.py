@@ -3,12 +3,15 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
 
 from tests.jobs import PARTS, Job
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: its jobs would not hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["KERAS_BACKEND"] = "jax"
 # Programs that several tests, or the processes that they start, compile alike are compiled once in a session.
 _compiled = tempfile.mkdtemp(prefix="keras-flow-tests-")
