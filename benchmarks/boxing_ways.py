@@ -74,7 +74,20 @@ def summed_axes(plan: BoxingPlan) -> tuple[int, ...]:
     return tuple(dim for dim, lasts in enumerate(lasting) if not lasts)
 
 
-class JaxWays:
+class OneProcess:
+    """An engine whose ranks are all in this process."""
+
+    def settle(self) -> None:
+        """Nothing runs on after a way has ended."""
+
+    def total(self, value: float) -> float:
+        return value
+
+    def everywhere(self, value: bool) -> bool:
+        return value
+
+
+class JaxWays(OneProcess):
     """`jax.jit` with `out_shardings`, under both partitioners; summands stand in a leading dim, which is summed."""
 
     def __init__(self) -> None:
@@ -147,17 +160,8 @@ class JaxWays:
 
         return NamedSharding(mesh, PartitionSpec(*(tuple(dim.split(",")) if dim else None for dim in dims)))
 
-    def settle(self) -> None:
-        """Nothing runs on after a way has ended."""
 
-    def total(self, value: float) -> float:
-        return value
-
-    def everywhere(self, value: bool) -> bool:
-        return value
-
-
-class TensorFlowWays:
+class TensorFlowWays(OneProcess):
     """`dtensor.relayout` in a function; summands stand in a leading dim, which is summed."""
 
     def __init__(self) -> None:
@@ -248,15 +252,6 @@ class TensorFlowWays:
         with tf.device(value.device):
             tf.reshape(value, [-1])[:1].numpy()
 
-    def settle(self) -> None:
-        """Nothing runs on after a way has ended."""
-
-    def total(self, value: float) -> float:
-        return value
-
-    def everywhere(self, value: bool) -> bool:
-        return value
-
 
 class TorchWays:
     """`DTensor.redistribute` with its default planner and with the one of least cost."""
@@ -287,14 +282,13 @@ class TorchWays:
         return made
 
     def _redistribute(self, plan: BoxingPlan, shards: Mapping[int, object], least: bool) -> Way:
-        from torch.distributed.tensor import Partial, Replicate, Shard
         from torch.distributed.tensor._redistribute import use_min_cost_redistribution_plan
 
+        from keras_flow.backends.torch.layouts import engine_layout
         from keras_flow.backends.torch.tensors import to_engine
         from tests.explain.counting.torch import watching
 
-        kinds = {"S": lambda part: Shard(part.dim), "B": lambda part: Replicate(), "P": lambda part: Partial()}
-        target = [kinds[repr(part)[0]](part) for part in plan.target.nd_sbp]
+        target = engine_layout(plan.target)
         given = to_engine(plan.source, shards)
         (rank,) = shards
 

@@ -88,6 +88,15 @@ def engine_layout(layout: Layout) -> TorchPlacements:
     return to_placements(layout.nd_sbp)
 
 
+def to_sbp(part: TorchPlacement) -> sbp.Sbp | None:
+    """The sbp of one DTensor placement; None where there is none (another reduction than a sum, a strided shard)."""
+    if type(part) is Shard:
+        return sbp.split(part.dim)
+    if type(part) is Partial and part.reduce_op == "sum":
+        return sbp.partial_sum
+    return sbp.broadcast if type(part) is Replicate else None
+
+
 def to_placements(nd_sbp: sbp.NdSbp) -> TorchPlacements:
     """DTensor placements of an nd_sbp."""
     return tuple(

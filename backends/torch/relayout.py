@@ -12,16 +12,13 @@ from collections.abc import Callable
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from keras_flow import sbp
-from keras_flow.backends.torch import boxing
+from keras_flow.backends.torch import boxing, layouts
 from keras_flow.backends.torch.devices import world
 from keras_flow.boxing import BoxingPlan, plan
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
-from keras_flow.sbp import Sbp
 
 
 def redistribute_local_tensor(
@@ -55,20 +52,12 @@ def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan |
     if current.mesh != target.mesh or current.mesh.size() != world().size or current.tensor_meta is None:
         return None
     placement = Placement(current.mesh.mesh.tolist())
-    layouts: list[Layout] = []
+    found: list[Layout] = []
     for spec in (current, target):
-        parts = [_sbp(part) for part in spec.placements]
+        parts = [layouts.to_sbp(part) for part in spec.placements]
         plain_order = DTensorSpec.compute_default_shard_order(spec.placements)
         if None in parts or spec.shard_order not in (None, plain_order):
             return None
-        layouts.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
-    before, after = layouts
+        found.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
+    before, after = found
     return plan(before, after, dtype) if before.divides and after.divides else None
-
-
-def _sbp(part: object) -> Sbp | None:
-    if type(part) is Shard:
-        return sbp.split(part.dim)
-    if type(part) is Partial and part.reduce_op == "sum":
-        return sbp.partial_sum
-    return sbp.broadcast if type(part) is Replicate else None

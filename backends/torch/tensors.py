@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
 from keras_flow.backends.torch import layouts, sequence
@@ -76,14 +76,12 @@ def to_engine(layout: Layout, shards: Mapping[int, torch.Tensor]) -> DTensor:
     """A DTensor with this rank's shard as its local tensor."""
     if not layout.divides:
         raise FlowError(f"a torch DTensor splits unevenly in another way: {layout}. Change the layout first")
-    parts = {"S": lambda part: Shard(part.dim), "B": lambda part: Replicate(), "P": lambda part: Partial()}
-    placements = [parts[repr(part)[0]](part) for part in layout.nd_sbp]
     local = next(iter(shards.values()), torch.empty(0))
     stride = torch.empty(layout.shape, device="meta").stride()
     return DTensor.from_local(
         local,
         layouts.mesh(layout.placement),
-        placements,
+        layouts.engine_layout(layout),
         run_check=False,
         shape=torch.Size(layout.shape),
         stride=stride,
@@ -96,8 +94,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, torch.Tensor]] | None:
         return None
     mesh = value.device_mesh
     placement = Placement(mesh.mesh.tolist(), mesh.mesh_dim_names)
-    kinds = {Shard: lambda part: sbp.split(part.dim), Replicate: lambda part: sbp.broadcast}
-    nd_sbp = tuple(kinds.get(type(part), lambda part: sbp.partial_sum)(part) for part in value.placements)
+    nd_sbp = tuple(layouts.to_sbp(part) or sbp.partial_sum for part in value.placements)
     layout = Layout(placement, nd_sbp, tuple(value.shape))
     rank = world().local_ranks[0]
     local = value.to_local()

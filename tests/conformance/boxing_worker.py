@@ -68,11 +68,11 @@ def main() -> list[dict]:
             rank: value.astype("float32")
             for rank, value in shards_of(made.source, logical_tensor(made.source.shape)).items()
         }
-        expected = simulate(plan(made.source, made.target), shards)
+        right_plan = plan(made.source, made.target)
+        expected = simulate(right_plan, shards)
         out, moved = counter.run(made, {rank: counter.array(shards[rank], rank) for rank in shards if rank in here})
         right = all(np.array_equal(np.asarray(out[rank]), value) for rank, value in expected.items() if rank in here)
-        planned = plan(made.source, made.target).total_bytes
-        records.append({"pair": name, "right": right, "moved": moved, "planned": planned})
+        records.append({"pair": name, "right": right, "moved": moved, "planned": right_plan.total_bytes})
     return counter.gathered(records)
 
 
