@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -76,6 +77,15 @@ class Layout:
 
     def local_slices(self, rank: int) -> tuple[slice, ...]:
         """The logical elements that `rank` holds, one slice for each dimension."""
+        if rank not in self._asked:
+            self._asked[rank] = self._local_slices(rank)
+        return self._asked[rank]
+
+    @cached_property
+    def _asked(self) -> dict[int, tuple[slice, ...]]:
+        return {}
+
+    def _local_slices(self, rank: int) -> tuple[slice, ...]:
         bounds = [(0, n) for n in self.shape]
         for index, parts, part in zip(
             self.placement.coordinates(rank), self.placement.hierarchy, self.nd_sbp, strict=True

@@ -1,16 +1,18 @@
 """Boxing on JAX: one compiled `shard_map` program for each plan.
 
 The named collectives on shards of one shape are XLA's own, over the axes of the placement. Everything else goes in
-rounds of `ppermute`: in one round ranks send messages of one size to the rank so many places on, so that nothing is
-padded on its way; what differs between ranks (which elements) is a branch of a `switch` on the rank's place. Shards of
-different shapes are held in flat buffers, padded to the largest.
+rounds of `ppermute`: in one round each rank sends and receives one message at most, all of one size, so that nothing is
+padded on its way. Where shards are of one shape, ranks differ only in where their pieces start, which they look up by
+their place. Shards of different shapes are held in flat buffers, padded to the largest; there all that differs between
+ranks is a branch of a `switch` on the rank's place.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.boxing.cells import volume
+from keras_flow.boxing.chains import by_collectives
 from keras_flow.boxing.pieces import WRITES, Piece, Transfer
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -38,7 +41,7 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> dict[int,
     like = next(iter(shards.values()))
     pieces = [made.enter(rank, shards.get(rank), like) for rank in plan.ranks]
     given = jax.make_array_from_single_device_arrays(made.shape_of_all, made.sharding, pieces)
-    out = made.compiled(like.dtype)(given)
+    out = made.run(given)
     of_device = {shard.device: shard.data for shard in out.addressable_shards}
     return {rank: made.leave(rank, of_device[made.devices[rank]]) for rank in plan.target.placement.ranks}
 
@@ -52,11 +55,13 @@ class _Program:
 
     def __init__(self, plan: BoxingPlan, devices: tuple):
         self.plan, self.devices = plan, devices
+        self.steps = by_collectives(plan).steps
         self.place = {rank: place for place, rank in enumerate(plan.ranks)}
         self.source_block = _block(plan, plan.source)
         self.target_block = _block(plan, plan.target)
+        self.target_shapes = {rank: plan.target.local_shape(rank) for rank in plan.target.placement.ranks}
         placement = plan.source.placement
-        on_axes = plan.ranks == placement.ranks and all(step.exchange.same_placement for step in plan.steps)
+        on_axes = plan.ranks == placement.ranks and all(step.exchange.same_placement for step in self.steps)
         hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
         self.axes = tuple(f"axis{axis}" for axis in range(len(hierarchy)))
         mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(hierarchy), self.axes)
@@ -81,7 +86,7 @@ class _Program:
 
     def leave(self, rank: int, block: jax.Array) -> jax.Array:
         """The shard of a rank, from its block."""
-        shape = self.plan.target.local_shape(rank)
+        shape = self.target_shapes[rank]
         return block if block.shape == shape else block[: math.prod(shape)].reshape(shape)
 
     def compiled(self, dtype):
@@ -96,44 +101,35 @@ class _Program:
         held = block.reshape(-1)
         if block.dtype == bool:
             held = held.astype(jnp.uint8)  # pieces are added
-        for step in self.plan.steps:
+        for step in self.steps:
             held = self._native(step, held) if _is_native(step) else self._exchange(step, held)
         return held.reshape(self.target_block).astype(block.dtype)
 
     def _native(self, step: Step, held: jax.Array) -> jax.Array:
-        """One of XLA's own collectives; all shards have one shape."""
+        """One of XLA's own collectives; all shards have one shape.
+
+        They work on dim 0, into which blocks are brought: along another dim XLA's CPU collectives are slow.
+        """
         source, target = step.exchange.source, step.exchange.target
         values = held.reshape(source.local_shape(source.placement.ranks[0]))
         changed = [axis for axis in range(source.placement.ndim) if axis not in step.exchange.apart]
+        names = tuple(self.axes[axis] for axis in changed)
+        sizes = [source.placement.hierarchy[axis] for axis in changed]
         if step.kind == "all_reduce":
-            return lax.psum(values, tuple(self.axes[axis] for axis in changed)).reshape(-1)
+            values = lax.psum(values, names)
         if step.kind == "all_gather":
-            for axis in reversed(changed):  # the inner block first
-                dim = _dim(source, axis)  # in front: XLA's CPU collectives are slow along another dim
-                values = lax.all_gather(jnp.moveaxis(values, dim, 0), self.axes[axis], axis=0, tiled=True)
-                values = jnp.moveaxis(values, 0, dim)
+            blocks = lax.all_gather(values, names).reshape(*sizes, *values.shape)
+            values = _joined(blocks, [_dim(source, axis) for axis in changed])
         if step.kind == "reduce_scatter":
-            for axis in changed:  # the outer block first
-                dim = _dim(target, axis)
-                values = lax.psum_scatter(
-                    jnp.moveaxis(values, dim, 0), self.axes[axis], scatter_dimension=0, tiled=True
-                )
-                values = jnp.moveaxis(values, 0, dim)
+            blocks = _parted(values, [_dim(target, axis) for axis in changed], sizes)
+            values = lax.psum_scatter(blocks.reshape(-1, *blocks.shape[len(sizes) :]), names)
         if step.kind == "all_to_all":
-            (axis,) = changed
-            split, joined = _dim(target, axis), _dim(source, axis)
-            values = lax.all_to_all(values, self.axes[axis], split, joined, tiled=True)
-        if step.kind == "permute":
-            values = self._permute(step, values)
+            blocks = lax.all_to_all(_parted(values, [_dim(target, *changed)], sizes), *names, 0, 0)
+            values = _joined(blocks, [_dim(source, *changed)])
+        if step.kind == "permute":  # some ranks may keep their shard
+            senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
+            values = lax.ppermute(values, self.axes, [(self.place[one], place) for place, one in enumerate(senders)])
         return values.reshape(-1)
-
-    def _permute(self, step: Step, values: jax.Array) -> jax.Array:
-        """Whole shards change hands; some ranks may keep theirs."""
-        senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
-        pairs = [(self.place[sender], place) for place, sender in enumerate(senders) if self.place[sender] != place]
-        keeps = np.array([self.place[sender] == place for place, sender in enumerate(senders)])
-        moved = lax.ppermute(values, self.axes, pairs)
-        return jnp.where(jnp.asarray(keeps)[lax.axis_index(self.axes)], values, moved) if keeps.any() else moved
 
     def _exchange(self, step: Step, held: jax.Array) -> jax.Array:
         buffers = {"source": held}
@@ -152,16 +148,16 @@ class _Program:
         layout = exchange.source if writes == "combined" else exchange.target
         if writes not in buffers:
             buffers[writes] = jnp.zeros(_largest(layout), buffers["source"].dtype)
-        ordered = self._rounds(step, phase)
-        sizes = [size for _, size, _ in ordered]
-        sent = {rank: [_of(pairs, rank, 0) for *_, pairs in ordered] for rank in ranks}
-        come = {rank: [_of(pairs, rank, 1) for *_, pairs in ordered] for rank in ranks}
+        if _is_alike(step):
+            self._alike(step, self._rounds(step, phase, _likeness), writes, buffers, me, written)
+            return
+        ordered = self._rounds(step, phase, _size)
+        sizes = [_size(next(iter(pairs.values()))) for pairs in ordered]
+        sent = {rank: [_of(pairs, rank, 0) for pairs in ordered] for rank in ranks}
+        come = {rank: [_of(pairs, rank, 1) for pairs in ordered] for rank in ranks}
         packs = [functools.partial(_pack, step, sent[rank], rank, sizes) for rank in ranks]
         messages = lax.switch(me, packs, dict(buffers))
-        arrived = []
-        for (shift, _, pairs), message in zip(ordered, messages, strict=True):
-            places = [(self.place[sender], self.place[receiver]) for sender, receiver in pairs]
-            arrived.append(lax.ppermute(message, self.axes, places) if shift else message)
+        arrived = [self._carried(message, pairs) for pairs, message in zip(ordered, messages, strict=True)]
         unpacks = []
         for rank in ranks:
             firsts = []
@@ -171,18 +167,125 @@ class _Program:
             unpacks.append(functools.partial(_unpack, layout, come[rank], rank, firsts))
         buffers[writes] = lax.switch(me, unpacks, buffers[writes], arrived)
 
-    def _rounds(self, step: Step, phase: str) -> list[tuple[int, int, Pairs]]:
-        """The messages of a phase by how many places they travel and their size; 0 places: what a rank has itself."""
+    def _alike(
+        self, step: Step, rounds: list[Pairs], writes: str, buffers: dict[str, jax.Array], me, written: set
+    ) -> None:
+        """A phase in which all ranks do alike: only where their pieces start differs, and is looked up."""
+        layout = step.exchange.source if writes == "combined" else step.exchange.target
+        arrived = []
+        for pairs in rounds:
+            pieces = []
+            for k, like in enumerate(next(iter(pairs.values()))):
+                of = step.exchange.target if like.origin == "result" else step.exchange.source
+                shard = buffers[like.origin].reshape(of.local_shape(self.plan.ranks[0]))
+                table = self._starts(of, {sender: parts[k] for (sender, _), parts in pairs.items()})
+                pieces.append(_read(shard, like.piece, table[me]))
+            arrived.append(self._carried(pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces), pairs))
+        shard = buffers[writes].reshape(layout.local_shape(self.plan.ranks[0]))
+        for pairs, message in zip(rounds, arrived, strict=True):
+            done = 0
+            for k, like in enumerate(next(iter(pairs.values()))):
+                parts = {receiver: parts[k] for (_, receiver), parts in pairs.items()}
+                at = self._starts(layout, parts)[me]
+                values = message[done : done + like.piece.size]
+                done += like.piece.size
+                keys = {(writes, receiver, part.piece) for receiver, part in parts.items()}
+                held = _read(shard, like.piece, at)
+                values = values + held if keys & written else values
+                if len(parts) < len(self.plan.ranks):
+                    receives = np.isin(self.plan.ranks, list(parts))
+                    values = jnp.where(jnp.asarray(receives)[me], values, held)
+                written |= keys
+                shard = _put(shard, like.piece, at, values)
+        buffers[writes] = shard.reshape(-1)
+
+    def _starts(self, layout: Layout, parts: Mapping[int, Transfer]) -> jax.Array:
+        """int32 [ranks, dims + 1]: where a piece's box starts in the shard of each rank, and the piece in the box."""
+        table = np.zeros((len(self.plan.ranks), len(layout.shape) + 1), np.int32)
+        for rank, part in parts.items():
+            starts = [one.start for one in local_slices(part.piece.box, layout, rank)]
+            table[self.place[rank]] = [*starts, part.piece.start]
+        return jnp.asarray(table)
+
+    def _carried(self, message: jax.Array, pairs: Pairs) -> jax.Array:
+        """What came to each rank in a round; zeros where nothing did."""
+        if all(sender == receiver for sender, receiver in pairs):
+            return message
+        return lax.ppermute(message, self.axes, [(self.place[one], self.place[other]) for one, other in pairs])
+
+    def _messages(self, step: Step, phase: str) -> Pairs:
+        """The messages of a phase. Of ranks that hold copies the one sends that has least to send: fewer rounds."""
+        copies = step.exchange.of_source.copy_axes if step.exchange.same_placement else ()
         messages: Pairs = {}
-        for rank in self.plan.ranks:
-            for part in step.exchange.receives(rank, phase):
-                messages.setdefault((part.sender, rank), []).append(part)
-        rounds: dict[tuple[int, int], Pairs] = {}
-        for (sender, receiver), parts in messages.items():
-            shift = (self.place[receiver] - self.place[sender]) % len(self.plan.ranks)
-            size = sum(part.piece.size for part in parts)
-            rounds.setdefault((shift, size), {})[sender, receiver] = parts
-        return [(*key, pairs) for key, pairs in sorted(rounds.items())]
+        load: Counter[int] = Counter()
+        come = [part for rank in self.plan.ranks for part in step.exchange.receives(rank, phase)]
+        for part in sorted(come, key=lambda part: part.sender != part.receiver):
+            sender = part.sender
+            if copies and part.origin == "source" and sender != part.receiver:
+                cells = step.exchange.of_source
+                at = {axis: index for axis, index in cells.coords_of(sender).items() if axis not in copies}
+                holders = [cells.rank_at(coords) for coords in cells.spread(tuple(range(len(cells.sizes))), at)]
+                sender = min(holders, key=lambda rank: (load[rank], rank != part.sender))
+            load[sender] += 1
+            messages.setdefault((sender, part.receiver), []).append(part)
+        return messages
+
+    def _rounds(self, step: Step, phase: str, key: Callable[[list[Transfer]], object]) -> list[Pairs]:
+        """The messages of a phase in rounds, in which each rank sends and receives one message at most.
+
+        The messages of a round have one key. What ranks have themselves travels with it where there is room: that costs
+        less than telling the ranks that receive from those that do not.
+        """
+        messages = self._messages(step, phase)
+
+        def shift(pair: tuple[int, int]) -> int:
+            return (self.place[pair[1]] - self.place[pair[0]]) % len(self.plan.ranks)
+
+        rounds: dict[object, list[Pairs]] = {}
+        for pair in sorted(messages, key=lambda pair: (shift(pair) == 0, shift(pair))):
+            of_key = rounds.setdefault(key(messages[pair]), [])
+            free = (one for one in of_key if all(pair[0] != a and pair[1] != b for a, b in one))
+            found = next(free, None)
+            if found is None:
+                of_key.append(found := {})
+            found[pair] = messages[pair]
+        return [one for of_key in rounds.values() for one in of_key]
+
+
+def _is_alike(step: Step) -> bool:
+    """Whether all shards on each side are of one shape."""
+    source, target = step.exchange.source, step.exchange.target
+    return step.exchange.same_placement and source.divides and target.divides and 0 not in source.shape
+
+
+def _likeness(message: list[Transfer]) -> tuple:
+    """What messages have in common that are cut and put by one program."""
+    return tuple((part.origin, _lengths(part.piece), part.piece.size) for part in message)
+
+
+def _size(message: list[Transfer]) -> int:
+    return sum(part.piece.size for part in message)
+
+
+def _lengths(piece: Piece) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in piece.box)
+
+
+def _read(shard: jax.Array, piece: Piece, at: jax.Array) -> jax.Array:
+    """A piece [size] of a shard, from a row of `_starts`."""
+    region = lax.dynamic_slice(shard, tuple(at[:-1]), _lengths(piece)).reshape(-1)
+    return region if piece.size == region.size else lax.dynamic_slice(region, (at[-1],), (piece.size,))
+
+
+def _put(shard: jax.Array, piece: Piece, at: jax.Array, values: jax.Array) -> jax.Array:
+    """The shard with other values for a piece."""
+    lengths, starts = _lengths(piece), tuple(at[:-1])
+    if piece.size == shard.size:
+        return values.reshape(shard.shape)
+    if piece.size < math.prod(lengths):
+        region = lax.dynamic_slice(shard, starts, lengths).reshape(-1)
+        values = lax.dynamic_update_slice(region, values, (at[-1],))
+    return lax.dynamic_update_slice(shard, values.reshape(lengths), starts)
 
 
 def _of(pairs: Pairs, rank: int, end: int) -> list[Transfer]:
@@ -249,11 +352,34 @@ def program(plan: BoxingPlan, devices: tuple) -> _Program:
 
 
 def _is_native(step: Step) -> bool:
-    source, target = step.exchange.source, step.exchange.target
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-    if not step.exchange.same_placement or step.kind not in kinds:
-        return False
-    return source.divides and target.divides and 0 not in source.shape
+    return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and _is_alike(step)
+
+
+def _parted(values: jax.Array, dims: list[int], sizes: list[int]) -> jax.Array:
+    """The blocks of a shard, in front: [*sizes, *block]; `dims` says which dim each size cuts, outer first."""
+    shape: list[int] = []
+    at, rest = {}, []
+    for dim, length in enumerate(values.shape):
+        for number, size in enumerate(sizes):
+            if dims[number] == dim:
+                at[number] = len(shape)
+                shape.append(size)
+                length //= size
+        rest.append(len(shape))
+        shape.append(length)
+    return values.reshape(shape).transpose(*(at[number] for number in range(len(sizes))), *rest)
+
+
+def _joined(blocks: jax.Array, dims: list[int]) -> jax.Array:
+    """The shard [*lengths] of blocks [*sizes, *block]: the inverse of `_parted`."""
+    lengths = list(blocks.shape[len(dims) :])
+    order = []
+    for dim in range(len(lengths)):
+        for number in (number for number, of in enumerate(dims) if of == dim):
+            order.append(number)
+            lengths[dim] *= blocks.shape[number]
+        order.append(len(dims) + dim)
+    return blocks.transpose(order).reshape(lengths)
 
 
 def _dim(layout: Layout, axis: int) -> int:

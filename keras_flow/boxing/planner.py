@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 
-from keras_flow.boxing.cells import Cells
+from keras_flow.boxing.chains import COUNTED, chain, is_uniform, named_step
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.shares import balanced_exchange
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.boxing.topology import Topology, plan_time
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, itemsize
-from keras_flow.sbp import Broadcast, PartialSum, Sbp, Split
-
-#: ranks up to which two ways are compared by counting their bytes; above it by the formula for one element
-COUNTED = 64
 
 
 def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology: Topology | None = None) -> BoxingPlan:
     """How a tensor gets from `source` to `target`.
 
-    Without a topology the plan receives the fewest bytes that any plan can (`lower_bound`), then has the fewest
-    steps; with one it takes the least modelled time among this plan and the chains of collectives along single axes.
+    Without a topology the plan receives the fewest bytes that any plan can (`lower_bound`), its most loaded rank the
+    least among such plans, by collectives where they reach that; with one it takes the least modelled time among this
+    plan and the chains of collectives along single axes.
 
     Args:
         source, target: layouts of one logical shape; their placements may differ in ranks, order, hierarchy and type.
@@ -74,6 +71,16 @@ def _direct(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
         found = _collective(source, target)
         if found is not None:
             return BoxingPlan(source, target, dtype, (found,))
+        steps = chain(source, target)
+        if steps is not None:
+            of_collectives = BoxingPlan(source, target, dtype, steps)
+            if is_uniform(steps) or of_collectives.most_loaded <= _of_slices(source, target, dtype).most_loaded:
+                return of_collectives
+    return _of_slices(source, target, dtype)
+
+
+def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
+    """The exchange of slices that receives the fewest bytes."""
     plain = Exchange(source, target)
     balanced = balanced_exchange(plain)
     made = BoxingPlan(source, target, dtype, (Step("exchange", balanced.phases, balanced),))
@@ -84,57 +91,9 @@ def _direct(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
 
 
 def _collective(source: Layout, target: Layout) -> Step | None:
-    """The single step in groups of the changed axes, where there is one and it receives no more than the exchange."""
-    pairs = list(zip(source.nd_sbp, target.nd_sbp, strict=True))
-    apart = tuple(axis for axis, (before, after) in enumerate(pairs) if before == after)
-    exchange = Exchange(source, target, apart)
-    kind = _kind(exchange, [pair for axis, pair in enumerate(pairs) if axis not in apart])
-    if kind is None or not _as_few_bytes(exchange):
-        return None
-    return Step(kind, exchange.phases, exchange)
-
-
-def _kind(exchange: Exchange, changes: list[tuple[Sbp, Sbp]]) -> str | None:
-    source, target = exchange.of_source, exchange.of_target
-    dims = list(zip(source.axes_of_dim, target.axes_of_dim, strict=True))
-    cut = all(before == after[: len(before)] for before, after in dims)  # the target splits further
-    joined = all(after == before[: len(after)] for before, after in dims)  # the target splits less
-    befores, afters = [before for before, _ in changes], [after for _, after in changes]
-    if cut and all(isinstance(before, Broadcast) for before in befores):
-        return "local_keep" if any(isinstance(after, PartialSum) for after in afters) else "local_slice"
-    if joined and all(isinstance(after, PartialSum) for after in afters):
-        return "local_keep"
-    if joined and all(isinstance(before, Split) and isinstance(after, Broadcast) for before, after in changes):
-        return "all_gather"
-    if all(isinstance(before, PartialSum) for before in befores):
-        if all(isinstance(after, Broadcast) for after in afters):
-            return "all_reduce"
-        if cut and all(isinstance(after, Split) for after in afters):
-            return "reduce_scatter"
-    if all(isinstance(before, Split) and isinstance(after, Split) for before, after in changes):
-        if _same_grid(source, target):
-            return "permute"
-        if len(changes) == 1 and _innermost(source, target, exchange.apart):
-            return "all_to_all"
-    return None
-
-
-def _same_grid(source: Cells, target: Cells) -> bool:
-    """Whether both cut the tensor into the same cells, so that whole shards change hands."""
-    shape = source.layout.shape
-    parts = [
-        tuple(math.prod(cells.sizes[axis] for axis in axes) for axes in cells.axes_of_dim) for cells in (source, target)
-    ]
-    return parts[0] == parts[1] and all(length % n == 0 for length, n in zip(shape, parts[0], strict=True))
-
-
-def _innermost(source: Cells, target: Cells, apart: tuple[int, ...]) -> bool:
-    """Whether the one changed axis is the innermost of its dim on both sides, the others being in the same order."""
-    for before, after in zip(source.axes_of_dim, target.axes_of_dim, strict=True):
-        kept = tuple(axis for axis in before if axis in apart)
-        if before[: len(kept)] != kept or after[: len(kept)] != kept:
-            return False
-    return True
+    """The single named step, where there is one and it receives no more than the exchange."""
+    found = named_step(source, target)
+    return found if found is not None and _as_few_bytes(found.exchange) else None
 
 
 def _as_few_bytes(exchange: Exchange) -> bool:
@@ -184,16 +143,15 @@ def _chains(source: Layout, target: Layout) -> list[tuple[Step, ...]]:
             before = Layout(one, tuple(at), source.shape)
             at[axis] = target.nd_sbp[axis]
             after = Layout(one, tuple(at), source.shape)
-            steps.append(_alone(before, after, axis))
+            steps.append(_alone(before, after))
         chains.append(tuple(steps))
     return chains
 
 
-def _alone(source: Layout, target: Layout, axis: int) -> Step:
+def _alone(source: Layout, target: Layout) -> Step:
     """The step that changes one axis, in groups along it where it is one of the named kinds."""
-    apart = tuple(other for other in range(source.placement.ndim) if other != axis)
-    exchange = Exchange(source, target, apart)
-    kind = _kind(exchange, [(source.nd_sbp[axis], target.nd_sbp[axis])])
-    if kind is None:
-        exchange = Exchange(source, target)
-    return Step(kind or "exchange", exchange.phases, exchange)
+    found = named_step(source, target)
+    if found is not None:
+        return found
+    exchange = Exchange(source, target)
+    return Step("exchange", exchange.phases, exchange)

@@ -21,6 +21,8 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
         return exchange
     ranks = exchange.source.placement.ranks
     targets = exchange.target.placement.ranks
+    if len(ranks) > SEARCHED:
+        return exchange
     places = sorted({*ranks, *targets})
     atoms = []
     for cell in exchange.of_source.spread(exchange.of_source.split_axes):

@@ -105,7 +105,7 @@ class JaxCounter:
         elements = sum(int(np.prod([int(n) for n in dims.split(",") if n], dtype=int)) for dims in pieces)
         if match[2] == "collective-permute":
             listed = line.split("source_target_pairs=")[1].split("}}")[0] + "}"
-            return 4 * elements * len(re.findall(r"\{\d+,\d+\}", listed))
+            return 4 * elements * sum(one != other for one, other in re.findall(r"\{(\d+),(\d+)\}", listed))
         groups = re.search(r"replica_groups=(?:\{\{([\d,]+)\}|\[(\d+),(\d+)\])", line)
         assert groups, line
         group = len(groups[1].split(",")) if groups[1] else int(groups[3])

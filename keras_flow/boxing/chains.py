@@ -1,0 +1,228 @@
+"""Chains of named steps, which every engine runs as its own collectives, between two layouts on one placement.
+
+A chain is taken instead of an exchange of slices where it receives as few bytes as any plan can and loads no rank more.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+
+import numpy as np
+
+from keras_flow.boxing.cells import Cells
+from keras_flow.boxing.exchange import Exchange
+from keras_flow.boxing.lower_bound import lower_bound
+from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.layout import Layout
+from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Split, broadcast, partial_sum
+
+#: ranks up to which atoms are counted; above it the bound is taken from closed forms where there is one
+COUNTED = 64
+#: placement axes up to which chains are searched for
+SEARCHED_AXES = 3
+
+
+def named_step(source: Layout, target: Layout) -> Step | None:
+    """The named step in groups of the changed axes that leads from one layout to the other, where there is one."""
+    kind = _kind(Cells(source), Cells(target))
+    if kind is None:
+        return None
+    exchange = Exchange(source, target, _unchanged(source, target))
+    return Step(kind, exchange.phases, exchange)
+
+
+def chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
+    """The chain of named steps that receives as few bytes as any plan can; None where no chain does.
+
+    Layouts on the way divide evenly and have shards no larger than the larger of source and target. Of several such
+    chains the one whose most loaded rank receives least, then the shortest.
+    """
+    if source.placement.ndim > SEARCHED_AXES or not (source.divides and target.divides) or 0 in source.shape:
+        return None
+    least = _least(source, target)
+    if least is None:
+        return None
+    largest = max(_local(source), _local(target))
+    options = _options(source, target)
+    best = {source.nd_sbp: (0, 0, 0)}
+    came: dict[NdSbp, NdSbp] = {}
+    queue = [(best[source.nd_sbp], 0, source.nd_sbp)]
+    numbers = itertools.count(1)
+    while queue:
+        cost, _, at = heapq.heappop(queue)
+        if at == target.nd_sbp:
+            break
+        if cost > best[at]:
+            continue
+        for after, total, load, held in _edges(source.placement, source.shape, options, at):
+            new = (cost[0] + total, cost[1] + load, cost[2] + 1)
+            if new[0] <= least and held <= largest and (after not in best or new < best[after]):
+                best[after], came[after] = new, at
+                heapq.heappush(queue, (new, next(numbers), after))
+    if target.nd_sbp not in came:
+        return None
+    path = [target.nd_sbp]
+    while path[-1] != source.nd_sbp:
+        path.append(came[path[-1]])
+    layouts = [Layout(source.placement, nd_sbp, source.shape) for nd_sbp in reversed(path)]
+    steps = [named_step(before, after) for before, after in itertools.pairwise(layouts)]
+    return tuple(step for step in steps if step is not None)
+
+
+def by_collectives(plan: BoxingPlan) -> BoxingPlan:
+    """The plan by named steps, where they receive as many bytes in total; it may load its most loaded rank more.
+
+    For engines whose own collectives are faster than an exchange of slices.
+    """
+    one, other = plan.source.placement, plan.target.placement
+    if one.ranks != other.ranks or one.hierarchy != other.hierarchy or all(s.kind != "exchange" for s in plan.steps):
+        return plan
+    steps = chain(plan.source, plan.target)
+    made = None if steps is None else BoxingPlan(plan.source, plan.target, plan.dtype, steps, plan.chosen)
+    return plan if made is None or made.total_bytes > plan.total_bytes else made
+
+
+def is_uniform(steps: tuple[Step, ...]) -> bool:
+    """Whether all ranks receive the same, so that no plan of as few bytes loads its most loaded rank less."""
+    return all(step.kind != "permute" for step in steps)
+
+
+def _options(source: Layout, target: Layout) -> tuple[NdSbp, ...]:
+    """The layouts that a chain may pass through: any split of either end, B, and P where either has one."""
+    parts = dict.fromkeys((*source.nd_sbp, *target.nd_sbp))
+    splits = [part for part in parts if isinstance(part, Split)]
+    has_partial = source.has_partial or target.has_partial
+    of_axis = [*sorted(splits, key=lambda part: part.dim), broadcast, *([partial_sum] if has_partial else [])]
+    return tuple(
+        nd_sbp
+        for nd_sbp in itertools.product(of_axis, repeat=source.placement.ndim)
+        if Layout(source.placement, nd_sbp, source.shape).divides
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _edges(
+    placement, shape: tuple[int, ...], options: tuple[NdSbp, ...], at: NdSbp
+) -> tuple[tuple[NdSbp, int, int, int], ...]:
+    """The layouts one named step away: elements received by all ranks, by the most loaded one, and those it holds."""
+    source = Layout(placement, at, shape)
+    found = []
+    for nd_sbp in options:
+        target = Layout(placement, nd_sbp, shape)
+        kind = _kind(Cells(source), Cells(target)) if nd_sbp != at else None
+        received = _received(kind, source, target) if kind else None
+        if received is not None:
+            found.append((nd_sbp, *received, _local(target)))
+    return tuple(found)
+
+
+def _received(kind: str, source: Layout, target: Layout) -> tuple[int, int] | None:
+    """Elements that a named step receives: of all ranks, and of the most loaded one."""
+    ranks = source.placement.size
+    apart = _unchanged(source, target)
+    group = math.prod(size for axis, size in enumerate(source.placement.hierarchy) if axis not in apart)
+    if kind in ("local_slice", "local_keep"):
+        each = 0
+    elif kind == "all_gather":
+        each = (group - 1) * _local(source)
+    elif kind == "reduce_scatter":
+        each = (group - 1) * _local(target)
+    elif kind == "all_to_all":
+        each = _local(source) // group * (group - 1)
+    elif kind == "all_reduce":
+        local = _local(source)
+        if local % group:
+            return None  # ranges of two sizes
+        each = 2 * (group - 1) * local // group
+    else:
+        if ranks > COUNTED:
+            return None
+        one, other = Cells(source), Cells(target)
+        moved = sum(one.box_at(at) != other.box_at(at) for at in one.spread(tuple(range(len(one.sizes)))))
+        return moved * _local(source), _local(source)
+    return ranks * each, each
+
+
+def _least(source: Layout, target: Layout) -> int | None:
+    """Elements that any plan receives; None where there is no closed form and there are too many ranks to count."""
+    ranks = source.placement.size
+    if ranks <= COUNTED:
+        return lower_bound(source, target, "int8")
+    if target.has_partial:
+        return None
+    one, other = Cells(source), Cells(target)
+    if source.has_partial:  # as if a destination held a summand of every element: never more than the bound
+        return math.prod(source.shape) * (one.classes + other.copies - 2)
+    common = np.ones((ranks,), np.int64)
+    for dim in range(len(source.shape)):
+        (start, stop), (first, last) = (_bounds(layout, dim) for layout in (source, target))
+        common *= np.maximum(np.minimum(stop, last) - np.maximum(start, first), 0)
+    return ranks * _local(target) - int(common.sum())
+
+
+def _bounds(layout: Layout, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """[ranks], [ranks]: where the block of each rank starts and stops along a dim; the layout divides."""
+    at = np.indices(layout.placement.hierarchy).reshape(layout.placement.ndim, -1)
+    block, parts = np.zeros(at.shape[1], np.int64), 1
+    for axis in Cells(layout).axes_of_dim[dim]:
+        block, parts = block * layout.placement.hierarchy[axis] + at[axis], parts * layout.placement.hierarchy[axis]
+    length = layout.shape[dim] // parts
+    return block * length, (block + 1) * length
+
+
+def _local(layout: Layout) -> int:
+    """Elements of a shard of a layout that divides."""
+    return math.prod(n // layout.parts_of_dim(dim) for dim, n in enumerate(layout.shape))
+
+
+def _unchanged(source: Layout, target: Layout) -> tuple[int, ...]:
+    pairs = zip(source.nd_sbp, target.nd_sbp, strict=True)
+    return tuple(axis for axis, (before, after) in enumerate(pairs) if before == after)
+
+
+def _kind(source: Cells, target: Cells) -> str | None:
+    """The name of the step between two layouts on one placement."""
+    pairs = list(zip(source.layout.nd_sbp, target.layout.nd_sbp, strict=True))
+    changes = [(before, after) for before, after in pairs if before != after]
+    befores, afters = [before for before, _ in changes], [after for _, after in changes]
+    dims = list(zip(source.axes_of_dim, target.axes_of_dim, strict=True))
+    cut = all(before == after[: len(before)] for before, after in dims)  # the target splits further
+    joined = all(after == before[: len(after)] for before, after in dims)  # the target splits less
+    if cut and all(isinstance(before, Broadcast) for before in befores):
+        return "local_keep" if any(isinstance(after, PartialSum) for after in afters) else "local_slice"
+    if joined and all(isinstance(after, PartialSum) for after in afters):
+        return "local_keep"
+    if joined and all(isinstance(before, Split) and isinstance(after, Broadcast) for before, after in changes):
+        return "all_gather"
+    if all(isinstance(before, PartialSum) for before in befores):
+        if all(isinstance(after, Broadcast) for after in afters):
+            return "all_reduce"
+        if cut and all(isinstance(after, Split) for after in afters):
+            return "reduce_scatter"
+    if all(isinstance(before, Split) and isinstance(after, Split) for before, after in changes):
+        if _same_grid(source, target):
+            return "permute"
+        if len(changes) == 1 and _innermost(pairs, dims):
+            return "all_to_all"
+    return None
+
+
+def _same_grid(source: Cells, target: Cells) -> bool:
+    """Whether both cut the tensor into the same cells, so that whole shards change hands."""
+    parts = [
+        tuple(math.prod(cells.sizes[axis] for axis in axes) for axes in cells.axes_of_dim) for cells in (source, target)
+    ]
+    shape = source.layout.shape
+    return parts[0] == parts[1] and all(length % n == 0 for length, n in zip(shape, parts[0], strict=True))
+
+
+def _innermost(pairs: list[tuple], dims: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Whether the one changed axis is the innermost of its dim on both sides, the others being in the same order."""
+    for before, after in dims:
+        kept = tuple(axis for axis in before if pairs[axis][0] == pairs[axis][1])
+        if before[: len(kept)] != kept or after[: len(kept)] != kept:
+            return False
+    return True
