@@ -114,7 +114,7 @@ class TensorEngine(Protocol):
         ...
 
     # ---- boxing.py
-    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, Any]) -> dict[int, Any]:
+    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, Any]) -> Mapping[int, Any]:
         """Run a boxing plan on the engine's arrays, rank -> shard, for the ranks that this process drives.
 
         Ranks receive the bytes that the plan says, and no padding.

@@ -102,12 +102,14 @@ class JaxWays(OneProcess):
         from keras_flow.backends.jax import boxing
         from keras_flow.backends.jax.devices import rank_devices
 
+        program = boxing.program(plan, rank_devices())
+        held = boxing.Shards(plan.source, program.given(shards))  # one array, as what jax.jit is given
         ours = Way(
-            lambda: jax.block_until_ready(execute(plan, shards)),
+            lambda: jax.block_until_ready(execute(plan, held)),
             lambda out: {rank: np.asarray(value) for rank, value in out.items()},
         )
         if plan.steps:
-            text = boxing.program(plan, rank_devices()).compiled(np.float32).as_text()
+            text = program.compiled(np.float32).as_text()
             ours.received = sum(self.counter.received(line, len(plan.ranks)) for line in text.splitlines())
         made: dict[str, Way | str] = {OURS: ours}
         for name, shardy in (("jit, Shardy", True), ("jit, GSPMD", False)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -33,17 +33,44 @@ from keras_flow.sbp import Split
 Pairs = dict[tuple[int, int], list[Transfer]]
 
 
-def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> dict[int, jax.Array]:
+def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> Mapping[int, jax.Array]:
     """Run a plan; shards by rank, all ranks of this host."""
     if not plan.steps:
-        return dict(shards)
+        return shards
     made = program(plan, rank_devices())
-    like = next(iter(shards.values()))
-    pieces = [made.enter(rank, shards.get(rank), like) for rank in plan.ranks]
-    given = jax.make_array_from_single_device_arrays(made.shape_of_all, made.sharding, pieces)
-    out = made.run(given)
-    of_device = {shard.device: shard.data for shard in out.addressable_shards}
-    return {rank: made.leave(rank, of_device[made.devices[rank]]) for rank in plan.target.placement.ranks}
+    return Shards(plan.target, made.run(made.given(shards)))
+
+
+class Shards(Mapping[int, jax.Array]):
+    """The shards that a program left in one array; they are split off when they are asked for, not for the next plan.
+
+    Attributes:
+        layout: what these are shards of.
+        array: the blocks of all ranks of a program, one after the other along dim 0.
+    """
+
+    def __init__(self, layout: Layout, array: jax.Array):
+        self.layout, self.array = layout, array
+
+    @functools.cached_property
+    def _of_rank(self) -> dict[int, jax.Array]:
+        devices = rank_devices()
+        blocks = {shard.device: shard.data for shard in self.array.addressable_shards}
+        return {rank: _unpadded(blocks[devices[rank]], self.layout.local_shape(rank)) for rank in self}
+
+    def __getitem__(self, rank: int) -> jax.Array:
+        return self._of_rank[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.layout.placement.ranks)
+
+    def __len__(self) -> int:
+        return len(self.layout.placement.ranks)
+
+    def block_until_ready(self) -> Shards:
+        """As that of a `jax.Array`."""
+        self.array.block_until_ready()
+        return self
 
 
 class _Program:
@@ -58,8 +85,9 @@ class _Program:
         self.steps = by_collectives(plan).steps
         self.place = {rank: place for place, rank in enumerate(plan.ranks)}
         self.source_block = _block(plan, plan.source)
+        #: shape of the array that it takes
+        self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
-        self.target_shapes = {rank: plan.target.local_shape(rank) for rank in plan.target.placement.ranks}
         placement = plan.source.placement
         on_axes = plan.ranks == placement.ranks and all(step.exchange.same_placement for step in self.steps)
         hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
@@ -70,12 +98,17 @@ class _Program:
         self.run = jax.jit(jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
         self._compiled: dict = {}
 
-    @property
-    def shape_of_all(self) -> tuple[int, ...]:
-        """Shape of the array that it takes."""
-        return (len(self.plan.ranks) * self.source_block[0], *self.source_block[1:])
+    def given(self, shards: Mapping[int, jax.Array]) -> jax.Array:
+        """The array that it takes, of the shards of all ranks."""
+        if isinstance(shards, Shards):
+            array = shards.array
+            if array.shape == self.shape_of_all and array.sharding == self.sharding:
+                return array
+        like = next(iter(shards.values()))
+        blocks = [self._block(rank, shards.get(rank), like) for rank in self.plan.ranks]
+        return jax.make_array_from_single_device_arrays(self.shape_of_all, self.sharding, blocks)
 
-    def enter(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
+    def _block(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
         """The block of a rank."""
         if shard is not None and shard.shape == self.source_block:
             here = self.devices[rank]
@@ -83,11 +116,6 @@ class _Program:
         (size,) = self.source_block
         values = np.zeros(0, like.dtype) if shard is None else shard.reshape(-1)
         return jax.device_put(jnp.pad(values, (0, size - values.size)), self.devices[rank])
-
-    def leave(self, rank: int, block: jax.Array) -> jax.Array:
-        """The shard of a rank, from its block."""
-        shape = self.target_shapes[rank]
-        return block if block.shape == shape else block[: math.prod(shape)].reshape(shape)
 
     def compiled(self, dtype):
         """The executable for one dtype; its `as_text()` shows the collectives."""
@@ -124,8 +152,9 @@ class _Program:
             blocks = _parted(values, [_dim(target, axis) for axis in changed], sizes)
             values = lax.psum_scatter(blocks.reshape(-1, *blocks.shape[len(sizes) :]), names)
         if step.kind == "all_to_all":
-            blocks = lax.all_to_all(_parted(values, [_dim(target, *changed)], sizes), *names, 0, 0)
-            values = _joined(blocks, [_dim(source, *changed)])
+            (axis,) = changed
+            blocks = lax.all_to_all(_parted(values, [_dim(target, axis)], sizes), names, 0, 0)
+            values = _joined(blocks, [_dim(source, axis)])
         if step.kind == "permute":  # some ranks may keep their shard
             senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
             values = lax.ppermute(values, self.axes, [(self.place[one], place) for place, one in enumerate(senders)])
@@ -233,23 +262,34 @@ class _Program:
     def _rounds(self, step: Step, phase: str, key: Callable[[list[Transfer]], object]) -> list[Pairs]:
         """The messages of a phase in rounds, in which each rank sends and receives one message at most.
 
-        The messages of a round have one key. What ranks have themselves travels with it where there is room: that costs
-        less than telling the ranks that receive from those that do not.
+        The messages of a round have one key. What ranks have themselves is a round where all ranks have such; else it
+        travels with the others: that costs less than telling the ranks that receive from those that do not.
         """
         messages = self._messages(step, phase)
+        of_key: dict[object, Pairs] = {}
+        for pair, message in messages.items():
+            of_key.setdefault(key(message), {})[pair] = message
+        rounds = []
+        for left in of_key.values():
+            own = {pair: message for pair, message in left.items() if pair[0] == pair[1]}
+            if len(own) == len(self.plan.ranks):
+                rounds.append(own)
+                left = {pair: message for pair, message in left.items() if pair not in own}
+            while left:
+                found = _matching(list(left), self.place)
+                rounds.append({pair: left.pop(pair) for pair in found})
+        return rounds
 
-        def shift(pair: tuple[int, int]) -> int:
-            return (self.place[pair[1]] - self.place[pair[0]]) % len(self.plan.ranks)
 
-        rounds: dict[object, list[Pairs]] = {}
-        for pair in sorted(messages, key=lambda pair: (shift(pair) == 0, shift(pair))):
-            of_key = rounds.setdefault(key(messages[pair]), [])
-            free = (one for one in of_key if all(pair[0] != a and pair[1] != b for a, b in one))
-            found = next(free, None)
-            if found is None:
-                of_key.append(found := {})
-            found[pair] = messages[pair]
-        return [one for of_key in rounds.values() for one in of_key]
+def _matching(pairs: list[tuple[int, int]], place: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Most of these pairs (sender, receiver) that have each rank once on either side."""
+    from scipy.sparse import coo_array  # JAX requires scipy
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
+    rows, columns = ([place[pair[end]] for pair in pairs] for end in (0, 1))
+    graph = coo_array((np.ones(len(pairs)), (rows, columns)), shape=(len(place), len(place))).tocsr()
+    sender = maximum_bipartite_matching(graph, perm_type="row")  # of each receiver, -1 where it has none
+    return [pair for pair, row, column in zip(pairs, rows, columns, strict=True) if sender[column] == row]
 
 
 def _is_alike(step: Step) -> bool:
@@ -286,6 +326,11 @@ def _put(shard: jax.Array, piece: Piece, at: jax.Array, values: jax.Array) -> ja
         region = lax.dynamic_slice(shard, starts, lengths).reshape(-1)
         values = lax.dynamic_update_slice(region, values, (at[-1],))
     return lax.dynamic_update_slice(shard, values.reshape(lengths), starts)
+
+
+def _unpadded(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The shard of a rank, from its block."""
+    return block if block.shape == shape else block[: math.prod(shape)].reshape(shape)
 
 
 def _of(pairs: Pairs, rank: int, end: int) -> list[Transfer]:

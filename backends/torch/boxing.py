@@ -17,9 +17,12 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
+from keras_flow.boxing.chains import named_step
 from keras_flow.boxing.pieces import WRITES, Piece, Transfer
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.layout import Layout
+from keras_flow.sbp import Split
 
 #: where the elements of a piece lie in a shard: the region, and start and stop in it
 Region = tuple[tuple[slice, ...], int, int]
@@ -111,15 +114,19 @@ class _Recipe:
             done += size
 
     def _all_gather(self, held: torch.Tensor, here) -> torch.Tensor:
-        flat = torch.empty((len(self.members), held.numel()), dtype=held.dtype, device=held.device)
-        dist.all_gather_single(flat, held.contiguous().reshape(1, -1), group=here)
-        assert self.target_shape is not None
-        result = torch.empty(self.target_shape, dtype=held.dtype, device=held.device)
-        source, target = self.step.exchange.source, self.step.exchange.target
-        for member, values in zip(self.members, flat, strict=True):
-            box = tuple((part.start, part.stop) for part in source.local_slices(member))
-            result[local_slices(box, target, self.rank)] = values.reshape(held.shape)
-        return result
+        """Along one axis: the shards of the group, joined along the dim that it splits."""
+        flat = torch.empty((len(self.members), *held.shape), dtype=held.dtype, device=held.device)
+        dist.all_gather_single(flat, held.contiguous().unsqueeze(0), group=here)
+        source = self.step.exchange.source
+        (dim,) = (
+            part.dim
+            for axis, part in enumerate(source.nd_sbp)
+            if isinstance(part, Split) and axis not in self.step.exchange.apart
+        )
+        order = sorted(range(len(flat)), key=lambda k: source.local_slices(self.members[k])[dim].start)
+        if dim == 0 and order == list(range(len(flat))):  # they lie as they came
+            return flat.flatten(0, 1)
+        return torch.cat([flat[k] for k in order], dim)
 
 
 def _read(buffer: torch.Tensor, region: Region) -> torch.Tensor:
@@ -144,7 +151,7 @@ def _write(buffer: torch.Tensor, region: Region, values: torch.Tensor, first: bo
 @functools.lru_cache(maxsize=256)
 def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
     made = []
-    for step in plan.steps:
+    for step in _steps(plan):
         source, target = step.exchange.source, step.exchange.target
         members = _parties(step, plan.ranks)[rank]
         native = step.kind if step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides) else None
@@ -166,6 +173,29 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
                 target_shape is not None and filled == math.prod(target_shape),
             )
         )
+    return tuple(made)
+
+
+@functools.lru_cache(maxsize=256)
+def _steps(plan: BoxingPlan) -> tuple[Step, ...]:
+    """The steps; what is gathered along several axes is gathered along one after the other, inner first.
+
+    A rank receives the same bytes, gloo's groups are smaller, and less has to be put into its place.
+    """
+    made: list[Step] = []
+    for step in plan.steps:
+        source, target = step.exchange.source, step.exchange.target
+        if step.kind != "all_gather" or not source.divides:
+            made.append(step)
+            continue
+        at = list(source.nd_sbp)
+        for axis in reversed(range(len(at))):
+            if at[axis] != target.nd_sbp[axis]:
+                before = Layout(source.placement, tuple(at), source.shape)
+                at[axis] = target.nd_sbp[axis]
+                gather = named_step(before, Layout(source.placement, tuple(at), source.shape))
+                assert gather is not None
+                made.append(gather)
     return tuple(made)
 
 
@@ -231,7 +261,7 @@ def _communicates(step: Step, ranks: tuple[int, ...]) -> bool:
 
 def _make_groups(plan: BoxingPlan) -> None:
     """Make the groups of a plan that are not there yet: torch wants every rank of the world there, in one order."""
-    for step in plan.steps:
+    for step in _steps(plan):
         if not _communicates(step, plan.ranks):
             continue
         for members in dict.fromkeys(_parties(step, plan.ranks).values()):

@@ -27,7 +27,7 @@ def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
     """Of all ranks."""
     if world().size == 1:
         return dict(facts)
-    sequence.check("kf.to_global of local tensors")
+    sequence.check("agreeing on a seed or on local tensors")
     found: list[Any] = [None] * world().size
     torch.distributed.all_gather_object(found, dict(facts))
     return {rank: fact for part in found for rank, fact in part.items()}

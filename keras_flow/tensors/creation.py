@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -158,17 +159,18 @@ def _drawn(
 
 
 def _seed(seed: Any) -> tuple[int, int]:
-    """Seed and stream. A `keras.random.SeedGenerator` moves on with each draw."""
+    """Seed and stream. A `keras.random.SeedGenerator` moves on with each draw; without a seed rank 0 draws one."""
     import keras
 
     if isinstance(seed, keras.random.SeedGenerator):
         number, stream = np.asarray(keras.ops.convert_to_numpy(seed.next())).tolist()
         return number, stream
-    if seed is None:
-        raise FlowError(
-            "random global tensors need seed=, a whole number or a keras.random.SeedGenerator: every process must draw "
-            "the same values"
-        )
+    if seed is None and is_described():
+        return 0, 0
+    if seed is None:  # `keras.utils.set_random_seed` seeds Python's generator too
+        drawn = {rank: random.getrandbits(63) for rank in engine.local_ranks()}
+        agreed = engine.tensor_engine().agree_on(drawn)
+        return agreed[min(agreed)], 0
     return int(seed), 0
 
 

@@ -59,7 +59,7 @@ class GlobalTensor:
     def __init__(self, layout: Layout, dtype: str, shards: Mapping[int, object]):
         self.layout = layout
         self.dtype = dtype
-        self._shards = dict(shards)
+        self._shards = shards
 
     # ---- what it is
 
