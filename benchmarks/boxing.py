@@ -1,6 +1,7 @@
 """Changing the layout of a tensor: keras_flow's executors against what each engine does itself, in bytes and time.
 
     python -m benchmarks.boxing [--backends jax,tensorflow,torch] [--hierarchies 2x2,2x4] [--megabytes 1,16,64]
+    python -m benchmarks.boxing --pairs 60 --megabytes 64 --add      # a sample of pairs, beside what was measured before
 
 Every pair of layouts over {S(0), S(1), B, P} on each hierarchy. The ways take turns, so that their ratios hold when the
 machine's speed drifts; a time is the median of the rounds, on the slowest rank. Bytes are received bytes, summed over
@@ -34,15 +35,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--backends", default="jax,tensorflow,torch")
     parser.add_argument("--hierarchies", default="2x2,2x4")
     parser.add_argument("--megabytes", default="1,16,64", help="sizes of the logical tensor, float32")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pairs", type=int, default=0, help="a fixed random sample of so many pairs; 0: all")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what --out has of other engines, hierarchies and sizes"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/boxing"))
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         return measure(options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    records = []
+    kept = options.out.with_suffix(".json")
+    records = json.loads(kept.read_text()) if options.add and kept.exists() else []
     for backend, hierarchy in itertools.product(options.backends.split(","), options.hierarchies.split(",")):
         # an engine has one number of ranks in a process
         part = options.out.with_name(f"{options.out.name}-{backend}-{hierarchy}.json")
@@ -53,9 +58,11 @@ def main(arguments: list[str]) -> int:
             if backend == "tensorflow":  # before TensorFlow is imported
                 environment |= {"TF_DUMP_GRAPH_PREFIX": folder, "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
             subprocess.run(command, check=True, env=environment)
-        records += json.loads(part.read_text())
+        found = json.loads(part.read_text())
         part.unlink()
-        options.out.with_suffix(".json").write_text(json.dumps(records))
+        new = {_group(record) for record in found}
+        records = sorted([record for record in records if _group(record) not in new] + found, key=_group)
+        kept.write_text(json.dumps(records))
     text = table(records)
     options.out.with_suffix(".md").write_text(text)
     plot(records, options.out.with_suffix(".png"))
@@ -170,11 +177,12 @@ def table(records: list[dict]) -> str:
     return "\n".join([*lines, "", title, "", *notes, ""])
 
 
+def _group(record: dict) -> tuple[str, str, float]:
+    return record["backend"], record["hierarchy"], record["megabytes"]
+
+
 def _grouped(records: list[dict]) -> list[tuple[tuple, list[dict]]]:
-    groups: dict[tuple, list[dict]] = {}
-    for record in records:
-        groups.setdefault((record["backend"], record["hierarchy"], record["megabytes"]), []).append(record)
-    return list(groups.items())
+    return [(group, list(found)) for group, found in itertools.groupby(records, key=_group)]
 
 
 def _row(both: list[dict], rival: str, size: float) -> str:
