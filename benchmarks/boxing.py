@@ -1,7 +1,7 @@
 """Changing the layout of a tensor: keras_flow's executors against what each engine does itself, in bytes and time.
 
     python -m benchmarks.boxing [--backends jax,tensorflow,torch] [--hierarchies 2x2,2x4] [--megabytes 1,16,64]
-    python -m benchmarks.boxing --pairs 60 --megabytes 64 --add      # a sample of pairs, beside what was measured before
+    python -m benchmarks.boxing --pairs 60 --megabytes 64 --add    # a sample, beside what was measured before
 
 Every pair of layouts over {S(0), S(1), B, P} on each hierarchy. The ways take turns, so that their ratios hold when the
 machine's speed drifts; a time is the median of the rounds, on the slowest rank. Bytes are received bytes, summed over
@@ -37,9 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--megabytes", default="1,16,64", help="sizes of the logical tensor, float32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pairs", type=int, default=0, help="a fixed random sample of so many pairs; 0: all")
-    parser.add_argument(
-        "--add", action="store_true", help="keep what --out has of other engines, hierarchies and sizes"
-    )
+    parser.add_argument("--add", action="store_true", help="keep what --out has of others")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/boxing"))
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
