@@ -12,17 +12,10 @@ from keras import initializers
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from keras_flow.backends import weights_files
+from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
-
-#: initialisers that XLA partitions element by element: each device draws its own part
-_BY_ELEMENT = (
-    initializers.RandomUniform,
-    initializers.RandomNormal,
-    initializers.TruncatedNormal,
-    initializers.VarianceScaling,
-)
 
 
 def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
@@ -31,10 +24,10 @@ def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape:
 
 
 def initialize(original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]) -> None:
-    """Hook: constants are made shard by shard, without a program to compile for each; an initialiser that needs the
-    whole value (Orthogonal, a user's own) makes it once, in host memory."""
+    """Hook: constants are made shard by shard, random values too; an initialiser that needs the whole value
+    (Orthogonal, a user's own) makes it once, in host memory."""
     distribution = active()
-    if distribution is None or isinstance(initializer, _BY_ELEMENT):
+    if distribution is None:
         return original(variable, initializer)
     if variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
@@ -48,6 +41,12 @@ def initialize(original: Callable[..., None], variable: keras.Variable, initiali
         variable._value = jax.make_array_from_callback(variable._shape, sharding, lambda index: part, dtype=part.dtype)
         return None
     if layout.placed.layout.is_broadcast:
+        return original(variable, initializer)
+    value = creation.drawn(initializer, variable._shape, variable._dtype, sharding)
+    if value is not None:
+        variable._value = value
+        return None
+    if isinstance(initializer, creation.DRAWN):
         return original(variable, initializer)
     with jax.default_device(jax.devices("cpu")[0]):
         value = np.asarray(initializer(variable._shape, dtype=variable._dtype))

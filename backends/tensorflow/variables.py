@@ -45,12 +45,17 @@ def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
 def pack(
     components: Sequence[tf.Tensor | np.ndarray], layout: dtensor.Layout, dtype: str | tf.DType | None = None
 ) -> tf.Tensor:
-    """A DTensor from the components of all ranks; each is copied to its own device only."""
+    """A DTensor from the components of all ranks; each is copied to its own device only.
+
+    A list of components is emptied on the way, so that they need not be held twice.
+    """
     with tf.init_scope():
         tensors = []
-        for component, device in zip(components, layout.mesh.local_devices(), strict=True):
+        left = components if isinstance(components, list) else list(components)
+        for device in layout.mesh.local_devices():
             with tf.device(device):
-                tensors.append(tf.identity(tf.convert_to_tensor(component, dtype)))
+                tensors.append(tf.identity(tf.convert_to_tensor(left.pop(0), dtype)))
+        assert not left, f"{len(left)} components too many"
         return dtensor.pack(tensors, layout)
 
 

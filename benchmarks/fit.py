@@ -1,0 +1,221 @@
+"""Seconds of a training step: keras_flow's `fit` against one device and against what each engine offers.
+
+    python -m benchmarks.fit [--backends jax,tensorflow,torch] [--families mlp,cnn,transformer] [--sizes 0.1,1,10]
+
+Around the same Keras model, data and tensor parallel over two ranks: (a) plain `fit` on one device; (b) the engine's
+own way (a jitted step with shardings and `keras.distribution` on JAX, `MirroredStrategy` on TensorFlow, loops with
+DistributedDataParallel and with explicit collectives on torch); (c) on torch the same in plain modules. The ways take
+turns in one run, so that their ratios hold when the machine's speed drifts; medians of the rounds. Targets: at 1 and 10
+million parameters data parallel at most 1.0x of (b) and tensor parallel 1.1x, at 0.1 million 1.3x; a placement of one
+rank within 2 % of a plain `fit`, or within the spread of two plain ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+#: ways that are printed without a target
+UNTARGETED = ("DDP, plain modules", "collectives, plain modules")
+AGAIN = "one device, again"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", default="jax,tensorflow,torch")
+    parser.add_argument("--families", default="mlp,cnn,transformer")
+    parser.add_argument("--sizes", default="0.1,1,10", help="millions of parameters")
+    parser.add_argument("--kinds", default="data,tensor")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.25, help="about what an epoch on one device takes")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fit"))
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.one:
+        return worker(options)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    records = []
+    for backend in options.backends.split(","):
+        part = options.out.with_name(f"{options.out.name}-{backend}.json")
+        command = [sys.executable, "-m", "benchmarks.fit", *arguments, "--backends", backend, "--one", str(part)]
+        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        subprocess.run(command, check=True, env=environment)
+        records += json.loads(part.read_text())
+        part.unlink()
+    options.out.with_suffix(".json").write_text(json.dumps(records, indent=1))
+    text = table(records, options.ranks)
+    options.out.with_suffix(".md").write_text(text)
+    print(text)
+    return 0
+
+
+def worker(options: argparse.Namespace) -> int:
+    """One engine, in processes of its own."""
+    import keras_flow as kf
+
+    sizes = [float(size) for size in options.sizes.split(",")]
+    cases = list(itertools.product(options.families.split(","), sizes, options.kinds.split(",")))
+    found = kf.run(run, devices=options.ranks, args=(options.backends, cases, options.rounds, options.seconds))
+    Path(options.one).write_text(json.dumps(found))
+    return 0
+
+
+def run(backend: str, cases: list[tuple], rounds: int, seconds: float) -> list[dict]:
+    """On every rank: each case in turn."""
+    import keras
+    from rich.progress import track
+
+    import keras_flow as kf
+    from keras_flow.backends.active import backend as active_backend
+
+    kf.init(kf.env.get_world_size())
+    here = 0 in active_backend().world().local_ranks
+    records = []
+    for family, size, kind in track(cases, f"{backend}, {kf.env.get_world_size()} ranks", disable=not here):
+        keras.utils.clear_session(free_memory=True)
+        records.append(_case(backend, family, size, kind, rounds, seconds))
+    return records
+
+
+def _case(backend: str, family: str, size: float, kind: str, rounds: int, seconds: float) -> dict:
+    import contextlib
+
+    from benchmarks import fit_ways
+    from benchmarks.fit_models import data
+
+    size = int(size) if size == int(size) else size
+    steps = _agreed(backend, lambda: _steps(family, size, seconds))
+    x, y = data(family, steps)
+    alone = {fit_ways.PLAIN: lambda: fit_ways.fit(family, size, x, y, contextlib.nullcontext())}
+    if kind == "data":
+        alone[AGAIN] = alone[fit_ways.PLAIN]
+        alone[fit_ways.ONE_RANK] = lambda: fit_ways.one_rank(family, size, x, y)
+    ways = {name: _alone(backend, make) for name, make in alone.items()}
+    ways |= fit_ways.WAYS[backend](family, size, kind, x, y)
+    ways[fit_ways.OURS] = fit_ways.ours(family, size, kind, x, y)
+    for epoch in ways.values():  # compiled, and warm
+        epoch()
+        epoch()
+    timed: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for name in itertools.islice(itertools.cycle(ways), turn, turn + len(ways)):
+            _settle(backend)
+            start = time.perf_counter()
+            ways[name]()
+            _settle(backend)
+            timed[name].append((time.perf_counter() - start) / steps)
+    return {"backend": backend, "family": family, "size": size, "kind": kind, "steps": steps, "seconds": timed}
+
+
+def _steps(family: str, size: float, seconds: float) -> int:
+    """Steps of about so many seconds on one device."""
+    import contextlib
+
+    from benchmarks import fit_ways
+    from benchmarks.fit_models import data
+
+    epoch = fit_ways.fit(family, size, *data(family, 4), contextlib.nullcontext())
+    epoch()
+    start = time.perf_counter()
+    epoch()
+    return max(3, min(40, round(seconds / ((time.perf_counter() - start) / 4))))
+
+
+def _alone(backend: str, make):
+    """On torch rank 0 alone trains, with all cores; the others wait."""
+    if backend != "torch":
+        return make()
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank():
+        return lambda: None
+    own, cores = torch.get_num_threads(), os.cpu_count() or 1
+    epoch = make()
+
+    def with_all_cores():
+        torch.set_num_threads(cores)
+        try:
+            return epoch()
+        finally:
+            torch.set_num_threads(own)
+
+    return with_all_cores
+
+
+def _agreed(backend: str, find) -> int:
+    """What rank 0 finds."""
+    if backend != "torch":
+        return find()
+    import torch.distributed as dist
+
+    found = [find() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
+def _settle(backend: str) -> None:
+    """Every rank waits for the others."""
+    if backend == "torch":
+        import torch.distributed as dist
+
+        dist.barrier()
+
+
+def table(records: list[dict], ranks: int) -> str:
+    """What was found, as Markdown."""
+    lines = [
+        "# Training steps",
+        "",
+        f"Written by `python -m benchmarks.fit`: {ranks} ranks, medians of interleaved rounds, milliseconds of a step;",
+        "in brackets least and most. A ratio is keras_flow's median by the other's.",
+        "",
+        "| engine, model, parameters | kind | ms: keras_flow | against | ms | ratio | target |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    missed, compared = [], 0
+    for record in records:
+        times = record["seconds"]
+        case = f"{record['backend']}, {record['family']}, {record['size']:g} M"
+        limit = 1.3 if record["size"] < 1 else {"data": 1.0, "tensor": 1.1}[record["kind"]]
+        for name, values in times.items():
+            if name in ("keras_flow", AGAIN):
+                continue
+            alone = name == "keras_flow, one rank"
+            of, against = (values, times["one device"]) if alone else (times["keras_flow"], values)
+            ratio = statistics.median(of) / statistics.median(against)
+            target = ""
+            if alone:
+                again = statistics.median(times[AGAIN]) / statistics.median(times["one device"])
+                least = max(1.02, again, 1 / again)
+                target = f"{least:.2f}"
+            elif name not in ("one device", *UNTARGETED):
+                least = limit
+                target = f"{limit:.1f}"
+            if target:
+                compared += 1
+                if ratio > least:
+                    target += " missed"
+                    missed.append(f"{case}, {record['kind']}, {name}: {ratio:.2f}")
+            kind = "one rank by plain" if alone else record["kind"]
+            name = "one device" if alone else name
+            lines.append(f"| {case} | {kind} | {_ms(of)} | {name} | {_ms(against)} | {ratio:.2f} | {target} |")
+    lines += ["", f"Targets missed: {len(missed)} of {compared}.", "", *(f"- {one}" for one in missed), ""]
+    return "\n".join(lines)
+
+
+def _ms(values: list[float]) -> str:
+    low, middle, high = (1000 * value for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
