@@ -26,10 +26,11 @@ def flow_is_active(*args: object, **kwargs: object) -> bool:
 
 
 def is_placed(variable: object, *args: object, **kwargs: object) -> bool:
-    """The condition for methods of variables: the variable carries a keras_flow layout."""
+    """The condition for methods of variables: the variable carries a keras_flow layout over several ranks."""
     from keras_flow.distributions.placed import placed_layout
 
-    return placed_layout(variable) is not None
+    layout = placed_layout(variable)
+    return layout is not None and not layout.distribution.has_one_rank
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from keras import tree
+from keras.src.distribution import distribution_lib
 
 from keras_flow.backends import described, weights_files
 from keras_flow.backends.active import backend
@@ -46,12 +47,27 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
         if model.built:
             _check(model, distribution)
         try:
+            if distribution.has_one_rank and model.built:
+                with _keras_alone(distribution):
+                    return original(model, *args, **kwargs)
             with distribution.uneven_notice.expecting(_batch_size(original, model, args, kwargs)):
                 return original(model, *args, **kwargs)
         except BaseException as error:
             backend().recover(model)
             _raise_collected(model, distribution, error)
             raise
+
+
+@contextmanager
+def _keras_alone(distribution: FlowDistribution) -> Iterator[None]:
+    """One rank has nothing to share: no distribution holds while its loop runs, so that no hook is in its steps."""
+    held = distribution_lib.distribution()
+    distribution_lib.set_distribution(None)
+    try:
+        with backend().on_rank(distribution.placement.ranks[0]):
+            yield
+    finally:
+        distribution_lib.set_distribution(held)
 
 
 def _batch_size(

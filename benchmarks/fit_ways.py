@@ -8,6 +8,7 @@ DistributedDataParallel and with explicit collectives on torch; on torch the sam
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ Epoch = Callable[[], object]
 #: name -> the epoch
 Ways = dict[str, Epoch]
 
-PLAIN, OURS, ONE_RANK = "one device", "keras_flow", "keras_flow, one rank"
+_strategies = itertools.count(1)
 
 
 def fit(family: str, size: float, x: np.ndarray, y: np.ndarray, scope: contextlib.AbstractContextManager) -> Epoch:
@@ -149,7 +150,10 @@ def tensorflow_ways(family: str, size: float, kind: str, x: np.ndarray, y: np.nd
 
     if kind == "tensor":
         return {}
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{rank}" for rank in range(kf.env.get_world_size())])
+    # collectives of two strategies in one process are told apart by this number only
+    base = {"_collective_key_base": 1000 * next(_strategies)}
+    made = type("MirroredStrategy", (tf.distribute.MirroredStrategy,), base)
+    strategy = made([f"CPU:{rank}" for rank in range(kf.env.get_world_size())])
     return {"MirroredStrategy": fit(family, size, x, y, strategy.scope())}
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 PARTS = {
     "explain": {backend: f"tests.explain.counting.{backend}" for backend in ("jax", "tensorflow", "torch")},
     "engine": {"tensorflow": "tests.backends.tensorflow.programs", "torch": "tests.backends.torch.checks"},
+    "steps": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.steps.worker"),
     "files": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.backends.large_files"),
     "examples": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.small_examples"),
     "tensors": dict.fromkeys(("numpy", "jax", "tensorflow", "torch"), "tests.tensors.worker"),

@@ -46,14 +46,13 @@ def drawn(
     initializer: Callable[..., object], shape: tuple[int, ...], dtype: str, sharding: Sharding
 ) -> jax.Array | None:
     """The value of a new variable, or None where it cannot be drawn in blocks: then XLA partitions the whole draw."""
-    config = jax.config
     if (
         not isinstance(initializer, DRAWN)
         or dtype != "float32"
         or not shape
         or not 0 < math.prod(shape) < 2**32
-        or config.jax_default_prng_impl != "threefry2x32"
-        or not config.jax_threefry_partitionable
+        or jax.config.jax_default_prng_impl != "threefry2x32"  # pyright: ignore[reportAttributeAccessIssue]
+        or not jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
     ):
         return None
     draw = _draw_of(initializer, shape)

@@ -30,14 +30,14 @@ def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
         return False
     distribution = active()
     if distribution is not None and not layer.built:  # its variables are made in this call
-        return not mirrored.is_mirrored(distribution)
+        return mirrored.works_by_dtensor(distribution)
     return any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
 
 
 def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
     """`Layer.__call__` on plain values: they are laid as a batch, the result is the logical one as plain tensors."""
     distribution = distribution_of(layer)
-    assert distribution is not None and not mirrored.is_mirrored(distribution)  # its variables lie on a mesh
+    assert distribution is not None and mirrored.works_by_dtensor(distribution)  # its variables lie on a mesh
     flat = tree.flatten((args, kwargs))
     plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
     tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
@@ -74,7 +74,7 @@ def _from_mesh(output: object) -> object:
 def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
     """Condition: a convolution inside a step on a mesh."""
     distribution = active()
-    return distribution is not None and not mirrored.is_mirrored(distribution) and in_step()
+    return distribution is not None and mirrored.works_by_dtensor(distribution) and in_step()
 
 
 def convolve(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:

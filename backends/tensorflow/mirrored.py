@@ -22,6 +22,11 @@ from keras_flow.layout import balanced
 from keras_flow.placements import Placement
 
 
+def works_by_dtensor(distribution: FlowDistribution) -> bool:
+    """Whether variables lie on a mesh: not under a strategy, and not where there is one rank only."""
+    return not is_mirrored(distribution) and not distribution.has_one_rank
+
+
 def is_mirrored(distribution: FlowDistribution) -> bool:
     """Whether a distribution works by MirroredStrategy."""
     return distribution.strategy == "mirrored"

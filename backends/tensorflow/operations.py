@@ -32,7 +32,7 @@ def in_traced_step(*args: object, **kwargs: object) -> bool:
     if tf.executing_eagerly() or not in_step():
         return False
     distribution = active()
-    return distribution is not None and not mirrored.is_mirrored(distribution)
+    return distribution is not None and mirrored.works_by_dtensor(distribution)
 
 
 def captures_plain_tensor(graph: object, tensor: object, *args: object, **kwargs: object) -> bool:

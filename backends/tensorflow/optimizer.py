@@ -27,7 +27,7 @@ def described_key(original: Callable[..., object], optimizer: keras.Optimizer, v
 def on_dtensor(*args: object, **kwargs: object) -> bool:
     """Condition: the active distribution works by DTensor."""
     distribution = active()
-    return distribution is not None and not mirrored.is_mirrored(distribution)
+    return distribution is not None and mirrored.works_by_dtensor(distribution)
 
 
 def updates_dtensor(optimizer: keras.Optimizer, variable: object, value: object) -> bool:

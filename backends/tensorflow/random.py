@@ -21,7 +21,7 @@ def draws_in_step(*args: object, **kwargs: object) -> bool:
     distribution = active()
     return (
         distribution is not None
-        and not mirrored.is_mirrored(distribution)
+        and mirrored.works_by_dtensor(distribution)
         and in_step()
         and not creation.creating_values()
     )

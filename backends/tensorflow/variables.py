@@ -13,8 +13,9 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends import weights_files
 from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
-from keras_flow.distributions.distribution import active
+from keras_flow.distributions.distribution import FlowDistribution, active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
 
 _Part = TypeVar("_Part")
@@ -119,6 +120,8 @@ def initialize_with_initializer(
     placed = _layout_for(variable)
     if mirrored.is_mirrored(placed.distribution):
         return mirrored.create(original, variable, initializer, placed)
+    if placed.distribution.has_one_rank:
+        return _create_plain(original, variable, initializer, placed)
     layout = layout_on(placed.placed.layout, view_of(placed.distribution))
     components = creation.components(initializer, tuple(variable._shape), variable._dtype, placed, layout)
     _set_value(variable, pack(components, layout, variable._dtype), placed)
@@ -135,9 +138,26 @@ def initialize(original: Callable[..., object], variable: keras.Variable, value:
     placed = _layout_for(variable)
     if mirrored.is_mirrored(placed.distribution):
         return mirrored.create(original, variable, value, placed)
+    if placed.distribution.has_one_rank:
+        return _create_plain(original, variable, value, placed)
     layout = layout_on(placed.placed.layout, view_of(placed.distribution))
     _set_value(variable, from_host(_host(value), layout, variable._dtype), placed)
     return None
+
+
+def _device_of(distribution: FlowDistribution) -> str:
+    """The device of a placement of one rank."""
+    return rank_devices()[distribution.placement.ranks[0]]
+
+
+def _create_plain(
+    original: Callable[..., object], variable: keras.Variable, value: object, placed: PlacedLayout
+) -> object:
+    """A variable of a placement of one rank: Keras's own, on the device of the rank."""
+    with tf.init_scope(), tf.device(_device_of(placed.distribution)):
+        result = original(variable, value)
+    variable._layout = placed
+    return result
 
 
 def _is_known(value: object) -> bool:
@@ -277,6 +297,13 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
         mirrored.place(variable, layout)
         if mirrored.is_mirrored(layout.distribution):
             return
+    if layout.distribution.has_one_rank:
+        key = variable._value._unique_id  # optimizers find their slots by it
+        with tf.device(_device_of(layout.distribution)):
+            mirrored.place(variable, layout)
+        variable._value._unique_id = key
+        variable._layout = layout
+        return
     target = layout_on(layout.placed.layout, view_of(layout.distribution))
     old = variable._value
     if isinstance(old, dtensor.DVariable) and old.layout == target:
@@ -292,6 +319,6 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     if mirrored.is_mirrored_variable(value):
         return mirrored.shards(variable)
     if placed is None or not isinstance(value, dtensor.DVariable):
-        return {0: to_host(value)}
+        return {0 if placed is None else placed.distribution.placement.ranks[0]: to_host(value)}
     parts = dtensor.unpack(value.read_value())
     return {rank: part.numpy() for rank, part in zip(view_of(placed.distribution).ranks, parts, strict=True)}

@@ -116,6 +116,11 @@ class FlowDistribution(distribution_lib.Distribution):
         sizes = [self.placement.axis_size(axis) for axis in self.batch_axes]
         return int(np.prod(sizes)) if sizes else 1
 
+    @property
+    def has_one_rank(self) -> bool:
+        """Whether there is nothing to share: training then takes Keras's own data and step path."""
+        return self.placement.size == 1
+
     def get_variable_layout(self, variable: keras.Variable) -> PlacedLayout:
         """The layout of a variable being created; kept if it has one."""
         return placed_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))

@@ -56,6 +56,8 @@ def adopt(model: keras.Model, distribution: FlowDistribution) -> bool:
     Returns:
         Whether anything moved.
     """
+    if distribution.has_one_rank and _is_laid(model, distribution):
+        return False  # what Keras made since then lies where it should
     owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
     moved = False
     for variable in _all_variables(model):
@@ -70,6 +72,11 @@ def adopt(model: keras.Model, distribution: FlowDistribution) -> bool:
     if moved or relaid:
         backend().forget_steps(model)
     return moved or relaid
+
+
+def _is_laid(model: keras.Model, distribution: FlowDistribution) -> bool:
+    layouts = [placed_layout(variable) for variable in model.weights]
+    return _laid.get(model) == layouts and all(one is not None and one.distribution is distribution for one in layouts)
 
 
 def relay_layer(layer: keras.Layer) -> None:
