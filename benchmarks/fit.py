@@ -63,8 +63,13 @@ def worker(options: argparse.Namespace) -> int:
 
     sizes = [float(size) for size in options.sizes.split(",")]
     found = []
-    for ranks, kinds in ((1, {"one"}), (options.ranks, {"data", "tensor"})):
-        chosen = [kind for kind in options.kinds.split(",") if kind in kinds]
+    kinds = options.kinds.split(",")
+    # on torch one rank is a process of its own; elsewhere all ranks are devices of one process
+    jobs = (
+        [(1, {"one"}), (options.ranks, {"data", "tensor"})] if options.backends == "torch" else [(options.ranks, kinds)]
+    )
+    for ranks, of_job in jobs:
+        chosen = [kind for kind in kinds if kind in of_job]
         cases = list(itertools.product(options.families.split(","), sizes, chosen))
         if cases:
             found += kf.run(run, devices=ranks, args=(options.backends, cases, options.rounds, options.seconds))

@@ -70,12 +70,27 @@ def main() -> dict[str, dict]:
 
     results = {}
     for name, layout, distribution in models.all_layouts():
-        before = set(_folder.glob("*after_optimizations.txt"))
+        before = set(_folder.iterdir())
         with distribution.scope():
             model = models.compiled(name)
-            said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+            said = distribution.explain(model, models.BATCH)
             model.train_on_batch(*models.data(name))
-        new = sorted(set(_folder.glob("*after_optimizations.txt")) - before)
-        counted = [found for path in new for found in collectives(path.read_text())]
-        results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+        new = sorted(set(_folder.iterdir()) - before)
+        counted = [
+            found
+            for path in new
+            if path.name.endswith("after_optimizations.txt")
+            for found in collectives(path.read_text())
+        ]
+        results[f"{name} {layout}"] = {
+            "explained": said.as_json()["collectives"],
+            "counted": counted,
+            "peak explained": said.memory[0].total,
+            "peak": max(_total(path.read_text()) for path in new if "memory-usage-report" in path.name),
+        }
     return results
+
+
+def _total(report: str) -> int:
+    """Bytes that XLA's buffer assignment gives a program on one device: arguments, results and temporaries."""
+    return int(re.search(r"Total bytes: (\d+)", report)[1])  # type: ignore[index]
