@@ -76,12 +76,7 @@ def main() -> dict[str, dict]:
             said = distribution.explain(model, models.BATCH)
             model.train_on_batch(*models.data(name))
         new = sorted(set(_folder.iterdir()) - before)
-        counted = [
-            found
-            for path in new
-            if path.name.endswith("after_optimizations.txt")
-            for found in collectives(path.read_text())
-        ]
+        programs = [path.read_text() for path in new if path.name.endswith("after_optimizations.txt")]
         results[f"{name} {layout}"] = {
             "explained": said.as_json()["collectives"],
             "counted": [found for text in programs for found in collectives(text)],
