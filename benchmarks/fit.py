@@ -36,21 +36,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.4, help="about what an epoch on one device takes")
+    parser.add_argument("--add", action="store_true", help="keep what --out has of other cases")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fit"))
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         return worker(options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    records = []
+    kept = options.out.with_suffix(".json")
+    records = json.loads(kept.read_text()) if options.add and kept.exists() else []
     for backend in options.backends.split(","):
         part = options.out.with_name(f"{options.out.name}-{backend}.json")
         command = [sys.executable, "-m", "benchmarks.fit", *arguments, "--backends", backend, "--one", str(part)]
         environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
         subprocess.run(command, check=True, env=environment)
-        records += json.loads(part.read_text())
+        found = json.loads(part.read_text())
         part.unlink()
-    options.out.with_suffix(".json").write_text(json.dumps(records, indent=1))
+        new = {_case_of(record) for record in found}
+        records = sorted([record for record in records if _case_of(record) not in new] + found, key=_case_of)
+        kept.write_text(json.dumps(records, indent=1))
     text = table(records, options.ranks)
     options.out.with_suffix(".md").write_text(text)
     print(text)
@@ -186,6 +190,10 @@ def _has_peers(backend: str) -> bool:
     import keras_flow as kf
 
     return backend == "torch" and kf.env.get_world_size() > 1
+
+
+def _case_of(record: dict) -> tuple:
+    return record["backend"], record["kind"], record["family"], record["size"]
 
 
 def table(records: list[dict], ranks: int) -> str:
