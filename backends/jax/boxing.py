@@ -105,10 +105,10 @@ class _Program:
             if array.shape == self.shape_of_all and array.sharding == self.sharding:
                 return array
         like = next(iter(shards.values()))
-        blocks = [self._block(rank, shards.get(rank), like) for rank in self.plan.ranks]
+        blocks = [self._block_of(rank, shards.get(rank), like) for rank in self.plan.ranks]
         return jax.make_array_from_single_device_arrays(self.shape_of_all, self.sharding, blocks)
 
-    def _block(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
+    def _block_of(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
         """The block of a rank."""
         if shard is not None and shard.shape == self.source_block:
             here = self.devices[rank]
