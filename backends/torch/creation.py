@@ -66,11 +66,11 @@ def constant_piece(
     initializer: object, shape: tuple[int, ...], dtype: str, mesh: DeviceMesh, placements: layouts.TorchPlacements
 ) -> DTensor | None:
     """This rank's piece of zeros, ones or a scalar constant; None for other initialisers."""
-    if isinstance(initializer, initializers.Zeros):
+    if type(initializer) is initializers.Zeros:
         value = 0.0
-    elif isinstance(initializer, initializers.Ones):
+    elif type(initializer) is initializers.Ones:
         value = 1.0
-    elif isinstance(initializer, initializers.Constant) and isinstance(initializer.value, int | float):
+    elif type(initializer) is initializers.Constant and isinstance(initializer.value, int | float):
         value = initializer.value
     else:
         return None

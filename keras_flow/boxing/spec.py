@@ -92,7 +92,7 @@ class BoxingPlan:
     target: Layout
     dtype: str
     steps: tuple[Step, ...]
-    chosen: str = field(default="bytes, then steps", compare=False)
+    chosen: str = field(default="bytes, then the load of the most loaded rank", compare=False)
 
     @cached_property
     def itemsize(self) -> int:

@@ -21,7 +21,8 @@ def run(*arguments: str) -> str:
 
 def test_plan_in_words():
     out = run("S(0),B", "B,S(1)", "--shape", "4096,4096", "--hierarchy", "2,4")
-    assert "exchange: S(0),B -> B,S(1)" in out
+    assert "local_slice in groups along axis1: S(0),B -> S(0),S(1)" in out
+    assert "all_gather in groups along axis0: S(0),S(1) -> B,S(1)" in out
     assert "67.11 MB by all ranks together (at the lower bound), at most 8.389 MB by one" in out
     assert "modelled time: " in out
 

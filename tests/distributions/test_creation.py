@@ -74,19 +74,22 @@ def test_values_of_one_device_bit_by_bit(initializer: object, sent: list) -> Non
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_initialiser_by_element_is_only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initialiser_by_element_is_drawn_in_blocks_or_only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    original = keras.initializers.RandomUniform.__call__
 
-    def spy(self: object, *args: object, **kwargs: object) -> object:
-        made.append(value := original(self, *args, **kwargs))
-        return value
+    class Own(keras.initializers.RandomUniform):
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            made.append(value := super().__call__(*args, **kwargs) + 1.0)
+            return value
 
-    monkeypatch.setattr(keras.initializers.RandomUniform, "__call__", spy)
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.initializers.RandomUniform, "__call__", lambda *args, **kwargs: pytest.fail("made whole"))
+        with programs.tensor_parallel().scope():
+            model_with(keras.initializers.RandomUniform())
     with programs.tensor_parallel().scope():
-        model_with(keras.initializers.RandomUniform())
-    assert len(made) == 1
-    assert isinstance(made[0], jax.core.Tracer)
+        model = model_with(Own())
+    assert len(made) == 1 and isinstance(made[0], jax.core.Tracer)
+    assert np.asarray(programs.variable(model, "hidden/kernel").value).min() > 0.9
 
 
 def test_set_and_loaded_weights_go_slice_by_slice(tmp_path: Path, sent: list) -> None:

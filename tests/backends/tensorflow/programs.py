@@ -16,11 +16,19 @@ from keras_flow.backends.active import backend
 S = kf.sbp.split
 
 
+@keras.saving.register_keras_serializable()
+class Shifted(keras.initializers.RandomNormal):
+    """A user's own: a draw of Keras's, and more."""
+
+    def __call__(self, shape, dtype=None):
+        return super().__call__(shape, dtype) + 1.0
+
+
 def created_sharded() -> None:
     """Shards have the values of one device, and no draw is as large as the variable."""
     from keras_flow.backends.tensorflow import creation
 
-    made = ("glorot_uniform", "he_normal", "random_normal", "orthogonal", "zeros", "ones")
+    made = ("glorot_uniform", "he_normal", "random_normal", "orthogonal", "zeros", "ones", Shifted)
     shapes = ((64, 24), (12, 20), (8, 4, 12))
     expected = {}
     for name in made:

@@ -60,7 +60,12 @@ def created_in_pieces_with_the_bits_of_one_device() -> None:
 
     import keras_flow as kf
 
+    class Shifted(keras.initializers.RandomNormal):
+        def __call__(self, shape, dtype=None):
+            return super().__call__(shape, dtype) + 1.0
+
     makers = (
+        Shifted,
         keras.initializers.GlorotUniform,
         keras.initializers.HeNormal,
         keras.initializers.RandomNormal,
