@@ -15,16 +15,15 @@ import argparse
 import itertools
 import json
 import math
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.boxing_ways import OURS
+from benchmarks.parts import measured_apart, with_new
 
 #: the classes of pairs, by where summands are
 CLASSES = ("no P", "P to S, B", "to P")
@@ -47,19 +46,13 @@ def main(arguments: list[str]) -> int:
     kept = options.out.with_suffix(".json")
     records = json.loads(kept.read_text()) if options.add and kept.exists() else []
     for backend, hierarchy in itertools.product(options.backends.split(","), options.hierarchies.split(",")):
-        # an engine has one number of ranks in a process
-        part = options.out.with_name(f"{options.out.name}-{backend}-{hierarchy}.json")
-        command = [sys.executable, "-m", "benchmarks.boxing", *arguments, "--backends", backend]
-        command += ["--hierarchies", hierarchy, "--one", str(part)]
-        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        one = [*arguments, "--hierarchies", hierarchy]  # an engine has one number of ranks in a process
         with tempfile.TemporaryDirectory() as folder:
-            if backend == "tensorflow":  # before TensorFlow is imported
-                environment |= {"TF_DUMP_GRAPH_PREFIX": folder, "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
-            subprocess.run(command, check=True, env=environment)
-        found = json.loads(part.read_text())
-        part.unlink()
-        new = {_group(record) for record in found}
-        records = sorted([record for record in records if _group(record) not in new] + found, key=_group)
+            # read by TensorFlow as it is imported
+            dumps = {"TF_DUMP_GRAPH_PREFIX": folder, "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
+            environment = dumps if backend == "tensorflow" else {}
+            found = measured_apart("benchmarks.boxing", one, backend, options.out, environment)
+        records = with_new(records, found, _group)
         kept.write_text(json.dumps(records))
     text = table(records)
     options.out.with_suffix(".md").write_text(text)

@@ -17,10 +17,11 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from benchmarks.parts import measured_apart, with_new
 
 #: ways that are printed without a target
 UNTARGETED = ("DDP, plain modules", "collectives, plain modules")
@@ -46,14 +47,7 @@ def main(arguments: list[str]) -> int:
     kept = options.out.with_suffix(".json")
     records = json.loads(kept.read_text()) if options.add and kept.exists() else []
     for backend in options.backends.split(","):
-        part = options.out.with_name(f"{options.out.name}-{backend}.json")
-        command = [sys.executable, "-m", "benchmarks.fit", *arguments, "--backends", backend, "--one", str(part)]
-        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        subprocess.run(command, check=True, env=environment)
-        found = json.loads(part.read_text())
-        part.unlink()
-        new = {_case_of(record) for record in found}
-        records = sorted([record for record in records if _case_of(record) not in new] + found, key=_case_of)
+        records = with_new(records, measured_apart("benchmarks.fit", arguments, backend, options.out), _case_of)
         kept.write_text(json.dumps(records, indent=1))
     text = table(records, options.ranks)
     options.out.with_suffix(".md").write_text(text)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import tree
 
+from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.replica_math import Rows, rows_here
 from keras_flow.backends.tensorflow.row_interaction import refuse_what_mixes_rows
 from keras_flow.distributions.distribution import FlowDistribution, active
@@ -66,11 +68,17 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
 
 
 def create(original: Callable[..., object], variable: keras.Variable, value: object, placed: PlacedLayout) -> object:
-    """Make a variable with a copy on each replica."""
-    with tf.init_scope(), strategy_of(placed.distribution).scope():
+    """Make a variable that lies on no mesh: with a copy on each replica, or Keras's own on the device of one rank."""
+    with tf.init_scope(), _made_on(placed.distribution):
         result = original(variable, value)
     variable._layout = placed
     return result
+
+
+def _made_on(distribution: FlowDistribution) -> AbstractContextManager[object]:
+    if is_mirrored(distribution):
+        return strategy_of(distribution).scope()
+    return tf.device(rank_devices()[distribution.placement.ranks[0]])
 
 
 def place(variable: keras.Variable, layout: PlacedLayout) -> None:

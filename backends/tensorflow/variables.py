@@ -15,7 +15,7 @@ from keras_flow.backends import weights_files
 from keras_flow.backends.tensorflow import creation, mirrored
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
-from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import PlacedLayout, placed_layout
 
 _Part = TypeVar("_Part")
@@ -118,10 +118,8 @@ def initialize_with_initializer(
 ) -> object:
     """`Variable._initialize_with_initializer`: the shards are made, each for its rank, with one device's values."""
     placed = _layout_for(variable)
-    if mirrored.is_mirrored(placed.distribution):
+    if not mirrored.works_by_dtensor(placed.distribution):
         return mirrored.create(original, variable, initializer, placed)
-    if placed.distribution.has_one_rank:
-        return _create_plain(original, variable, initializer, placed)
     layout = layout_on(placed.placed.layout, view_of(placed.distribution))
     components = creation.components(initializer, tuple(variable._shape), variable._dtype, placed, layout)
     _set_value(variable, pack(components, layout, variable._dtype), placed)
@@ -136,28 +134,11 @@ def initialize(original: Callable[..., object], variable: keras.Variable, value:
         # Keras sets it later, the layout needs it now
         variable._shape = tuple(int(length) for length in cast("tuple[int, ...]", value.shape))
     placed = _layout_for(variable)
-    if mirrored.is_mirrored(placed.distribution):
+    if not mirrored.works_by_dtensor(placed.distribution):
         return mirrored.create(original, variable, value, placed)
-    if placed.distribution.has_one_rank:
-        return _create_plain(original, variable, value, placed)
     layout = layout_on(placed.placed.layout, view_of(placed.distribution))
     _set_value(variable, from_host(_host(value), layout, variable._dtype), placed)
     return None
-
-
-def _device_of(distribution: FlowDistribution) -> str:
-    """The device of a placement of one rank."""
-    return rank_devices()[distribution.placement.ranks[0]]
-
-
-def _create_plain(
-    original: Callable[..., object], variable: keras.Variable, value: object, placed: PlacedLayout
-) -> object:
-    """A variable of a placement of one rank: Keras's own, on the device of the rank."""
-    with tf.init_scope(), tf.device(_device_of(placed.distribution)):
-        result = original(variable, value)
-    variable._layout = placed
-    return result
 
 
 def _is_known(value: object) -> bool:
@@ -299,7 +280,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
             return
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
-        with tf.device(_device_of(layout.distribution)):
+        with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
             mirrored.place(variable, layout)
         variable._value._unique_id = key
         variable._layout = layout

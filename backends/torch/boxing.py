@@ -17,11 +17,10 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
-from keras_flow.boxing.chains import named_step
+from keras_flow.boxing.chains import axis_by_axis, named_step
 from keras_flow.boxing.pieces import WRITES, Piece, Transfer
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
-from keras_flow.layout import Layout
 from keras_flow.sbp import Split
 
 #: where the elements of a piece lie in a shard: the region, and start and stop in it
@@ -188,14 +187,10 @@ def _steps(plan: BoxingPlan) -> tuple[Step, ...]:
         if step.kind != "all_gather" or not source.divides:
             made.append(step)
             continue
-        at = list(source.nd_sbp)
-        for axis in reversed(range(len(at))):
-            if at[axis] != target.nd_sbp[axis]:
-                before = Layout(source.placement, tuple(at), source.shape)
-                at[axis] = target.nd_sbp[axis]
-                gather = named_step(before, Layout(source.placement, tuple(at), source.shape))
-                assert gather is not None
-                made.append(gather)
+        for before, after in axis_by_axis(source, target, reversed(range(source.placement.ndim))):
+            gather = named_step(before, after)
+            assert gather is not None
+            made.append(gather)
     return tuple(made)
 
 

@@ -9,6 +9,7 @@ import functools
 import heapq
 import itertools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -32,6 +33,16 @@ def named_step(source: Layout, target: Layout) -> Step | None:
         return None
     exchange = Exchange(source, target, _unchanged(source, target))
     return Step(kind, exchange.phases, exchange)
+
+
+def axis_by_axis(source: Layout, target: Layout, order: Iterable[int]) -> list[tuple[Layout, Layout]]:
+    """The layouts before and after each change of one axis, in this order; axes that do not change are left out."""
+    stations, at = [source], list(source.nd_sbp)
+    for axis in order:
+        if at[axis] != target.nd_sbp[axis]:
+            at[axis] = target.nd_sbp[axis]
+            stations.append(Layout(source.placement, tuple(at), source.shape))
+    return list(itertools.pairwise(stations))
 
 
 def chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
@@ -77,8 +88,7 @@ def by_collectives(plan: BoxingPlan) -> BoxingPlan:
 
     For engines whose own collectives are faster than an exchange of slices.
     """
-    one, other = plan.source.placement, plan.target.placement
-    if one.ranks != other.ranks or one.hierarchy != other.hierarchy or all(s.kind != "exchange" for s in plan.steps):
+    if not Exchange(plan.source, plan.target).same_placement or all(step.kind != "exchange" for step in plan.steps):
         return plan
     steps = chain(plan.source, plan.target)
     made = None if steps is None else BoxingPlan(plan.source, plan.target, plan.dtype, steps, plan.chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from keras_flow.boxing.chains import COUNTED, chain, is_uniform, named_step
+from keras_flow.boxing.chains import COUNTED, axis_by_axis, chain, is_uniform, named_step
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.shares import balanced_exchange
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -63,20 +63,21 @@ def _name(dtype: object) -> str:
 
 def _direct(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
     """The plan that receives the fewest bytes."""
-    one, other = source.placement, target.placement
-    same = one.ranks == other.ranks and one.hierarchy == other.hierarchy
+    same = Exchange(source, target).same_placement
     if same and source.nd_sbp == target.nd_sbp:
         return BoxingPlan(source, target, dtype, ())
     if same:
         found = _collective(source, target)
         if found is not None:
             return BoxingPlan(source, target, dtype, (found,))
-        steps = chain(source, target)
-        if steps is not None:
-            of_collectives = BoxingPlan(source, target, dtype, steps)
-            if is_uniform(steps) or of_collectives.most_loaded <= _of_slices(source, target, dtype).most_loaded:
-                return of_collectives
-    return _of_slices(source, target, dtype)
+    steps = chain(source, target) if same else None
+    if steps is None:
+        return _of_slices(source, target, dtype)
+    of_collectives = BoxingPlan(source, target, dtype, steps)
+    if is_uniform(steps):
+        return of_collectives
+    of_slices = _of_slices(source, target, dtype)
+    return of_collectives if of_collectives.most_loaded <= of_slices.most_loaded else of_slices
 
 
 def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
@@ -129,23 +130,15 @@ def _chains(source: Layout, target: Layout) -> list[tuple[Step, ...]]:
     """Chains of steps that change one axis at a time, in every order of the axes, for one placement."""
     import itertools
 
-    one, other = source.placement, target.placement
-    if one.ranks != other.ranks or one.hierarchy != other.hierarchy:
+    if not Exchange(source, target).same_placement:
         return []
     changed = [axis for axis, (a, b) in enumerate(zip(source.nd_sbp, target.nd_sbp, strict=True)) if a != b]
     if len(changed) < 2:
         return []
-    chains = []
-    for order in itertools.permutations(changed):
-        steps: list[Step] = []
-        at = list(source.nd_sbp)
-        for axis in order:
-            before = Layout(one, tuple(at), source.shape)
-            at[axis] = target.nd_sbp[axis]
-            after = Layout(one, tuple(at), source.shape)
-            steps.append(_alone(before, after))
-        chains.append(tuple(steps))
-    return chains
+    return [
+        tuple(_alone(before, after) for before, after in axis_by_axis(source, target, order))
+        for order in itertools.permutations(changed)
+    ]
 
 
 def _alone(source: Layout, target: Layout) -> Step:

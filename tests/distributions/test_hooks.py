@@ -14,6 +14,7 @@ import keras_flow as kf
 from keras_flow.backends import hooking, keras_hooks
 from keras_flow.backends.active import backend
 from tests.distributions import programs
+from tests.hooks import wrapped
 
 HOOKS = [*keras_hooks.hooks(), *backend().hooks()]
 
@@ -27,16 +28,6 @@ def test_each_names_a_target_and_says_why(hook: hooking.Hook) -> None:
     for other in hook.also:
         module, _, name = other.partition(":")
         assert callable(getattr(importlib.import_module(module), name))
-
-
-def wrapped(hook: hooking.Hook) -> list[hooking.Hook]:
-    """The hooks on a hook's target, outermost first."""
-    owner, attribute = hooking._owner(hook.module, hook.name)
-    target, found = getattr(owner, attribute), []
-    while hasattr(target, "keras_flow_hook"):
-        found.append(target.keras_flow_hook)
-        target = target.__wrapped__
-    return found
 
 
 def test_installed_once() -> None:

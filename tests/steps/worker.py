@@ -14,6 +14,7 @@ import numpy as np
 import keras_flow as kf
 from keras_flow.backends import hooking, keras_hooks
 from keras_flow.backends.active import backend
+from tests.hooks import wrapped
 
 BATCH = 8
 SHORT, LONG = 3, 11
@@ -81,24 +82,11 @@ def counting() -> Iterator[None]:
     """Count calls of hooks, and what the engine compiles, copies between host and devices, and communicates."""
     kf.DataParallel(kf.Placement([0], axis_names=("data",)))  # installs the hooks
     with contextlib.ExitStack() as stack:
-        for hook in _installed():
+        every = [one for hook in (*backend().hooks(), *keras_hooks.hooks()) for one in wrapped(hook)]
+        for hook in {id(one): one for one in every}.values():  # several hooks may share a target
             stack.enter_context(_counted(hook))
         {"jax": _of_jax, "tensorflow": _of_tensorflow, "torch": _of_torch}[keras.backend.backend()](stack)
         yield
-
-
-def _installed() -> Iterator[hooking.Hook]:
-    """The hooks that wrap something, the inner ones of a name with several too."""
-    seen = set()
-    for hook in (*backend().hooks(), *keras_hooks.hooks()):
-        owner, name = hooking._owner(hook.module, hook.name)
-        function: Any = getattr(owner, name)
-        while function is not None:
-            found = getattr(function, "keras_flow_hook", None)
-            if found is not None and id(found) not in seen:
-                seen.add(id(found))
-                yield found
-            function = getattr(function, "__wrapped__", None)
 
 
 @contextlib.contextmanager

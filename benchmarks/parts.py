@@ -1,0 +1,29 @@
+"""What the benchmarks share that run each engine in processes of its own and keep all figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def measured_apart(
+    module: str, arguments: list[str], backend: str, out: Path, environment: Mapping[str, str] | None = None
+) -> list[dict]:
+    """The records of one engine: `python -m module ... --backends BACKEND --one FILE` writes them."""
+    part = out.with_name(f"{out.name}-{backend}-part.json")
+    command = [sys.executable, "-m", module, *arguments, "--backends", backend, "--one", str(part)]
+    engine = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run(command, check=True, env={**os.environ, **engine, **(environment or {})})
+    found = json.loads(part.read_text())
+    part.unlink()
+    return found
+
+
+def with_new(records: list[dict], found: list[dict], key: Callable[[dict], tuple]) -> list[dict]:
+    """The records, those of the same keys replaced by what was found; sorted by key."""
+    new = {key(record) for record in found}
+    return sorted([record for record in records if key(record) not in new] + found, key=key)
