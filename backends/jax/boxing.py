@@ -89,9 +89,9 @@ class _Program:
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
-        on_axes = plan.ranks == placement.ranks and all(step.exchange.same_placement for step in self.steps)
+        on_axes = plan.ranks == placement.ranks and all(s.exchange.same_placement or _is_alike(s) for s in self.steps)
         hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
-        self.axes = tuple(f"axis{axis}" for axis in range(len(hierarchy)))
+        self.axes = placement.axis_names if on_axes else ("ranks",)
         mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(hierarchy), self.axes)
         spec = PartitionSpec(self.axes)
         self.sharding = NamedSharding(mesh, spec)
@@ -141,7 +141,7 @@ class _Program:
         source, target = step.exchange.source, step.exchange.target
         values = held.reshape(source.local_shape(source.placement.ranks[0]))
         changed = [axis for axis in range(source.placement.ndim) if axis not in step.exchange.apart]
-        names = tuple(self.axes[axis] for axis in changed)
+        names = tuple(source.placement.axis_names[axis] for axis in changed)
         sizes = [source.placement.hierarchy[axis] for axis in changed]
         if step.kind == "all_reduce":
             values = lax.psum(values, names)
@@ -149,8 +149,12 @@ class _Program:
             blocks = lax.all_gather(values, names).reshape(*sizes, *values.shape)
             values = _joined(blocks, [_dim(source, axis) for axis in changed])
         if step.kind == "reduce_scatter":
-            blocks = _parted(values, [_dim(target, axis) for axis in changed], sizes)
-            values = lax.psum_scatter(blocks.reshape(-1, *blocks.shape[len(sizes) :]), names)
+            dims = [_dim(target, axis) for axis in changed]
+            if sizes == [2] and dims != [0]:
+                values = _halved(values, dims[0], names[0])
+            else:
+                blocks = _parted(values, dims, sizes)
+                values = lax.psum_scatter(blocks.reshape(-1, *blocks.shape[len(sizes) :]), names)
         if step.kind == "all_to_all":
             (axis,) = changed
             blocks = lax.all_to_all(_parted(values, [_dim(target, axis)], sizes), names, 0, 0)
@@ -262,8 +266,9 @@ class _Program:
     def _rounds(self, step: Step, phase: str, key: Callable[[list[Transfer]], object]) -> list[Pairs]:
         """The messages of a phase in rounds, in which each rank sends and receives one message at most.
 
-        The messages of a round have one key. What ranks have themselves is a round where all ranks have such; else it
-        travels with the others: that costs less than telling the ranks that receive from those that do not.
+        The messages of a round have one key. What ranks have themselves is a round, without sending, where all ranks
+        have such, or where those that have it receive from others besides; else it travels with the others: that
+        costs less than telling the ranks that receive from those that do not.
         """
         messages = self._messages(step, phase)
         of_key: dict[object, Pairs] = {}
@@ -272,8 +277,9 @@ class _Program:
         rounds = []
         for left in of_key.values():
             own = {pair: message for pair, message in left.items() if pair[0] == pair[1]}
-            if len(own) == len(self.plan.ranks):
-                rounds.append(own)
+            receivers = {receiver for sender, receiver in left if sender != receiver}
+            if len(own) == len(self.plan.ranks) or all(receiver in receivers for _, receiver in own):
+                rounds += [own] if own else []
                 left = {pair: message for pair, message in left.items() if pair not in own}
             while left:
                 found = _matching(list(left), self.place)
@@ -293,9 +299,10 @@ def _matching(pairs: list[tuple[int, int]], place: Mapping[int, int]) -> list[tu
 
 
 def _is_alike(step: Step) -> bool:
-    """Whether all shards on each side are of one shape."""
+    """Whether all shards on each side are of one shape, and the same ranks hold them."""
     source, target = step.exchange.source, step.exchange.target
-    return step.exchange.same_placement and source.divides and target.divides and 0 not in source.shape
+    one_group = set(source.placement.ranks) == set(target.placement.ranks)
+    return one_group and source.divides and target.divides and 0 not in source.shape
 
 
 def _likeness(message: list[Transfer]) -> tuple:
@@ -398,6 +405,14 @@ def program(plan: BoxingPlan, devices: tuple) -> _Program:
 
 def _is_native(step: Step) -> bool:
     return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and _is_alike(step)
+
+
+def _halved(values: jax.Array, dim: int, axis: str) -> jax.Array:
+    """The sum over two ranks, each of which keeps its half along `dim`: only the other half is copied."""
+    me = lax.axis_index(axis)
+    half = values.shape[dim] // 2
+    own, other = (lax.dynamic_slice_in_dim(values, k * half, half, dim) for k in (me, 1 - me))
+    return own + lax.ppermute(other, axis, [(0, 1), (1, 0)])
 
 
 def _parted(values: jax.Array, dims: list[int], sizes: list[int]) -> jax.Array:

@@ -9,7 +9,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
+from keras_flow.placements import Placement
 from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Split, broadcast, partial_sum
 
 #: ranks up to which atoms are counted; above it the bound is taken from closed forms where there is one
@@ -86,13 +87,54 @@ def chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
 def by_collectives(plan: BoxingPlan) -> BoxingPlan:
     """The plan by named steps, where they receive as many bytes in total; it may load its most loaded rank more.
 
-    For engines whose own collectives are faster than an exchange of slices.
+    For engines whose own collectives are faster than an exchange of slices. A step may lie on the plan's placement with
+    its axes in another order, where an outer split has become an inner one: what such steps join is for
+    executors, not for the JSON form.
     """
     if not Exchange(plan.source, plan.target).same_placement or all(step.kind != "exchange" for step in plan.steps):
         return plan
-    steps = chain(plan.source, plan.target)
-    made = None if steps is None else BoxingPlan(plan.source, plan.target, plan.dtype, steps, plan.chosen)
-    return plan if made is None or made.total_bytes > plan.total_bytes else made
+    found = [steps for steps in (chain(plan.source, plan.target), *_turned_chains(plan)) if steps is not None]
+    made = [BoxingPlan(plan.source, plan.target, plan.dtype, steps, plan.chosen) for steps in found]
+    fitting = [one for one in made if one.total_bytes <= plan.total_bytes]
+    return min(fitting, key=lambda one: (one.most_loaded, len(one.steps)), default=plan)
+
+
+def _turned_chains(plan: BoxingPlan) -> Iterator[tuple[Step, ...] | None]:
+    """Chains with the axes in another order, in which one end lies as it is; at the other a permute leads to it."""
+    source, target = plan.source, plan.target
+    for order in itertools.permutations(range(source.placement.ndim)):
+        before, after = _turned(source, order), _turned(target, order)
+        source_lies, target_lies = _lies_alike(source, order), _lies_alike(target, order)
+        if source_lies and not target_lies and _is_permutable(target):
+            steps = chain(before, after)
+            yield None if steps is None else (*steps, _permute(after, target))
+        if target_lies and not source_lies and _is_permutable(source):
+            steps = chain(before, after)
+            yield None if steps is None else (_permute(source, before), *steps)
+
+
+def _turned(layout: Layout, order: tuple[int, ...]) -> Layout:
+    """The same parts with the axes of the placement in another order."""
+    placement = layout.placement
+    ranks = np.reshape(placement.ranks, placement.hierarchy).transpose(order)
+    names = tuple(placement.axis_names[axis] for axis in order)
+    nd_sbp = tuple(layout.nd_sbp[axis] for axis in order)
+    return Layout(Placement(ranks, names, placement.type), nd_sbp, layout.shape)
+
+
+def _lies_alike(layout: Layout, order: tuple[int, ...]) -> bool:
+    """Whether every rank holds the same with the axes in this order."""
+    return all(list(axes) == [axis for axis in order if axis in axes] for axes in Cells(layout).axes_of_dim)
+
+
+def _is_permutable(layout: Layout) -> bool:
+    """Whether each shard has one holder, and all are of one size."""
+    return layout.divides and len(Cells(layout).split_axes) == layout.placement.ndim
+
+
+def _permute(source: Layout, target: Layout) -> Step:
+    exchange = Exchange(source, target)
+    return Step("permute", exchange.phases, exchange)
 
 
 def is_uniform(steps: tuple[Step, ...]) -> bool:

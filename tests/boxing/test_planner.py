@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keras_flow import sbp
 from keras_flow.boxing import BoxingPlan, lower_bound, plan, simulate
 from keras_flow.boxing.balance import least_limit
+from keras_flow.boxing.chains import by_collectives
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -120,6 +121,26 @@ def test_named_collectives():
     square = plan(Layout(grid((2, 2)), "S(0),S(1)", shape), Layout(grid((2, 2)), "S(1),S(0)", shape))
     assert [step.kind for step in square.steps] == ["permute"]
     assert plan(Layout(mesh, "P,B", shape), Layout(mesh, "P,B", shape)).steps == ()
+
+
+@pytest.mark.parametrize("hierarchy", [(2, 2), (2, 4)])
+def test_exchanges_by_collectives(hierarchy):
+    """What JAX runs instead of an exchange: the same values and bytes, also with axes in another order on the way."""
+    placement, logical = grid(hierarchy), logical_tensor((8, 16))
+    turned = 0
+    for before in all_nd_sbps(2):
+        for after in all_nd_sbps(2):
+            made = plan(Layout(placement, before, (8, 16)), Layout(placement, after, (8, 16)), "float64")
+            lowered = by_collectives(made)
+            assert lowered.total_bytes == made.total_bytes
+            held = shards_of(made.source, logical)
+            for step in lowered.steps:
+                source, target = step.exchange.source, step.exchange.target
+                turned += source.placement != target.placement
+                held = simulate(BoxingPlan(source, target, "float64", (step,)), held)
+            for summands, slices in families(made.target):
+                assert np.array_equal(sum(held[rank] for rank in summands), logical[slices]), lowered
+    assert turned
 
 
 def test_bytes_of_textbook_collectives():
