@@ -110,6 +110,13 @@ def _steps() -> tuple[Hook, ...]:
             "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
             when=optimizer.holds_dtensors,
         ),
+        Hook(
+            f"{_KERAS}.optimizers.torch_parallel_optimizer",
+            "TorchParallelOptimizer._backend_update_step",
+            optimizer.update,
+            "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
+            when=optimizer.is_elementwise,
+        ),
     )
 
 

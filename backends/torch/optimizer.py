@@ -1,8 +1,9 @@
-"""Gradients on PyTorch: summed over the ranks before the optimizer sees them."""
+"""Optimizers on PyTorch: they see gradients summed over the ranks, and update local tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import implicit_replication
+from keras_flow.distributions.distribution import active
 
 if TYPE_CHECKING:
     import keras
+
+#: bytes of variables that are updated together: Keras's updates make several tensors of this size at a time
+_TOGETHER = 4 * 2**20
 
 
 def holds_dtensors(
@@ -34,6 +39,62 @@ def apply(
     held = list(trainable_variables if trainable_variables is not None else optimizer._trainable_variables)
     with implicit_replication(), torch.no_grad():
         return original(optimizer, reduce(list(grads), held), trainable_variables)
+
+
+def is_elementwise(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> bool:
+    """The hook's condition: the update is one of Keras's own, all of which work element by element."""
+    return active() is not None and _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.")
+
+
+def _module_of(optimizer: keras.optimizers.Optimizer) -> str:
+    return type(optimizer)._parallel_update_step.__module__
+
+
+def update(
+    original: Callable[..., object],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[torch.Tensor],
+    variables: Sequence[keras.Variable],
+    learning_rate: object,
+) -> None:
+    """Hook: the update on this rank's pieces, some variables at a time: element by element it is the same.
+
+    Each of a dozen operators on a list of DTensors would be dispatched tensor by tensor; and on all variables at once
+    they make several copies of the model.
+    """
+    pieces = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+    with _local_values((*variables, *optimizer.variables)):
+        if _module_of(optimizer).endswith("nadam"):  # counts its calls
+            original(optimizer, pieces, variables, learning_rate)
+            return
+        for group in _groups(pieces):
+            original(optimizer, [pieces[k] for k in group], [variables[k] for k in group], learning_rate)
+
+
+@contextlib.contextmanager
+def _local_values(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Variables hold this rank's piece; changes in place reach the DTensor."""
+    held = [(variable, variable._value) for variable in variables if isinstance(variable._value, DTensor)]
+    for variable, value in held:
+        variable._value = value._local_tensor
+    try:
+        yield
+    finally:
+        for variable, value in held:
+            variable._value = value
+
+
+def _groups(pieces: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """Indices of pieces that follow each other, of some `_TOGETHER` bytes."""
+    group, size = [], 0
+    for index, piece in enumerate(pieces):
+        group.append(index)
+        size += piece.numel() * piece.element_size()
+        if size >= _TOGETHER:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Variable]) -> list[torch.Tensor | None]:
