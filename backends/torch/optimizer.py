@@ -17,8 +17,8 @@ from keras_flow.distributions.distribution import active
 if TYPE_CHECKING:
     import keras
 
-#: bytes of variables that are updated together: Keras's updates make several tensors of this size at a time
-_TOGETHER = 4 * 2**20
+#: elements that are updated together: Keras's updates make several tensors of this size, which stay in the cache
+_BLOCK = 2**18
 
 
 def holds_dtensors(
@@ -57,18 +57,23 @@ def update(
     variables: Sequence[keras.Variable],
     learning_rate: object,
 ) -> None:
-    """Hook: the update on this rank's pieces, some variables at a time: element by element it is the same.
+    """Hook: the update on this rank's pieces, block by block: element by element it is the same.
 
     Each of a dozen operators on a list of DTensors would be dispatched tensor by tensor; and on all variables at once
-    they make several copies of the model.
+    they make several copies of the model, in memory that is new in each step.
     """
     pieces = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
     with _local_values((*variables, *optimizer.variables)):
-        if _module_of(optimizer).endswith("nadam"):  # counts its calls
+        if _module_of(optimizer).endswith("nadam"):  # it counts its calls
             original(optimizer, pieces, variables, learning_rate)
             return
-        for group in _groups(pieces):
-            original(optimizer, [pieces[k] for k in group], [variables[k] for k in group], learning_rate)
+        for indices, rows in _blocks(pieces):
+            chosen = [variables[index] for index in indices]
+            if rows is None:
+                original(optimizer, [pieces[index] for index in indices], chosen, learning_rate)
+                continue
+            with _rows_of((*chosen, *_slots(optimizer, *chosen)), rows):
+                original(optimizer, [pieces[index][rows] for index in indices], chosen, learning_rate)
 
 
 @contextlib.contextmanager
@@ -84,17 +89,44 @@ def _local_values(variables: Iterable[keras.Variable]) -> Iterator[None]:
             variable._value = value
 
 
-def _groups(pieces: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Indices of pieces that follow each other, of some `_TOGETHER` bytes."""
-    group, size = [], 0
+@contextlib.contextmanager
+def _rows_of(variables: Iterable[keras.Variable], rows: slice) -> Iterator[None]:
+    """Variables hold these rows of their values."""
+    held = [(variable, variable._value) for variable in variables]
+    for variable, value in held:
+        variable._value = value[rows]
+    try:
+        yield
+    finally:
+        for variable, value in held:
+            variable._value = value
+
+
+def _slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
+    """The optimizer's variables for one of the model's: Keras keeps lists in the order of the model's variables."""
+    index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
+    lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == count]
+    found = [held[index] for held in lists if held is not optimizer._trainable_variables]
+    return [one for one in found if hasattr(one, "_value") and one is not variable]
+
+
+def _blocks(pieces: Sequence[torch.Tensor]) -> Iterator[tuple[list[int], slice | None]]:
+    """Some `_BLOCK` elements at a time: indices of pieces that follow each other, or one piece and rows of it."""
+    group: list[int] = []
+    size = 0
     for index, piece in enumerate(pieces):
-        group.append(index)
-        size += piece.numel() * piece.element_size()
-        if size >= _TOGETHER:
-            yield group
-            group, size = [], 0
+        if piece.numel() < 2 * _BLOCK:
+            group.append(index)
+            size += piece.numel()
+            if size >= _BLOCK:
+                yield group, None
+                group, size = [], 0
+            continue
+        count = max(1, _BLOCK * len(piece) // piece.numel())
+        for start in range(0, len(piece), count):
+            yield [index], slice(start, start + count)
     if group:
-        yield group
+        yield group, None
 
 
 def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Variable]) -> list[torch.Tensor | None]:

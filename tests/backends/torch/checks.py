@@ -108,6 +108,48 @@ def gradients_travel_in_buckets() -> None:
 
 
 @check
+def updates_in_blocks_are_those_of_keras() -> None:
+    """Bit by bit, on whole variables and on pieces of split ones, one of which is cut into blocks."""
+    import contextlib
+
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    shapes = {"wide": (1500, 1600), "small": (8, 12), "bias": (7,)}
+    makers: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+        name: getattr(keras.optimizers, name)
+        for name in ("Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Lion", "Nadam")
+    }
+    makers["SGD"] = lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    makers["accumulating"] = lambda: keras.optimizers.Adam(gradient_accumulation_steps=2, use_ema=True)
+    mesh = kf.Placement(range(4), axis_names=("model",))
+    split = kf.ModelParallel(mesh, rules={"wide": {"model": kf.sbp.split(1)}, "small": {"model": kf.sbp.split(0)}})
+
+    def trained(make: Callable[[], keras.optimizers.Optimizer], scope: contextlib.AbstractContextManager) -> list:
+        values = np.random.default_rng(0)
+        with scope:
+            variables = [
+                keras.Variable(values.random(shape, "float32"), name=name, dtype="float32")
+                for name, shape in shapes.items()
+            ]
+            optimizer = make()
+            optimizer.build(variables)
+            for _ in range(3):
+                grads = [torch.tensor(values.random(shape, "float32") - 0.5) for shape in shapes.values()]
+                optimizer.apply(grads, variables)
+            return [np.array(one.numpy()) for one in (*variables, *optimizer.variables)]
+
+    for name, make in makers.items():
+        expected = trained(make, contextlib.nullcontext())
+        for scope in (split.scope(), kf.DataParallel().scope()):
+            found = trained(make, scope)
+            assert len(found) == len(expected)
+            assert all(map(np.array_equal, found, expected)), name
+
+
+@check
 def different_batches_are_found() -> None:
     import keras_flow as kf
 
