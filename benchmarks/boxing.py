@@ -12,6 +12,7 @@ that move no byte on either side; what an engine refuses is listed. Written: a t
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import math
@@ -123,6 +124,8 @@ def run(backend: str, hierarchy: tuple[int, ...], megabytes: list[float], rounds
             ],
         }
         records.append(record)
+        del shards, ways, values, ours
+        gc.collect()  # programs and what they were given refer to each other
     return records
 
 
