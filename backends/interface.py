@@ -71,6 +71,45 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What an engine holds in a step besides weights, slots, gradients and the outputs of layers, as data; read by
+    `explain` for its estimate of the peak, compared with what engines hold in `tests/explain`.
+
+    Attributes:
+        activations: activation function -> tensors of its output's size that its backward pass needs besides the
+            output. Those not named need one, the input.
+        normalization: the same for LayerNormalization and RMSNormalization.
+        batch_normalization: the same for BatchNormalization.
+        heads: times that attention holds queries, keys, values and what comes of them besides the projections.
+        scores: times that attention holds its scores.
+        loss: tensors of the size of the outputs that losses hold with their gradients.
+        pooled: bytes that the backward pass of max pooling needs for each element of its input and dim of it.
+        chosen: bytes that max pooling keeps for each element of its output.
+        sums_apart: gradients that are summed over ranks exist twice at a time: before and after.
+        update: tensors that an optimizer's update makes for each variable.
+        update_bytes: bytes of variables that it works on at a time; None: all of them.
+    """
+
+    activations: Mapping[str, int] = field(default_factory=dict)
+    normalization: int = 1
+    batch_normalization: int = 0
+    heads: int = 1
+    scores: int = 2
+    loss: int = 2
+    pooled: int = 0
+    chosen: int = 0
+    sums_apart: bool = False
+    update: int = 0
+    update_bytes: int | None = None
+
+    def of_activation(self, function: object) -> int:
+        """Tensors that an activation function needs besides its output."""
+        name = getattr(function, "__name__", "linear" if function is None else "")
+        plain = {"linear": 0, "relu": 0, "softmax": 0, "sigmoid": 0, "tanh": 0}
+        return {**plain, **self.activations}.get(name, 1)
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What one engine can hold and do, as data. An exception of an engine is a row here, not a branch elsewhere.
 
@@ -85,6 +124,7 @@ class Capabilities:
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
         traffic: what a step sends beyond what the layouts need.
+        room: what a step holds beyond variables, gradients and outputs.
         environment: environment variables that the engine's folder sets in its own process -> why.
     """
 
@@ -96,6 +136,7 @@ class Capabilities:
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
+    room: Room = field(default_factory=Room)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

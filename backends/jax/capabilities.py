@@ -1,6 +1,6 @@
 """What JAX can hold and do."""
 
-from keras_flow.backends.interface import Capabilities, Traffic
+from keras_flow.backends.interface import Capabilities, Room, Traffic
 
 CAPABILITIES = Capabilities(
     drives_all_ranks=True,
@@ -8,5 +8,6 @@ CAPABILITIES = Capabilities(
     uneven_batches="parallel",
     refused={"string inputs": "JAX has no string arrays"},
     traffic=Traffic(adds_before_summing=False, statistics=(3, 1)),  # XLA on CPU never scatters a sum
+    room=Room({"gelu": 2, "silu": 2}, pooled=4, sums_apart=True),
     environment={"NPROC": "threads of XLA's CPU pool: each virtual device needs its own inside a collective"},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends.interface import Capabilities, Traffic
+from keras_flow.backends.interface import Capabilities, Room, Traffic
 
 _CONV = "TensorFlow's DTensor needs it whole ('Filter for convolution must have fully replicated layout')"
 
@@ -31,6 +31,7 @@ CAPABILITIES = Capabilities(
         ),
     },
     traffic=Traffic(gather_is_sum=True, sparse_gradients_per_slot=True, statistics=(2, 0)),
+    room=Room({"gelu": 2}, update=2),
     environment={
         "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": (
             "DTensor's pass that combines all-reduces gives wrong gradients"

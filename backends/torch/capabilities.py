@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends.interface import Capabilities, Traffic
+from keras_flow.backends.interface import Capabilities, Room, Traffic
 
 CAPABILITIES = Capabilities(
     drives_all_ranks=False,
@@ -10,6 +10,7 @@ CAPABILITIES = Capabilities(
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="broadcast",
     traffic=Traffic(scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})),
+    room=Room(normalization=0, batch_normalization=1, chosen=8, sums_apart=True, update=3, update_bytes=2**20),
     refused={
         "string inputs": "torch has no string tensors",
         "jit_compile=True": (

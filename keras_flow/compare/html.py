@@ -46,7 +46,7 @@ same order (seed {result.seed}). {escape(versions)}.</p>
 <p>Δ loss and Δ weights: the largest deviation from the single-device run of the same backend, red where over the
 tolerance. Δ engine: the loss of a step against the first backend under the same layout{_nature(result)}. Step time is a
 median without compilation; on few cores more ranks are no faster. MB/rank is the most that one rank holds, read from the engine's live arrays. MB/step
-is what a rank receives in a training step, peak MB its weights, slots, gradients and activations: both as explain says.</p>
+is what a rank receives in a training step, peak MB the most that it holds at one time in one: both as explain says.</p>
 <h2>Loss</h2><div class="charts">{_charts(result)}</div>
 <h2>Who holds what</h2><p>Each bar is a variable, each row a rank; filled is the part that the rank holds in its memory.</p>
 <div class="holds">{_holdings(result)}</div>

@@ -29,7 +29,7 @@ class RunResult:
         between_backends: largest deviation of a step's loss from the first backend's run of the same layout.
         evaluated: backend -> loss of these final weights, evaluated there on one device.
         received_per_step: bytes that a rank receives in a training step, as `explain` says; None where it cannot.
-        peak_per_rank: bytes that a rank holds in a step at most: weights, slots, gradients, activations (an estimate).
+        peak_per_rank: bytes that a rank holds at one time in a step at most (explain's estimate).
     """
 
     backend: str

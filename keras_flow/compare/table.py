@@ -39,7 +39,7 @@ def show(result: Comparison, console: Console) -> None:
         "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "
         f"{100 * max(worst.loss_share, worst.weights_share):.0f} % of the tolerance ({worst.backend} {worst.layout}). "
         "Δ engine: from the first backend, same layout. ms: median of a step. MB/rank: most weights that one rank "
-        "holds. MB/step: received by a rank in a step; peak MB: weights, slots, gradients and activations of a rank "
+        "holds. MB/step: received by a rank in a step; peak MB: the most that a rank holds at one time in a step "
         "(both as explain says)."
     )
     if result.random_layers:

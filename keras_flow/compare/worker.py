@@ -124,7 +124,7 @@ def _explained(distribution: object, model: object, batch_size: int) -> dict[str
         return {"received_per_step": None, "peak_per_rank": None}
     return {
         "received_per_step": found.received,
-        "peak_per_rank": max(memory.total for memory in found.memory.values()),
+        "peak_per_rank": max(memory.peak for memory in found.memory.values()),
     }
 
 

@@ -18,6 +18,7 @@ from keras_flow.errors import FlowError
 from keras_flow.explainer import graph as graphs
 from keras_flow.explainer import suggest, warn
 from keras_flow.explainer.explanation import PASSES, Collective, Explanation, Memory, Repeated, VariableRow
+from keras_flow.explainer.memory import Held, backward_peak
 from keras_flow.explainer.optimizer import Slot, slots_of
 from keras_flow.explainer.rules import is_leaf, rule_of
 from keras_flow.explainer.step import Step, itemsize
@@ -26,7 +27,10 @@ from keras_flow.layout import Layout
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
 
-_ACTIVATIONS = "activations are an estimate: the outputs of all layers, kept for the backward pass"
+_ESTIMATED = (
+    "activations (what is kept for the backward pass) and the peak are estimates: an engine may compute anew what it "
+    "could keep, and lay tensors in each other's place"
+)
 
 
 def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int) -> Explanation:
@@ -46,6 +50,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         graph,
         {axis: distribution.placement.axis_size(axis) for axis in distribution.placement.axis_names},
         capabilities.traffic,
+        capabilities.room,
         lambda variable: layouts[id(variable)],
         slots=len(slots) // max(1, len(model.trainable_variables)),
     )
@@ -56,12 +61,11 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         rows = {}
     for key in graph.inputs:
         step.splits[key] = rows if graph.tensors[key].shape else {}
+    held = []
     for call in list(graph.calls):
-        rule = rule_of(call.layer)
-        assert rule is not None  # the graph was walked down to such layers
-        rule(step, call)
+        held.append(_explained(step, call))
         _constrain(step, call, distribution)
-    _outputs(step, distribution, model, bool(rows))
+    held.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
     result = Explanation(
         model=model.name,
@@ -69,14 +73,26 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         placement=dict(step.axes),
         batch_size=batch_size,
         variables=[_row(variable, one) for variable, one in placed],
-        memory=_memory(distribution, placed, slots, step.activations),
+        memory=_memory(distribution, placed, slots, step, held),
         collectives=_ordered(step.collectives, capabilities.traffic.joins_gradients),
         repeated=_repeated(step),
         warnings=[],
-        notes=[*graph.notes, *notes, _ACTIVATIONS],
+        notes=[*graph.notes, *notes, _ESTIMATED],
     )
     pairs = suggest.pairs(step)
     return replace(result, warnings=warn.warnings(step, distribution, model, plan, placed), suggested_rules=pairs)
+
+
+def _explained(step: Step, call: graphs.Call) -> Held:
+    """Apply the rule of a call's layer; returns what the call holds."""
+    before, step.needed = step.activations, 0
+    rule = rule_of(call.layer)
+    assert rule is not None  # the graph was walked down to such layers
+    rule(step, call)
+    ends = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
+    variables = getattr(call.layer, "trainable_variables", ())
+    gradients = sum(step.piece(tuple(v.shape), step.variable(v)) * itemsize(v.dtype) for v in variables)
+    return Held(step.activations - before, ends, step.needed, gradients)
 
 
 def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, Placed]]:
@@ -114,15 +130,19 @@ def _memory(
     distribution: FlowDistribution,
     placed: Sequence[tuple[keras.Variable, Placed]],
     slots: Sequence[Slot],
-    activations: int,
+    step: Step,
+    calls: Sequence[Held],
 ) -> dict[int, Memory]:
     held = [(_bytes(one.layout, variable.dtype), variable.trainable) for variable, one in placed]
-    one_rank = Memory(
-        sum(size for size, _ in held),
-        sum(_bytes(one.layout, dtype) for one, dtype in slots),
-        sum(size for size, trainable in held if trainable),
-        activations,
-    )
+    weights = sum(size for size, _ in held)
+    of_slots = sum(_bytes(one.layout, dtype) for one, dtype in slots)
+    gradients = sum(size for size, trainable in held if trainable)
+    summed = [one.bytes for one in step.collectives if one.phase == "gradients" and one.kind == "all_reduce"]
+    room = step.room
+    at_a_time = gradients if room.update_bytes is None else min(gradients, room.update_bytes)
+    update = sum(summed) * room.sums_apart + room.update * at_a_time
+    peak = weights + of_slots + max(backward_peak(calls), gradients + update)
+    one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
 
 
@@ -152,8 +172,8 @@ def _constrain(step: Step, call: graphs.Call, distribution: FlowDistribution) ->
                 step.send("all_to_all", (axis,), size, "backward", call.path, "output gradient", why)
 
 
-def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, rows_split: bool) -> None:
-    """What losses and metrics need."""
+def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, rows_split: bool) -> Held:
+    """What losses and metrics need and hold."""
     view = "mirrored" if distribution.mirrored_view else "consistent"
     measured = bool(getattr(model, "compiled", False)) and bool(getattr(model, "_compile_metrics", None))
     for key in step.graph.outputs:
@@ -163,8 +183,9 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
                 step.send("all_gather", (axis,), size, "outputs", model.name, "output", "losses need rows whole")
                 step.splits[key] = {name: at for name, at in step.splits[key].items() if name != axis}
     axes = tuple(axis for axis in distribution.batch_axes if rows_split and step.axes[axis] > 1)
+    held = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
-        return
+        return Held(step.room.loss * held, 0, 0, 0)
     gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
@@ -177,6 +198,10 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
     if not (gathers and view == "mirrored"):
         why = "each rank has the sum over its rows"
         step.send("all_reduce", axes, 4 + 4 * measured, "outputs", model.name, "loss and metrics", why)
+    if gathers and view == "mirrored":  # the loss is computed on all rows
+        whole = sum(step.local(key, {}) for key in step.graph.outputs)
+        return Held((step.room.loss + 1) * whole, 0, 0, 0)
+    return Held(step.room.loss * held, 0, 0, 0)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:

@@ -67,18 +67,15 @@ class Memory:
         weights: variables of the model.
         slots: variables of the optimizer.
         gradients: of trainable variables.
-        activations: estimate: the outputs of all layers, kept for the backward pass.
+        activations: estimate: what the forward pass keeps for the backward pass.
+        peak: estimate: the most that the rank holds at one time in a step, all of the above that are there together.
     """
 
     weights: int
     slots: int
     gradients: int
     activations: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.weights + self.slots + self.gradients + self.activations
+    peak: int
 
 
 @dataclass(frozen=True)
@@ -150,10 +147,7 @@ class Explanation:
 
     def as_json(self) -> dict[str, object]:
         """For `--json`: sizes in bytes."""
-        values = asdict(self)
-        for rank, memory in self.memory.items():
-            values["memory"][rank]["total"] = memory.total
-        return {**values, "received": self.received}
+        return {**asdict(self), "received": self.received}
 
     def __str__(self) -> str:
         from keras_flow.explainer.text import plain

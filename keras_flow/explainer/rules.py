@@ -48,6 +48,7 @@ def dense(step: Step, call: Call) -> None:
     """`Dense`: [..., c] x [c, d]."""
     rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
     contract(step, call, Product(f"{rows}c", "cd", f"{rows}d"), _kernel(call.layer), call.layer.bias)
+    _activate(step, call)
 
 
 def einsum_dense(step: Step, call: Call) -> None:
@@ -67,6 +68,7 @@ def einsum_dense(step: Step, call: Call) -> None:
             axis: dim - first for axis, dim in step.splits[key].items() if dim >= first and bias.shape[dim - first] != 1
         }
         add(step, call, bias, lies)
+    _activate(step, call)
 
 
 def convolution(step: Step, call: Call) -> None:
@@ -84,6 +86,13 @@ def convolution(step: Step, call: Call) -> None:
         by_rows(step, call)
     else:
         contract(step, call, product, _kernel(call.layer), call.layer.bias)
+        _activate(step, call)
+
+
+def _activate(step: Step, call: Call) -> None:
+    """What the layer's activation function keeps."""
+    for key in call.outputs:
+        step.keep(step.room.of_activation(getattr(call.layer, "activation", None)), key)
 
 
 def embedding(step: Step, call: Call) -> None:
@@ -127,11 +136,14 @@ def attention(step: Step, call: Call) -> None:
                 break
     count, length, other = heads.shape[2], heads.shape[1], graph.tensors[projected[1]].shape[1]
     scores = step.piece((heads.shape[0], length, count, other), {a: d for a, d in lies.items() if d != 3})
-    step.activations += scores * itemsize(heads.dtype)
+    step.activations += step.room.scores * scores * itemsize(heads.dtype)
+    for made in projected:
+        step.keep(step.room.heads, made)
     step.trained.add(projected[0])
     result = len(graph.tensors)
     graph.tensors[result] = heads if projected[2] == projected[0] else _context(step, projected[0], projected[2])
     step.splits[result] = lies
+    step.keep(step.room.heads, result)
     step.trained.add(result)
     last = Call(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
     einsum_dense(step, last)
@@ -170,6 +182,7 @@ def batch_normalization(step: Step, call: Call) -> None:
                 splits[axis] = channel
                 _gather_back(step, call, key, axis)
     step.give(call, splits)
+    step.keep(step.room.batch_normalization, call.outputs[0])
     rows = tuple(axis for axis, dim in splits.items() if dim != channel)
     channels = step.piece((step.shape(key)[channel],), {a: 0 for a, d in splits.items() if d == channel})
     forward, backward = step.traffic.statistics
@@ -191,6 +204,7 @@ def layer_normalization(step: Step, call: Call) -> None:
     variables = own_variables(layer)
     first = min(over)
     step.give(call, splits)
+    step.keep(step.room.normalization, call.outputs[0])
     for axis in [axis for axis, dim in splits.items() if dim in over]:
         rows = [length for dim, length in enumerate(step.shape(key)) if dim not in over]
         size = 2 * step.piece(tuple(rows), {a: 0 for a, d in splits.items() if d == 0}) * itemsize("float32")
@@ -255,6 +269,36 @@ def by_shape(step: Step, call: Call) -> None:
     step.give(call, wanted)
 
 
+def activation(step: Step, call: Call) -> None:
+    """A layer or operation that is an activation function: its input is kept by the layer that made it."""
+    by_shape(step, call)
+    function = getattr(call.layer, "activation", None) or _Named(type(call.layer).__name__.lower())
+    step.keep(max(0, step.room.of_activation(function) - 1), call.outputs[0])
+
+
+class _Named:
+    """Something with the name of a function."""
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+
+def pooling(step: Step, call: Call) -> None:
+    """Pooling; that of the largest remembers which element was it."""
+    by_shape(step, call)
+    if getattr(call.layer, "pool_mode", "") == "max":
+        (key, *_), (made, *_) = call.inputs, call.outputs
+        step.activations += step.room.chosen * step.piece(step.shape(made), step.splits[made])
+        step.needed += step.room.pooled * len(step.shape(key)) * step.piece(step.shape(key), step.splits[key])
+
+
+def view(step: Step, call: Call) -> None:
+    """Another shape of the same values, which takes no memory."""
+    before = step.activations
+    by_shape(step, call)
+    step.activations = before
+
+
 def _place(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:
     if len(shape) == len(out):
         return dim if shape[dim] == out[dim] else None
@@ -289,8 +333,12 @@ RULES: Mapping[str, Rule] = {
     "_Between": by_shape,
     # layers that hold others only to draw numbers, or none that have weights
     "Dropout": by_shape,
-    "Activation": by_shape,
+    "Activation": activation,
+    "ReLU": activation,
+    "Gelu": activation,
+    "Silu": activation,
     "Softmax": by_shape,
-    "Flatten": by_shape,
-    "Reshape": by_shape,
+    "BasePooling": pooling,
+    "Flatten": view,
+    "Reshape": view,
 }

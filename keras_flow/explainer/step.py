@@ -18,7 +18,7 @@ from keras_flow.sbp import Split
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.backends.interface import Traffic
+    from keras_flow.backends.interface import Room, Traffic
 
 #: how a tensor lies: axis name -> the dim that it splits; axes left out are broadcast
 Splits = Mapping[str, int]
@@ -43,24 +43,27 @@ class Step:
     Attributes:
         graph: the model's calls.
         axes: axis name -> ranks.
-        traffic: the engine's habits.
+        traffic, room: the engine's habits.
         layout_of: a variable's layout.
         slots: optimizer variables for each trainable one (Adam: 2).
         splits: tensor key -> how it lies.
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
         collectives: so far.
-        activations: bytes of activations on one rank so far.
+        activations: bytes that are kept for the backward pass on one rank, so far.
+        needed: bytes that the backward pass of the call that is being explained needs besides.
     """
 
     graph: Graph
     axes: Mapping[str, int]
     traffic: Traffic
+    room: Room
     layout_of: Callable[[keras.Variable], Layout]
     slots: int = 0
     splits: dict[int, Splits] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
     activations: int = 0
+    needed: int = 0
     _input_sums: dict[tuple[int, tuple[str, ...]], list[tuple[str, str]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -101,6 +104,10 @@ class Step:
             if trained:
                 self.trained.add(key)
             self.activations += self.local(key)
+
+    def keep(self, times: int, key: int) -> None:
+        """Keep so many tensors like this one for the backward pass."""
+        self.activations += times * self.local(key)
 
     # ---- what is sent
 

@@ -95,16 +95,14 @@ def _variables(rows: Sequence[VariableRow], most: int | None) -> Table:
 
 
 def _memory(found: Explanation) -> Table:
-    table = _table(
-        "memory of a rank",
-        *((head, True) for head in ("rank", "weights", "slots", "gradients", "activations (estimate)", "sum")),
-    )
+    heads = ("rank", "weights", "slots", "gradients", "activations (estimate)", "peak (estimate)")
+    table = _table("memory of a rank", *((head, True) for head in heads))
     ranks: dict[object, list[int]] = {}
     for rank, memory in found.memory.items():
         ranks.setdefault(memory, []).append(rank)
     for memory, alike in ranks.items():
         name = str(alike[0]) if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
-        values = (memory.weights, memory.slots, memory.gradients, memory.activations, memory.total)  # type: ignore[attr-defined]
+        values = (memory.weights, memory.slots, memory.gradients, memory.activations, memory.peak)  # type: ignore[attr-defined]
         table.add_row(name, *(size(value) for value in values))
     return table
 

@@ -14,17 +14,22 @@ BATCH = 32
 LAYOUTS = ("dp4", "tp4", "2x2")
 
 
-def mlp() -> keras.Model:
+def mlp(width: int = 96) -> keras.Model:
     return keras.Sequential(
         [
             layers.Input((64,)),
-            layers.Dense(96, activation="relu", name="stem"),
-            layers.Dense(256, activation="relu", name="up"),
-            layers.Dense(96, name="down"),
+            layers.Dense(width, activation="relu", name="stem"),
+            layers.Dense(8 * width // 3, activation="relu", name="up"),
+            layers.Dense(width, name="down"),
             layers.Dense(16, name="logits"),
         ],
         name="mlp",
     )
+
+
+def wide() -> keras.Model:
+    """The MLP with 35 MB of weights."""
+    return mlp(1272)
 
 
 def cnn() -> keras.Model:
@@ -95,7 +100,7 @@ def distribution(name: str, layout: str) -> kf.DataParallel | kf.ModelParallel:
 
 def compiled(name: str) -> keras.Model:
     """A built and compiled model."""
-    model = MODELS[name]()
+    model = wide() if name == "wide" else MODELS[name]()
     model.compile(
         keras.optimizers.Adam(1e-3),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

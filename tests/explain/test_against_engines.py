@@ -12,9 +12,11 @@ pytestmark = pytest.mark.timeout(3 * LIMIT)
 PART = "explain"
 ENGINES = ("jax", "tensorflow", "torch")
 
+CASES = [f"{name} {layout}" for name in models.MODELS for layout in models.LAYOUTS]
+
 #: rows in which explain may be off, and why
 EXCEPTIONS = {
-    ("torch", "cnn tp4"): "DTensor moves rows to other ranks where a convolution with a bias would be summed",
+    ("torch", "cnn tp4"): "DTensor moves rows to other ranks where a convolution with a bias would be summed, and back",
     ("torch", "cnn 2x2"): "the same",
 }
 
@@ -30,7 +32,7 @@ def received(collectives: list[dict]) -> float:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", [f"{name} {layout}" for name in models.MODELS for layout in models.LAYOUTS])
+@pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_the_engine(engine: str, case: str, counted: dict[str, dict]) -> None:
     found = counted[engine][case]
     said, really = received(found["explained"]), received(found["counted"])
@@ -56,8 +58,19 @@ def test_at_most_two_exceptions_and_none_in_data_parallel() -> None:
     assert not any(case.endswith("dp4") for _, case in EXCEPTIONS)
 
 
-@pytest.mark.parametrize("layout", models.LAYOUTS)
-def test_peak_memory_where_weights_prevail(layout: str, counted: dict[str, dict]) -> None:
-    """Against XLA's buffer assignment. Where activations prevail explain is too low, see docs/explain.md."""
-    found = counted["jax"][f"mlp {layout}"]
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("engine", ("jax", "torch"))
+def test_peak_memory(engine: str, case: str, counted: dict[str, dict]) -> None:
+    """Against XLA's buffer assignment, and against what torch's profiler sees allocated."""
+    found = counted[engine][case]
+    is_near = abs(found["peak explained"] - found["peak"]) <= 0.25 * found["peak"]
+    if (engine, case) in EXCEPTIONS:
+        assert not is_near, "the exception is not needed any more"
+    else:
+        assert is_near, found
+
+
+def test_peak_memory_of_tensorflow(counted: dict[str, dict]) -> None:
+    """Against the growth of the process, on an MLP with 35 MB of weights."""
+    found = counted["tensorflow"]["wide mlp dp4"]
     assert abs(found["peak explained"] - found["peak"]) <= 0.25 * found["peak"], found

@@ -130,7 +130,7 @@ def test_values_as_json() -> None:
     found = explained(lambda: dense(64, 128), {"d1/kernel": COLUMN})
     values = json.loads(json.dumps(found.as_json()))
     assert values["received"] == found.received
-    assert values["memory"]["0"]["total"] == found.memory[0].total
+    assert values["memory"]["0"]["peak"] == found.memory[0].peak
     assert {"path", "bytes", "source"} <= set(values["variables"][0])
 
 

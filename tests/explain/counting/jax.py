@@ -80,7 +80,7 @@ def main() -> dict[str, dict]:
         results[f"{name} {layout}"] = {
             "explained": said.as_json()["collectives"],
             "counted": [found for text in programs for found in collectives(text)],
-            "peak explained": said.memory[0].total,
+            "peak explained": said.memory[0].peak,
             "peak": max(_total(path.read_text()) for path in new if "memory-usage-report" in path.name),
         }
     return results

@@ -65,4 +65,25 @@ def main() -> dict[str, dict]:
         new = sorted(path for path in set(_folder.iterdir()) - before if "BreakUpIslands" in path.name)
         counted = [found for path in new for found in collectives(path.read_text())]
         results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+    results["wide mlp dp4"] = _memory()
     return results
+
+
+def _memory() -> dict[str, int]:
+    """What two steps of a larger model add to the process, which has all ranks: resident, so an upper bound.
+
+    Measured once: what a second model takes is partly what the first one gave back.
+    """
+    import keras
+
+    from benchmarks.memory import peak_of, resident
+    from tests.explain import models
+
+    distribution = models.distribution("mlp", "dp4")
+    keras.utils.clear_session(free_memory=True)
+    floor = resident()
+    with distribution.scope():
+        model = models.compiled("wide")
+        said = distribution.explain(model, models.BATCH)
+        peak = peak_of(lambda: [model.train_on_batch(*models.data("mlp")) for _ in range(2)])
+    return {"peak explained": sum(memory.peak for memory in said.memory.values()), "peak": peak - floor}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,10 +85,28 @@ def main() -> dict[str, dict]:
     for name, layout, distribution in models.all_layouts():
         with distribution.scope():
             model = models.compiled(name)
-            said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+            said = distribution.explain(model, models.BATCH)
             x, y = models.data(name)
             model.train_on_batch(x, y)
             with watching() as counted:
                 model.train_on_batch(x, y)
-        results[f"{name} {layout}"] = {"explained": said, "counted": counted}
+            held = said.memory[0].weights + said.memory[0].slots
+            peak = held + _most_allocated(lambda model=model, x=x, y=y: model.train_on_batch(x, y))
+        results[f"{name} {layout}"] = {
+            "explained": said.as_json()["collectives"],
+            "counted": counted,
+            "peak explained": said.memory[0].peak,
+            "peak": peak,
+        }
     return results
+
+
+def _most_allocated(action: Callable[[], object]) -> int:
+    """Most bytes that are allocated at one time beyond those at the start, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        action()
+    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(itertools.accumulate(changes))
