@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +20,14 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.devices import rank_devices
+from keras_flow.backends.jax.rounds import Pairs, elements, is_alike, likeness, rounds, summed_blocks
 from keras_flow.boxing.cells import volume
 from keras_flow.boxing.chains import by_collectives
-from keras_flow.boxing.pieces import WRITES, Piece, Transfer
+from keras_flow.boxing.pieces import WRITES, Piece, Transfer, whole
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
-
-#: the messages of a round: (sender, receiver) -> what is in its message
-Pairs = dict[tuple[int, int], list[Transfer]]
 
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> Mapping[int, jax.Array]:
@@ -89,7 +86,7 @@ class _Program:
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
-        on_axes = plan.ranks == placement.ranks and all(s.exchange.same_placement or _is_alike(s) for s in self.steps)
+        on_axes = plan.ranks == placement.ranks and all(s.exchange.same_placement or is_alike(s) for s in self.steps)
         hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
         self.axes = placement.axis_names if on_axes else ("ranks",)
         mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(hierarchy), self.axes)
@@ -130,7 +127,12 @@ class _Program:
         if block.dtype == bool:
             held = held.astype(jnp.uint8)  # pieces are added
         for step in self.steps:
-            held = self._native(step, held) if _is_native(step) else self._exchange(step, held)
+            if _is_native(step):
+                held = self._native(step, held)
+            elif summed_blocks(step) is not None:
+                held = self._scattered(step, held)
+            else:
+                held = self._exchange(step, held)
         return held.reshape(self.target_block).astype(block.dtype)
 
     def _native(self, step: Step, held: jax.Array) -> jax.Array:
@@ -164,6 +166,29 @@ class _Program:
             values = lax.ppermute(values, self.axes, [(self.place[one], place) for place, one in enumerate(senders)])
         return values.reshape(-1)
 
+    def _scattered(self, step: Step, held: jax.Array) -> jax.Array:
+        """Sums made by a reduce-scatter of blocks that are looked up, and sent on where they were made elsewhere."""
+        exchange, ranks = step.exchange, self.plan.ranks
+        sums = summed_blocks(step)
+        assert sums is not None
+        values = held.reshape(exchange.source.local_shape(ranks[0]))
+        me = lax.axis_index(self.axes)
+        blocks = []
+        for number in range(exchange.of_source.classes):
+            pieces = {rank: self._shard_of(exchange.target, wanted[number]) for group, wanted in sums for rank in group}
+            blocks.append(_read(values, pieces[ranks[0]], self._starts(exchange.source, pieces)[me]))
+        names = tuple(exchange.source.placement.axis_names[axis] for axis in exchange.of_source.class_axes)
+        values = lax.psum_scatter(jnp.stack(blocks), names)
+        pairs = [pair for group, wanted in sums for pair in zip(group, wanted, strict=True)]
+        if any(one != other for one, other in pairs):
+            values = lax.ppermute(values, self.axes, [(self.place[one], self.place[other]) for one, other in pairs])
+        return values
+
+    @staticmethod
+    def _shard_of(layout: Layout, rank: int) -> Piece:
+        """What a rank holds, as a piece of the logical tensor."""
+        return whole(tuple((one.start, one.stop) for one in layout.local_slices(rank)))
+
     def _exchange(self, step: Step, held: jax.Array) -> jax.Array:
         buffers = {"source": held}
         me = lax.axis_index(self.axes)
@@ -181,11 +206,11 @@ class _Program:
         layout = exchange.source if writes == "combined" else exchange.target
         if writes not in buffers:
             buffers[writes] = jnp.zeros(_largest(layout), buffers["source"].dtype)
-        if _is_alike(step):
-            self._alike(step, self._rounds(step, phase, _likeness), writes, buffers, me, written)
+        if is_alike(step):
+            self._alike(step, rounds(step, phase, ranks, likeness), writes, buffers, me, written)
             return
-        ordered = self._rounds(step, phase, _size)
-        sizes = [_size(next(iter(pairs.values()))) for pairs in ordered]
+        ordered = rounds(step, phase, ranks, elements)
+        sizes = [elements(next(iter(pairs.values()))) for pairs in ordered]
         sent = {rank: [_of(pairs, rank, 0) for pairs in ordered] for rank in ranks}
         come = {rank: [_of(pairs, rank, 1) for pairs in ordered] for rank in ranks}
         packs = [functools.partial(_pack, step, sent[rank], rank, sizes) for rank in ranks]
@@ -201,25 +226,25 @@ class _Program:
         buffers[writes] = lax.switch(me, unpacks, buffers[writes], arrived)
 
     def _alike(
-        self, step: Step, rounds: list[Pairs], writes: str, buffers: dict[str, jax.Array], me, written: set
+        self, step: Step, ordered: list[Pairs], writes: str, buffers: dict[str, jax.Array], me, written: set
     ) -> None:
         """A phase in which all ranks do alike: only where their pieces start differs, and is looked up."""
         layout = step.exchange.source if writes == "combined" else step.exchange.target
         arrived = []
-        for pairs in rounds:
+        for pairs in ordered:
             pieces = []
             for k, like in enumerate(next(iter(pairs.values()))):
                 of = step.exchange.target if like.origin == "result" else step.exchange.source
                 shard = buffers[like.origin].reshape(of.local_shape(self.plan.ranks[0]))
-                table = self._starts(of, {sender: parts[k] for (sender, _), parts in pairs.items()})
+                table = self._starts(of, {sender: parts[k].piece for (sender, _), parts in pairs.items()})
                 pieces.append(_read(shard, like.piece, table[me]))
             arrived.append(self._carried(pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces), pairs))
         shard = buffers[writes].reshape(layout.local_shape(self.plan.ranks[0]))
-        for pairs, message in zip(rounds, arrived, strict=True):
+        for pairs, message in zip(ordered, arrived, strict=True):
             done = 0
             for k, like in enumerate(next(iter(pairs.values()))):
                 parts = {receiver: parts[k] for (_, receiver), parts in pairs.items()}
-                at = self._starts(layout, parts)[me]
+                at = self._starts(layout, {rank: part.piece for rank, part in parts.items()})[me]
                 values = message[done : done + like.piece.size]
                 done += like.piece.size
                 keys = {(writes, receiver, part.piece) for receiver, part in parts.items()}
@@ -232,12 +257,12 @@ class _Program:
                 shard = _put(shard, like.piece, at, values)
         buffers[writes] = shard.reshape(-1)
 
-    def _starts(self, layout: Layout, parts: Mapping[int, Transfer]) -> jax.Array:
+    def _starts(self, layout: Layout, pieces: Mapping[int, Piece]) -> jax.Array:
         """int32 [ranks, dims + 1]: where a piece's box starts in the shard of each rank, and the piece in the box."""
         table = np.zeros((len(self.plan.ranks), len(layout.shape) + 1), np.int32)
-        for rank, part in parts.items():
-            starts = [one.start for one in local_slices(part.piece.box, layout, rank)]
-            table[self.place[rank]] = [*starts, part.piece.start]
+        for rank, piece in pieces.items():
+            starts = [one.start for one in local_slices(piece.box, layout, rank)]
+            table[self.place[rank]] = [*starts, piece.start]
         return jnp.asarray(table)
 
     def _carried(self, message: jax.Array, pairs: Pairs) -> jax.Array:
@@ -246,87 +271,16 @@ class _Program:
             return message
         return lax.ppermute(message, self.axes, [(self.place[one], self.place[other]) for one, other in pairs])
 
-    def _messages(self, step: Step, phase: str) -> Pairs:
-        """The messages of a phase. Of ranks that hold copies the one sends that has least to send: fewer rounds."""
-        copies = step.exchange.of_source.copy_axes if step.exchange.same_placement else ()
-        messages: Pairs = {}
-        load: Counter[int] = Counter()
-        come = [part for rank in self.plan.ranks for part in step.exchange.receives(rank, phase)]
-        for part in sorted(come, key=lambda part: part.sender != part.receiver):
-            sender = part.sender
-            if copies and part.origin == "source" and sender != part.receiver:
-                cells = step.exchange.of_source
-                at = {axis: index for axis, index in cells.coords_of(sender).items() if axis not in copies}
-                holders = [cells.rank_at(coords) for coords in cells.spread(tuple(range(len(cells.sizes))), at)]
-                sender = min(holders, key=lambda rank: (load[rank], rank != part.sender))
-            load[sender] += 1
-            messages.setdefault((sender, part.receiver), []).append(part)
-        return messages
-
-    def _rounds(self, step: Step, phase: str, key: Callable[[list[Transfer]], object]) -> list[Pairs]:
-        """The messages of a phase in rounds, in which each rank sends and receives one message at most.
-
-        The messages of a round have one key. What ranks have themselves is a round, without sending, where all ranks
-        have such, or where those that have it receive from others besides; else it travels with the others: that
-        costs less than telling the ranks that receive from those that do not.
-        """
-        messages = self._messages(step, phase)
-        of_key: dict[object, Pairs] = {}
-        for pair, message in messages.items():
-            of_key.setdefault(key(message), {})[pair] = message
-        rounds = []
-        for left in of_key.values():
-            own = {pair: message for pair, message in left.items() if pair[0] == pair[1]}
-            receivers = {receiver for sender, receiver in left if sender != receiver}
-            if len(own) == len(self.plan.ranks) or all(receiver in receivers for _, receiver in own):
-                rounds += [own] if own else []
-                left = {pair: message for pair, message in left.items() if pair not in own}
-            while left:
-                found = _matching(list(left), self.place)
-                rounds.append({pair: left.pop(pair) for pair in found})
-        return rounds
-
-
-def _matching(pairs: list[tuple[int, int]], place: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Most of these pairs (sender, receiver) that have each rank once on either side."""
-    from scipy.sparse import coo_array  # JAX requires scipy
-    from scipy.sparse.csgraph import maximum_bipartite_matching
-
-    rows, columns = ([place[pair[end]] for pair in pairs] for end in (0, 1))
-    graph = coo_array((np.ones(len(pairs)), (rows, columns)), shape=(len(place), len(place))).tocsr()
-    sender = maximum_bipartite_matching(graph, perm_type="row")  # of each receiver, -1 where it has none
-    return [pair for pair, row, column in zip(pairs, rows, columns, strict=True) if sender[column] == row]
-
-
-def _is_alike(step: Step) -> bool:
-    """Whether all shards on each side are of one shape, and the same ranks hold them."""
-    source, target = step.exchange.source, step.exchange.target
-    one_group = set(source.placement.ranks) == set(target.placement.ranks)
-    return one_group and source.divides and target.divides and 0 not in source.shape
-
-
-def _likeness(message: list[Transfer]) -> tuple:
-    """What messages have in common that are cut and put by one program."""
-    return tuple((part.origin, _lengths(part.piece), part.piece.size) for part in message)
-
-
-def _size(message: list[Transfer]) -> int:
-    return sum(part.piece.size for part in message)
-
-
-def _lengths(piece: Piece) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in piece.box)
-
 
 def _read(shard: jax.Array, piece: Piece, at: jax.Array) -> jax.Array:
     """A piece [size] of a shard, from a row of `_starts`."""
-    region = lax.dynamic_slice(shard, tuple(at[:-1]), _lengths(piece)).reshape(-1)
+    region = lax.dynamic_slice(shard, tuple(at[:-1]), piece.lengths).reshape(-1)
     return region if piece.size == region.size else lax.dynamic_slice(region, (at[-1],), (piece.size,))
 
 
 def _put(shard: jax.Array, piece: Piece, at: jax.Array, values: jax.Array) -> jax.Array:
     """The shard with other values for a piece."""
-    lengths, starts = _lengths(piece), tuple(at[:-1])
+    lengths, starts = piece.lengths, tuple(at[:-1])
     if piece.size == shard.size:
         return values.reshape(shard.shape)
     if piece.size < math.prod(lengths):
@@ -404,7 +358,7 @@ def program(plan: BoxingPlan, devices: tuple) -> _Program:
 
 
 def _is_native(step: Step) -> bool:
-    return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and _is_alike(step)
+    return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and is_alike(step)
 
 
 def _halved(values: jax.Array, dim: int, axis: str) -> jax.Array:

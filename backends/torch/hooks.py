@@ -65,7 +65,7 @@ def _variables() -> tuple[Hook, ...]:
         Hook(
             "torch.distributed.tensor",
             "DTensor.__array__",
-            variables.to_array,
+            saving.to_array,
             "numpy(), get_weights and saving of DTensors: `.numpy() is not supported for tensor subclasses`",
             when=lambda *args, **kwargs: True,  # torch itself can only raise here
         ),
@@ -208,6 +208,20 @@ def _saving() -> tuple[Hook, ...]:
             saving.save,
             "all ranks call it with one path: rank 0 writes",
             when=saving.is_shared,
+        ),
+        Hook(
+            "keras.src.saving.saving_lib",
+            "H5IOStore.__setitem__",
+            saving.write_entry,
+            "a split variable is written block by block; Keras makes a whole array of it first",
+            when=saving.is_asking,
+        ),
+        Hook(
+            "keras.src.optimizers.base_optimizer",
+            "BaseOptimizer.save_own_variables",
+            saving.write_optimizer,
+            "the same for the optimizer's variables",
+            when=saving.is_asking,
         ),
         Hook(
             "keras.src.callbacks.backup_and_restore",

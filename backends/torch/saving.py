@@ -1,31 +1,37 @@
-"""Files on PyTorch: all ranks call, all take part in gathering, rank 0 writes, and its error is raised on all."""
+"""Files on PyTorch: all ranks call, rank 0 writes and asks the others for their pieces, and its error is raised on all.
+
+A split variable goes to the file block by block, so that no rank ever holds it whole.
+"""
 
 from __future__ import annotations
 
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as torch_distributed
+from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import layouts, variables
+from keras_flow.backends.torch import layouts, pieces, variables
 from keras_flow.backends.torch.trainer import optimizers_of
 from keras_flow.distributions.models import remembered
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
-#: this rank is writing alone: nothing inside may be a collective
-_alone: ContextVar[bool] = ContextVar("keras_flow_writing", default=False)
+#: this rank is writing alone: nothing inside may be a collective; what it asks the other ranks with
+_alone: ContextVar[pieces.Asking | None] = ContextVar("keras_flow_writing", default=None)
 
 
 def is_shared(model: keras.Model, *args: object, **kwargs: object) -> bool:
     """The condition: the model belongs to a distribution of several processes."""
-    return torch_distributed.is_initialized() and not _alone.get() and remembered(model) is not None
+    return torch_distributed.is_initialized() and _alone.get() is None and remembered(model) is not None
 
 
 def callback_is_shared(callback: object, *args: object, **kwargs: object) -> bool:
@@ -37,17 +43,17 @@ def callback_is_shared(callback: object, *args: object, **kwargs: object) -> boo
 def save(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
     """Hook on functions that write a model: without it all ranks open one file, and those that fail leave the others
     waiting."""
-    _on_rank_0(lambda: original(model, *args, **kwargs), _all_variables(model))
+    _on_rank_0(lambda: original(model, *args, **kwargs), model)
 
 
 def callback_writes_model(original: Callable[..., object], callback: object, *args: object, **kwargs: object) -> None:
     """Hook on a callback's method that writes the model and other files."""
-    _on_rank_0(lambda: original(callback, *args, **kwargs), _all_variables(callback._model))  # type: ignore[attr-defined]
+    _on_rank_0(lambda: original(callback, *args, **kwargs), callback._model)  # type: ignore[attr-defined]
 
 
 def callback_writes(original: Callable[..., object], callback: object, *args: object, **kwargs: object) -> None:
     """Hook on a callback's method that writes files or removes them, without weights."""
-    _on_rank_0(lambda: original(callback, *args, **kwargs), ())
+    _on_rank_0(lambda: original(callback, *args, **kwargs), None)
 
 
 def throw_away_logs(original: Callable[..., object], callback: object, model: keras.Model) -> object:
@@ -66,18 +72,68 @@ def _all_variables(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
-def _on_rank_0(action: Callable[[], object], held: Iterable[keras.Variable]) -> None:
+def is_asking(*args: object, **kwargs: object) -> bool:
+    """The condition: this rank is writing the files of all."""
+    return _alone.get() is not None
+
+
+def write_entry(original: Callable[..., None], store: object, key: str, value: object) -> None:
+    """Hook on the weights file: a split variable is written block by block."""
+    asking = _alone.get()
+    assert asking is not None  # the hook's condition
+    tensor = getattr(value, "_value", value)
+    if not asking.has(tensor):
+        original(store, key, value)
+        return
+    if tensor.dtype == torch.bfloat16:  # numpy has none: Keras writes and marks it
+        original(store, key, asking.whole(tensor))
+        return
+    if not store._h5_entry_initialized:  # type: ignore[attr-defined]
+        store._create_h5_group(store._h5_entry_path)  # type: ignore[attr-defined]
+    dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    dataset = store._h5_entry_group.create_dataset(key, tuple(tensor.shape), dtype)  # type: ignore[attr-defined]
+    for index, block in asking.blocks(tensor):
+        dataset[index] = block.numpy()
+
+
+def write_optimizer(original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict) -> None:
+    """Hook: as Keras's own, which makes whole arrays of all variables first."""
+    for number, variable in enumerate(optimizer.variables):
+        store[str(number)] = variable
+
+
+def to_array(
+    original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
+) -> np.ndarray:
+    """Hook: the logical value as numpy. Where it is split all ranks must take part, or answer rank 0, which writes."""
+    asking = _alone.get()
+    value = (variables.logical(tensor) if asking is None else asking.whole(tensor)).cpu().numpy()
+    return value.astype(dtype) if dtype is not None else value
+
+
+def _computes(layer: keras.Layer) -> bool:
+    """Whether a layer writes values that it computes: it has to find them whole."""
+    own = not type(layer).save_own_variables.__module__.startswith("keras.src.")
+    return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
+
+
+def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
-    with variables.whole(held, here=writes):
+    held = [] if model is None else _all_variables(model)
+    computed = [] if model is None else [v for one in model._flatten_layers() if _computes(one) for v in one.variables]
+    with variables.whole(computed, here=writes):
         if writes:
-            token = _alone.set(True)
-            try:
-                action()
-            except Exception as raised:
-                error = raised
-            finally:
-                _alone.reset(token)
+            with pieces.asking(held) as asking:
+                token = _alone.set(asking)
+                try:
+                    action()
+                except Exception as raised:
+                    error = raised
+                finally:
+                    _alone.reset(token)
+        else:
+            pieces.answer(held)
     outcome = [None if error is None else f"{type(error).__name__}: {error}"]
     torch_distributed.broadcast_object_list(outcome, src=0)  # the others wait here until the file is complete
     if error is not None:

@@ -97,14 +97,6 @@ def assign_from_file(original: Callable[..., object], variable: keras.Variable, 
     return held
 
 
-def to_array(
-    original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
-) -> np.ndarray:
-    """Hook: the logical value as numpy. A gather where it is split: all ranks must take part."""
-    array = _logical(tensor).cpu().numpy()
-    return array.astype(dtype) if dtype is not None else array
-
-
 def place(variable: keras.Variable, layout: PlacedLayout) -> None:
     """Lay a variable anew with the value it has; one that is not distributed yet takes rank 0's value."""
     before = placed_layout(variable)
@@ -129,7 +121,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     if layout is None or held is None or isinstance(held, DTensor) == consistent:
         return False
     if isinstance(held, DTensor):
-        variable._value = torch.nn.Parameter(_logical(held), requires_grad=held.requires_grad)
+        variable._value = torch.nn.Parameter(logical(held), requires_grad=held.requires_grad)
         return True
     if not held.is_floating_point() or _stays_plain(variable):
         return False
@@ -205,7 +197,7 @@ def _lay(full: torch.Tensor, layout: PlacedLayout) -> DTensor:
     return layouts.from_full(full, mesh, layouts.engine_layout(layout.placed.layout))
 
 
-def _logical(value: torch.Tensor) -> torch.Tensor:
+def logical(value: torch.Tensor) -> torch.Tensor:
     """The logical value, without gradient: a collective where it is split."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
@@ -247,7 +239,7 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     for variable in variables:
         held = variable._value
         if isinstance(held, DTensor):
-            full = _logical(held)
+            full = logical(held)
             if here:
                 swapped.append((variable, held))
                 variable._value = torch.nn.Parameter(full, requires_grad=held.requires_grad)

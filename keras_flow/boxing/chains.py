@@ -19,7 +19,7 @@ from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
-from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Split, broadcast, partial_sum
+from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Split, broadcast, partial_sum, split
 
 #: ranks up to which atoms are counted; above it the bound is taken from closed forms where there is one
 COUNTED = 64
@@ -143,10 +143,15 @@ def is_uniform(steps: tuple[Step, ...]) -> bool:
 
 
 def _options(source: Layout, target: Layout) -> tuple[NdSbp, ...]:
-    """The layouts that a chain may pass through: any split of either end, B, and P where either has one."""
+    """The layouts that a chain may pass through: any split of either end, B, and P where either has one.
+
+    Where neither end has a split, sums are made in blocks of the first dim that all axes together can split.
+    """
     parts = dict.fromkeys((*source.nd_sbp, *target.nd_sbp))
     splits = [part for part in parts if isinstance(part, Split)]
     has_partial = source.has_partial or target.has_partial
+    if has_partial and not splits:
+        splits = [split(dim) for dim, n in enumerate(source.shape) if n % source.placement.size == 0][:1]
     of_axis = [*sorted(splits, key=lambda part: part.dim), broadcast, *([partial_sum] if has_partial else [])]
     return tuple(
         nd_sbp

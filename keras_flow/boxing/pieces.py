@@ -21,6 +21,11 @@ class Piece:
         """Number of elements."""
         return self.stop - self.start
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Shape of the box."""
+        return tuple(stop - start for start, stop in self.box)
+
 
 @dataclass(frozen=True)
 class Transfer:

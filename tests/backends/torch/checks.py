@@ -231,6 +231,55 @@ def one_file_for_all_ranks() -> None:
 
 
 @check
+def no_rank_holds_a_split_weight_whole_to_save_it() -> None:
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.torch.pieces import Asking
+
+    folder = on_all_ranks(tempfile.mkdtemp())[0]
+    rules = {
+        "hidden/kernel": {"data": kf.sbp.split(0), "model": kf.sbp.split(1)},
+        "out/kernel": {"model": kf.sbp.split(0)},
+    }
+    mesh = kf.Placement([[2, 3], [0, 1]], axis_names=("data", "model"))
+    blocks, whole = Asking.blocks, Asking.whole
+    sizes, made_whole = [], []
+
+    def watched_blocks(asking, tensor):
+        for index, block in blocks(asking, tensor):
+            sizes.append(block.numel())
+            yield index, block
+
+    def watched_whole(asking, tensor):
+        made_whole.append(asking.has(tensor))
+        return whole(asking, tensor)
+
+    Asking.blocks, Asking.whole = watched_blocks, watched_whole
+    try:
+        with kf.ModelParallel(mesh, rules=rules).scope():
+            model = small_model(3 << 20)  # hidden/kernel has 48 MB, a piece 12 MB, a block at most 8 MB
+            model.compile("adam", "mse")
+            model.train_on_batch(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"))
+            model.save_weights(os.path.join(folder, "m.weights.h5"))
+            model.save(os.path.join(folder, "m.keras"))
+            expected = [np.array(one.numpy()) for one in (*model.variables, *model.optimizer.variables)]
+    finally:
+        Asking.blocks, Asking.whole = blocks, whole
+    assert not any(made_whole)
+    assert max(sizes, default=0) <= (8 << 20) // 4 and bool(sizes) == (rank() == 0)
+    if rank() == 0:
+        plain = small_model(3 << 20)
+        plain.load_weights(os.path.join(folder, "m.weights.h5"))
+        loaded = keras.saving.load_model(os.path.join(folder, "m.keras"))
+        found = [one.numpy() for one in (*loaded.variables, *loaded.optimizer.variables)]
+        assert len(found) == len(expected)
+        assert all(map(np.array_equal, found, expected))
+        assert all(map(np.array_equal, plain.get_weights(), loaded.get_weights()))
+    keras.backend.clear_session()
+
+
+@check
 def models_that_act_row_by_row_are_known() -> None:
     import keras
     from keras import layers, ops

@@ -1,0 +1,139 @@
+"""Pieces of split variables, from the ranks that hold them to rank 0, one block after the other.
+
+Rank 0 asks for a variable by its number; every other rank answers with what it alone holds, until rank 0 has no more
+questions. Point to point, so that rank 0 decides the order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+import torch.distributed as torch_distributed
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends.torch import layouts
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+#: where a block lies in the logical tensor
+Index = tuple[slice, ...]
+
+#: bytes of a block
+_BLOCK = 8 << 20
+_END = -1
+
+
+class Asking:
+    """Rank 0's side.
+
+    Args:
+        held: the variables that may be asked for, the same on all ranks.
+    """
+
+    def __init__(self, held: Sequence[keras.Variable]):
+        self._numbers = {_key(one._value): k for k, one in enumerate(held) if _is_split(one._value)}
+
+    def has(self, tensor: object) -> TypeGuard[DTensor]:
+        """Whether this is the value of a split variable."""
+        return _is_split(tensor) and _key(tensor) in self._numbers
+
+    def blocks(self, tensor: DTensor) -> Iterator[tuple[Index, torch.Tensor]]:
+        """All elements of a split variable, each once."""
+        _ask(self._numbers[_key(tensor)])
+        coming = self._coming(tensor)
+        try:
+            yield from _own_blocks(tensor)
+            yield from coming
+        finally:
+            for _ in coming:  # what is on its way is taken, so that the other ranks can go on
+                pass
+
+    def _coming(self, tensor: DTensor) -> Iterator[tuple[Index, torch.Tensor]]:
+        header = torch.empty(1 + 2 * tensor.ndim, dtype=torch.int64)
+        for rank in range(1, torch_distributed.get_world_size()):
+            while True:
+                torch_distributed.recv(header, rank)
+                is_block, *bounds = header.tolist()
+                if not is_block:
+                    break
+                index = tuple(slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True))
+                block = torch.empty([one.stop - one.start for one in index], dtype=tensor.dtype)
+                torch_distributed.recv(block.view(torch.uint8), rank)
+                yield index, block
+
+    def whole(self, tensor: DTensor) -> torch.Tensor:
+        """The logical value, on this rank only.
+
+        Raises:
+            FlowError: it is split, and not the value of a variable.
+        """
+        if not _is_split(tensor):
+            return tensor.to_local().detach().cpu()
+        if not self.has(tensor):
+            raise FlowError(
+                "rank 0, which writes the files of all ranks, cannot read a split tensor of shape "
+                f"{list(tensor.shape)} that is no variable's value: the other ranks do not compute it. Write variables "
+                "as they are"
+            )
+        made = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+        for index, block in self.blocks(tensor):
+            made[index] = block
+        return made
+
+
+@contextlib.contextmanager
+def asking(held: Sequence[keras.Variable]) -> Iterator[Asking]:
+    """On rank 0: the other ranks answer meanwhile."""
+    try:
+        yield Asking(held)
+    finally:
+        _ask(_END)
+
+
+def answer(held: Sequence[keras.Variable]) -> None:
+    """On the other ranks: answer until rank 0 has no more questions."""
+    number = torch.empty(1, dtype=torch.int64)
+    while True:
+        torch_distributed.broadcast(number, src=0)
+        if number.item() == _END:
+            return
+        tensor = held[int(number)]._value
+        for index, block in _own_blocks(tensor):
+            bounds = [bound for one in index for bound in (one.start, one.stop)]
+            torch_distributed.send(torch.tensor([1, *bounds]), 0)
+            torch_distributed.send(block.view(torch.uint8), 0)
+        torch_distributed.send(torch.zeros(1 + 2 * tensor.ndim, dtype=torch.int64), 0)
+
+
+def _ask(number: int) -> None:
+    torch_distributed.broadcast(torch.tensor([number]), src=0)
+
+
+def _own_blocks(tensor: torch.Tensor) -> Iterator[tuple[Index, torch.Tensor]]:
+    """This rank's piece, unless a rank before it holds the same: blocks of rows."""
+    if not isinstance(tensor, DTensor):  # this rank is not in the placement
+        return
+    coordinates = tensor.device_mesh.get_coordinate()
+    assert coordinates is not None
+    if any(at for at, part in zip(coordinates, tensor.placements, strict=True) if part.is_replicate()):
+        return
+    first, *others = layouts.local_slices(tensor.shape, tensor.device_mesh, tensor.placements)
+    local = tensor.to_local().detach().cpu()
+    rows = max(1, _BLOCK * len(local) // max(1, local.numel() * local.element_size()))
+    for start in range(0, len(local), rows):
+        block = local[start : start + rows].contiguous()
+        yield (slice(first.start + start, first.start + start + len(block)), *others), block
+
+
+def _is_split(value: object) -> TypeGuard[DTensor]:
+    return isinstance(value, DTensor) and any(part.is_shard() for part in value.placements)
+
+
+def _key(tensor: DTensor) -> int:
+    """What a variable's value and the same detached have in common."""
+    return tensor._local_tensor.untyped_storage().data_ptr()  # no public way without autograd
