@@ -86,9 +86,12 @@ class _Program:
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
-        on_axes = plan.ranks == placement.ranks and all(s.exchange.same_placement or is_alike(s) for s in self.steps)
-        hierarchy = placement.hierarchy if on_axes else (len(plan.ranks),)
-        self.axes = placement.axis_names if on_axes else ("ranks",)
+        #: whether named collectives can go over the axes of the placement; else all ranks lie on one
+        self.on_axes = plan.ranks == placement.ranks and all(
+            step.exchange.same_placement or is_alike(step) for step in self.steps
+        )
+        hierarchy = placement.hierarchy if self.on_axes else (len(plan.ranks),)
+        self.axes = placement.axis_names if self.on_axes else ("ranks",)
         mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(hierarchy), self.axes)
         spec = PartitionSpec(self.axes)
         self.sharding = NamedSharding(mesh, spec)
@@ -127,9 +130,9 @@ class _Program:
         if block.dtype == bool:
             held = held.astype(jnp.uint8)  # pieces are added
         for step in self.steps:
-            if _is_native(step):
+            if self.on_axes and _is_native(step):
                 held = self._native(step, held)
-            elif summed_blocks(step) is not None:
+            elif self.on_axes and summed_blocks(step) is not None:
                 held = self._scattered(step, held)
             else:
                 held = self._exchange(step, held)

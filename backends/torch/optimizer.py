@@ -106,8 +106,8 @@ def _slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> l
     """The optimizer's variables for one of the model's: Keras keeps lists in the order of the model's variables."""
     index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
     lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == count]
-    found = [held[index] for held in lists if held is not optimizer._trainable_variables]
-    return [one for one in found if hasattr(one, "_value") and one is not variable]
+    found = [held[index] for held in lists if getattr(held[index], "shape", None) == variable.shape]
+    return [one for one in found if one is not variable]
 
 
 def _blocks(pieces: Sequence[torch.Tensor]) -> Iterator[tuple[list[int], slice | None]]:

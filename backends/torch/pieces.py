@@ -7,7 +7,7 @@ questions. Point to point, so that rank 0 decides the order.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -42,7 +42,7 @@ class Asking:
         """Whether this is the value of a split variable."""
         return _is_split(tensor) and _key(tensor) in self._numbers
 
-    def blocks(self, tensor: DTensor) -> Iterator[tuple[Index, torch.Tensor]]:
+    def blocks(self, tensor: DTensor) -> Generator[tuple[Index, torch.Tensor], None, None]:
         """All elements of a split variable, each once."""
         _ask(self._numbers[_key(tensor)])
         coming = self._coming(tensor)

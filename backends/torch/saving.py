@@ -6,6 +6,7 @@ A split variable goes to the file block by block, so that no rank ever holds it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -92,8 +93,9 @@ def write_entry(original: Callable[..., None], store: object, key: str, value: o
         store._create_h5_group(store._h5_entry_path)  # type: ignore[attr-defined]
     dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
     dataset = store._h5_entry_group.create_dataset(key, tuple(tensor.shape), dtype)  # type: ignore[attr-defined]
-    for index, block in asking.blocks(tensor):
-        dataset[index] = block.numpy()
+    with contextlib.closing(asking.blocks(tensor)) as blocks:
+        for index, block in blocks:
+            dataset[index] = block.numpy()
 
 
 def write_optimizer(original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict) -> None:

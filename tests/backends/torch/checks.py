@@ -117,12 +117,13 @@ def updates_in_blocks_are_those_of_keras() -> None:
 
     import keras_flow as kf
 
-    shapes = {"wide": (1500, 1600), "small": (8, 12), "bias": (7,)}
+    shapes = {"wide": (1500, 1600), "small": (8, 12)}  # as many as the optimizer has variables of its own
     makers: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
         name: getattr(keras.optimizers, name)
         for name in ("Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Lion", "Nadam")
     }
-    makers["SGD"] = lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    makers["SGD"] = lambda: keras.optimizers.SGD(0.1)
+    makers["momentum"] = lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     makers["accumulating"] = lambda: keras.optimizers.Adam(gradient_accumulation_steps=2, use_ema=True)
     mesh = kf.Placement(range(4), axis_names=("model",))
     split = kf.ModelParallel(mesh, rules={"wide": {"model": kf.sbp.split(1)}, "small": {"model": kf.sbp.split(0)}})
