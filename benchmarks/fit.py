@@ -121,7 +121,28 @@ def _case(backend: str, family: str, size: float, kind: str, rounds: int, second
             ways[name]()
             _settle(backend)
             timed[name].append((time.perf_counter() - start) / steps)
-    return {"backend": backend, "family": family, "size": size, "kind": kind, "steps": steps, "seconds": timed}
+    record = {"backend": backend, "family": family, "size": size, "kind": kind, "steps": steps, "seconds": timed}
+    if _has_peers(backend):
+        record["profile"] = {name: _profiled(epoch, steps) for name, epoch in ways.items() if name != PLAIN}
+    return record
+
+
+def _profiled(epoch, steps: int) -> dict[str, float]:
+    """Operation -> milliseconds of a step on rank 0, what it calls left out, by torch's profiler. A collective's time
+    has the waiting for other ranks in it."""
+    import contextlib
+
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile
+
+    watches = dist.get_rank() == 0
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CPU]) if watches else contextlib.nullcontext() as found:
+        epoch()
+    if not watches:
+        return {}
+    times = {one.key: one.self_cpu_time_total / 1000 / steps for one in found.key_averages()}
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:40])
 
 
 def _steps(family: str, size: float, seconds: float) -> int:
@@ -219,11 +240,21 @@ def table(records: list[dict], ranks: int) -> str:
                 if ratio > limit:
                     target += " missed"
                     missed.append(f"{case}, {record['kind']}, {name}: {ratio:.2f}, at most {limit:.2f}")
+                    missed[-1] += _where(record.get("profile", {}), name)
             lines.append(
                 f"| {case} | {record['kind']} | {_ms(own)} | {name} | {_ms(values)} | {ratio:.2f} | {target} |"
             )
     lines += ["", f"Targets missed: {len(missed)} of {compared}.", "", *(f"- {one}" for one in missed), ""]
     return "\n".join(lines)
+
+
+def _where(profiles: dict[str, dict[str, float]], name: str) -> str:
+    """The operations in which a step takes longest beyond the other way's, of torch's profiler."""
+    if name not in profiles:
+        return ""
+    ours, theirs = profiles[OURS], profiles[name]
+    more = sorted(((ours[one] - theirs.get(one, 0.0), one) for one in ours), reverse=True)[:4]
+    return "; more time in " + ", ".join(f"{one} ({ms:+.1f} ms)" for ms, one in more)
 
 
 def _ms(values: list[float]) -> str:
