@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -89,14 +90,19 @@ def by_collectives(plan: BoxingPlan) -> BoxingPlan:
 
     For engines whose own collectives are faster than an exchange of slices. A step may lie on the plan's placement with
     its axes in another order, where an outer split has become an inner one: what such steps join is for
-    executors, not for the JSON form.
+    executors, not for the JSON form. Where no named steps do, an exchange whose shares are balanced over the ranks
+    gives way to that of equal ranges, which has fewer messages.
     """
     if not Exchange(plan.source, plan.target).same_placement or all(step.kind != "exchange" for step in plan.steps):
         return plan
     found = [steps for steps in (chain(plan.source, plan.target), *_turned_chains(plan)) if steps is not None]
-    made = [BoxingPlan(plan.source, plan.target, plan.dtype, steps, plan.chosen) for steps in found]
+    made = [replace(plan, steps=steps) for steps in found]
     fitting = [one for one in made if one.total_bytes <= plan.total_bytes]
-    return min(fitting, key=lambda one: (one.most_loaded, len(one.steps)), default=plan)
+    if fitting:
+        return min(fitting, key=lambda one: (one.most_loaded, len(one.steps)))
+    plain = Exchange(plan.source, plan.target)
+    of_slices = replace(plan, steps=(Step("exchange", plain.phases, plain),))
+    return of_slices if of_slices.total_bytes <= plan.total_bytes else plan
 
 
 def _turned_chains(plan: BoxingPlan) -> Iterator[tuple[Step, ...] | None]:
