@@ -10,7 +10,9 @@ CAPABILITIES = Capabilities(
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="broadcast",
     traffic=Traffic(scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})),
-    room=Room(normalization=0, batch_normalization=1, chosen=8, sums_apart=True, update=3, update_bytes=2**20),
+    room=Room(
+        normalization=0, batch_normalization=1, pooled=2, chosen=8, sums_apart=True, update=3, update_bytes=2**20
+    ),
     refused={
         "string inputs": "torch has no string tensors",
         "jit_compile=True": (

@@ -43,8 +43,10 @@ def register() -> None:
 def _register_convolution() -> None:
     """Built-in: splits of the batch. Added: splits of channels in and out, where there is one group."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
+    built_in = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
     for operator in (aten.convolution.default, aten.convolution_backward.default):
         handlers.pop(operator, None)
+        built_in.pop(operator, None)  # it is asked before what is registered
 
     @register_sharding(aten.convolution.default)
     def _(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
