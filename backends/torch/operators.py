@@ -40,15 +40,19 @@ def register() -> None:
     _register_fallback()
 
 
+def _rule(operator: torch._ops.OpOverload) -> Callable[[Callable[..., object]], object]:
+    """`register_sharding`; a rule of torch's own for the operator, which would be asked first, is dropped."""
+    DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs.pop(operator, None)
+    return register_sharding(operator)
+
+
 def _register_convolution() -> None:
     """Built-in: splits of the batch. Added: splits of channels in and out, where there is one group."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    built_in = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
     for operator in (aten.convolution.default, aten.convolution_backward.default):
         handlers.pop(operator, None)
-        built_in.pop(operator, None)  # it is asked before what is registered
 
-    @register_sharding(aten.convolution.default)
+    @_rule(aten.convolution.default)
     def _(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
         def signature(out: object, x_in: object, w_in: object, b_in: object) -> Signature:
             return [out], [x_in, w_in, b_in if b is not None else None, *[None] * 6]
@@ -60,7 +64,7 @@ def _register_convolution() -> None:
             found.append(signature(P, S(1), S(1 - out_dim), P))
         return found
 
-    @register_sharding(aten.convolution_backward.default)
+    @_rule(aten.convolution_backward.default)
     def _(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
         def signature(gx: object, gw: object, gb: object, g_in: object, x_in: object, w_in: object) -> Signature:
             outputs = [part if wanted else None for part, wanted in zip((gx, gw, gb), mask, strict=True)]
@@ -83,11 +87,11 @@ def _register_attention() -> None:
         splits = part.is_shard() and mask.ndim == 4 and mask.shape[part.dim] != 1  # type: ignore[attr-defined]
         return [part if splits else R]
 
-    @register_sharding(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    @_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
     def _(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
         return [([p, p], [p, p, p, None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
-    @register_sharding(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    @_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
     def _(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
         return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
@@ -95,7 +99,7 @@ def _register_attention() -> None:
 def _register_like(operator: torch._ops.OpOverload, tensors: int, dims: Sequence[int] | None = None) -> None:
     """All tensors of the operator are laid alike."""
 
-    @register_sharding(operator)
+    @_rule(operator)
     def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
         splits = [S(dim) for dim in (dims or range(args[0].ndim))]
