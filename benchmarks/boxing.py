@@ -148,7 +148,8 @@ def table(records: list[dict]) -> str:
         "# Boxing: keras_flow's executors against the engines' own",
         "",
         "Written by `python -m benchmarks.boxing`. Bytes are sums over pairs and ranks, in tensors; time is",
-        "the geometric mean over pairs of keras_flow's median by the engine's, and the pairs above 1.1x.",
+        "the geometric mean over pairs of keras_flow's median by the engine's, and the pairs above 1.1x. Noise: the",
+        "engine's two ways by each other, where they move the same bytes.",
         "",
         "| engine, ranks, MB | class | against | pairs | kf / bound | kf / engine, bytes | more | time | over 1.1x |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -160,6 +161,7 @@ def table(records: list[dict]) -> str:
             for rival in sorted({name for record in of_kind for name in record["received"]} - {OURS}):
                 both = [record for record in of_kind if rival in record["received"] and rival not in record["wrong"]]
                 lines.append(f"| {backend} {hierarchy} {size:g} | {kind} | {rival} | {_row(both, rival, size)} |")
+        lines += [f"| {backend} {hierarchy} {size:g} | noise | {row} |" for row in _noise(found)]
         for rival in sorted({name for record in found for name in record["refused"]}):
             texts = [record["refused"][rival] for record in found if rival in record["refused"]]
             reasons = "; ".join(f"{texts.count(text)} with {text!r}" for text in sorted(set(texts)))
@@ -190,6 +192,22 @@ def _row(both: list[dict], rival: str, size: float) -> str:
     unit = size * 2**20
     moved = f"{_over(ours, theirs)} ({ours / unit:.1f} / {theirs / unit:.1f})"
     return f"{len(both)} | {_over(ours, bound)} | {moved} | {more} | {time} | {slower} of {len(ratios)}"
+
+
+def _noise(records: list[dict]) -> list[str]:
+    """The engine's two ways against each other, where they move the same bytes: what is no difference of programs."""
+    rivals = sorted({name for record in records for name in record["seconds"]} - {OURS})
+    if len(rivals) != 2:
+        return []
+    one, other = rivals
+    both = [record["received"] for record in records if one in record["received"] and other in record["received"]]
+    alike = [r for r in records if r["received"].get(one) == r["received"].get(other) != 0 and one in r["seconds"]]
+    ratios = [record["seconds"][one] / record["seconds"][other] for record in alike]
+    if not ratios:
+        return []
+    apart = sum(max(ratio, 1 / ratio) > 1.1 for ratio in ratios)
+    time = f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}"
+    return [f"{one} by {other} | {len(both)} | | | | {time} | {apart} of {len(ratios)} either way"]
 
 
 def _over(one: float, other: float) -> str:
