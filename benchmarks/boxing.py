@@ -28,6 +28,8 @@ from benchmarks.parts import measured_apart, with_new
 
 #: the classes of pairs, by where summands are
 CLASSES = ("no P", "P to S, B", "to P")
+#: what an engine does unless it is told otherwise
+DEFAULTS = {"jax": "jit, Shardy", "tensorflow": "dtensor.relayout", "torch": "redistribute"}
 
 
 def main(arguments: list[str]) -> int:
@@ -151,6 +153,14 @@ def table(records: list[dict]) -> str:
         "the geometric mean over pairs of keras_flow's median by the engine's, and the pairs above 1.1x. Noise: the",
         "engine's two ways by each other, where they move the same bytes.",
         "",
+        "Against what the engine does by default:",
+        "",
+        "| engine, ranks, MB | pairs | kf / engine, bytes | with a P in the source | time | over 1.1x |",
+        "|---|---|---|---|---|---|",
+        *(_summary(group, found) for group, found in _grouped(records)),
+        "",
+        "By classes of pairs:",
+        "",
         "| engine, ranks, MB | class | against | pairs | kf / bound | kf / engine, bytes | more | time | over 1.1x |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -181,17 +191,33 @@ def _grouped(records: list[dict]) -> list[tuple[tuple, list[dict]]]:
     return [(group, list(found)) for group, found in itertools.groupby(records, key=_group)]
 
 
+def _summary(group: tuple, found: list[dict]) -> str:
+    backend, hierarchy, size = group
+    rival = DEFAULTS[backend]
+    both = [record for record in found if rival in record["received"] and rival not in record["wrong"]]
+    moved = []
+    for records in (both, [record for record in both if "P" in record["source"]]):
+        ours, theirs = (sum(record["received"][name] for record in records) for name in (OURS, rival))
+        moved.append(_over(ours, theirs))
+    time, slower = _times(_ratios(both, rival))
+    return f"| {backend} {hierarchy} {size:g} | {len(both)} | {moved[0]} | {moved[1]} | {time} | {slower} |"
+
+
+def _times(ratios: list[float]) -> tuple[str, str]:
+    """The geometric mean of ratios, and how many are above 1.1."""
+    time = f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else "-"
+    return time, f"{sum(ratio > 1.1 for ratio in ratios)} of {len(ratios)}"
+
+
 def _row(both: list[dict], rival: str, size: float) -> str:
     ours = sum(record["received"][OURS] for record in both)
     theirs = sum(record["received"][rival] for record in both)
     bound = sum(record["bound"] for record in both)
     more = sum(record["received"][OURS] > 1.0001 * record["received"][rival] for record in both)
-    ratios = _ratios(both, rival)
-    time = f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else "-"
-    slower = sum(ratio > 1.1 for ratio in ratios)
+    time, slower = _times(_ratios(both, rival))
     unit = size * 2**20
     moved = f"{_over(ours, theirs)} ({ours / unit:.1f} / {theirs / unit:.1f})"
-    return f"{len(both)} | {_over(ours, bound)} | {moved} | {more} | {time} | {slower} of {len(ratios)}"
+    return f"{len(both)} | {_over(ours, bound)} | {moved} | {more} | {time} | {slower}"
 
 
 def _noise(records: list[dict]) -> list[str]:
@@ -206,7 +232,7 @@ def _noise(records: list[dict]) -> list[str]:
     if not ratios:
         return []
     apart = sum(max(ratio, 1 / ratio) > 1.1 for ratio in ratios)
-    time = f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}"
+    time, _ = _times(ratios)
     return [f"{one} by {other} | {len(both)} | | | | {time} | {apart} of {len(ratios)} either way"]
 
 
