@@ -122,12 +122,31 @@ def _case(backend: str, family: str, size: float, kind: str, rounds: int, second
             _settle(backend)
             timed[name].append((time.perf_counter() - start) / steps)
     record = {"backend": backend, "family": family, "size": size, "kind": kind, "steps": steps, "seconds": timed}
-    if _has_peers(backend):
-        record["profile"] = {name: _profiled(epoch, steps) for name, epoch in ways.items() if name != PLAIN}
+    if kind != "one":
+        profiled = _operations if _has_peers(backend) else _functions
+        record["profile"] = {name: profiled(epoch, steps) for name, epoch in ways.items() if name != PLAIN}
     return record
 
 
-def _profiled(epoch, steps: int) -> dict[str, float]:
+def _functions(epoch, steps: int) -> dict[str, float]:
+    """Python function -> milliseconds of a step, what it calls left out. What waits for a device has its time in it."""
+    import cProfile
+    import pstats
+
+    profiler = cProfile.Profile()
+    profiler.runcall(epoch)
+    times: dict[str, float] = {}
+    for (file, _, name), (_, _, own, _, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
+        where = name if file == "~" else f"{Path(file).stem}.{name}"
+        times[where] = times.get(where, 0.0) + 1000 * own / steps
+    return _largest(times)
+
+
+def _largest(times: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:40])
+
+
+def _operations(epoch, steps: int) -> dict[str, float]:
     """Operation -> milliseconds of a step on rank 0, what it calls left out, by torch's profiler. A collective's time
     has the waiting for other ranks in it."""
     import contextlib
@@ -142,7 +161,7 @@ def _profiled(epoch, steps: int) -> dict[str, float]:
     if not watches:
         return {}
     times = {one.key: one.self_cpu_time_total / 1000 / steps for one in found.key_averages()}
-    return dict(sorted(times.items(), key=lambda item: -item[1])[:40])
+    return _largest(times)
 
 
 def _steps(family: str, size: float, seconds: float) -> int:
