@@ -21,6 +21,8 @@ from pathlib import Path
 PLANS = (("S(0),B", "B,S(1)"), ("S(0),S(1)", "B,B"), ("P,S(0)", "S(1),B"), ("P,P", "B,B"), ("B,B", "P,S(0)"))
 #: what may grow with the ranks: up to this power of their number
 POWER = 1.2
+#: layers of a stack: Keras walks a graph by recursion, one call for each layer on the way
+DEEP = 100
 #: times below this are noise, seconds
 FLOOR = 2e-3
 
@@ -73,7 +75,7 @@ def matching(variables: int) -> tuple[float, int]:
 
 
 def explaining(ranks: int, variables: int) -> tuple[float, int]:
-    """Explain of a stack of Dense layers, described under data and tensor parallelism."""
+    """Explain of stacks of Dense layers side by side, described under data and tensor parallelism."""
     import keras
     import numpy as np
 
@@ -88,9 +90,13 @@ def explaining(ranks: int, variables: int) -> tuple[float, int]:
         )
         with distribution.scope():
             names = [f"{('even', 'odd')[k % 2]}{k}" for k in range(max(2, variables // 2))]
-            model = keras.Sequential(
-                [keras.layers.Input((inner,)), *(keras.layers.Dense(inner, name=name) for name in names)]
-            )
+            inputs, ends = keras.layers.Input((inner,)), []
+            for start in range(0, len(names), DEEP):
+                x = inputs
+                for name in names[start : start + DEEP]:
+                    x = keras.layers.Dense(inner, name=name)(x)
+                ends.append(x)
+            model = keras.Model(inputs, keras.layers.Add()(ends) if ends[1:] else ends[0])
             model.compile("sgd", "mse")
         return measured(lambda: distribution.explain(model, 4 * ranks))
 
