@@ -91,8 +91,14 @@ def convolution(step: Step, call: Call) -> None:
 
 def _activate(step: Step, call: Call) -> None:
     """What the layer's activation function keeps."""
+    name = _name_of(getattr(call.layer, "activation", None))
     for key in call.outputs:
-        step.keep(step.room.of_activation(getattr(call.layer, "activation", None)), key)
+        step.keep(step.room.of_activation(name), key)
+
+
+def _name_of(function: object) -> str:
+    """The name of an activation function, which may be a layer or an operation."""
+    return "linear" if function is None else getattr(function, "__name__", type(function).__name__).lower()
 
 
 def embedding(step: Step, call: Call) -> None:
@@ -272,15 +278,8 @@ def by_shape(step: Step, call: Call) -> None:
 def activation(step: Step, call: Call) -> None:
     """A layer or operation that is an activation function: its input is kept by the layer that made it."""
     by_shape(step, call)
-    function = getattr(call.layer, "activation", None) or _Named(type(call.layer).__name__.lower())
-    step.keep(max(0, step.room.of_activation(function) - 1), call.outputs[0])
-
-
-class _Named:
-    """Something with the name of a function."""
-
-    def __init__(self, name: str):
-        self.__name__ = name
+    name = _name_of(getattr(call.layer, "activation", call.layer))
+    step.keep(max(0, step.room.of_activation(name) - 1), call.outputs[0])
 
 
 def pooling(step: Step, call: Call) -> None:
