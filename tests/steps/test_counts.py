@@ -26,8 +26,8 @@ EXPECTED = {
     # data parallel: all gradients in one all-reduce, the logs in another; hooks: the model's and its layers' calls,
     # three assignments of metric and optimizer state
     "torch": {
-        "data parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 6},
-        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 11},
+        "data parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 7},
+        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 12},
         "one rank": {TO_HOST: 1},
     },
 }
