@@ -169,7 +169,7 @@ def table(records: list[dict]) -> str:
         for kind in CLASSES:
             of_kind = [record for record in found if record["class"] == kind]
             for rival in sorted({name for record in of_kind for name in record["received"]} - {OURS}):
-                both = [record for record in of_kind if rival in record["received"] and rival not in record["wrong"]]
+                both = _both_do(of_kind, rival)
                 lines.append(f"| {backend} {hierarchy} {size:g} | {kind} | {rival} | {_row(both, rival, size)} |")
         lines += [f"| {backend} {hierarchy} {size:g} | noise | {row} |" for row in _noise(found)]
         for rival in sorted({name for record in found for name in record["refused"]}):
@@ -191,10 +191,14 @@ def _grouped(records: list[dict]) -> list[tuple[tuple, list[dict]]]:
     return [(group, list(found)) for group, found in itertools.groupby(records, key=_group)]
 
 
+def _both_do(records: list[dict], rival: str) -> list[dict]:
+    return [record for record in records if rival in record["received"] and rival not in record["wrong"]]
+
+
 def _summary(group: tuple, found: list[dict]) -> str:
     backend, hierarchy, size = group
     rival = DEFAULTS[backend]
-    both = [record for record in found if rival in record["received"] and rival not in record["wrong"]]
+    both = _both_do(found, rival)
     moved = []
     for records in (both, [record for record in both if "P" in record["source"]]):
         ours, theirs = (sum(record["received"][name] for record in records) for name in (OURS, rival))

@@ -268,7 +268,7 @@ def table(records: list[dict], ranks: int) -> str:
 
 
 def _where(profiles: dict[str, dict[str, float]], name: str) -> str:
-    """The operations in which a step takes longest beyond the other way's, of torch's profiler."""
+    """The operations or functions in which a step takes longest beyond the other way's."""
     if name not in profiles:
         return ""
     ours, theirs = profiles[OURS], profiles[name]

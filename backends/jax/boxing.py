@@ -23,6 +23,7 @@ from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.backends.jax.rounds import Pairs, elements, is_alike, likeness, rounds, summed_blocks
 from keras_flow.boxing.cells import volume
 from keras_flow.boxing.chains import by_collectives
+from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.pieces import WRITES, Piece, Transfer, whole
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -178,7 +179,7 @@ class _Program:
         me = lax.axis_index(self.axes)
         blocks = []
         for number in range(exchange.of_source.classes):
-            pieces = {rank: self._shard_of(exchange.target, wanted[number]) for group, wanted in sums for rank in group}
+            pieces = {rank: self._shard_of(exchange, wanted[number]) for group, wanted in sums for rank in group}
             blocks.append(_read(values, pieces[ranks[0]], self._starts(exchange.source, pieces)[me]))
         names = tuple(exchange.source.placement.axis_names[axis] for axis in exchange.of_source.class_axes)
         values = lax.psum_scatter(jnp.stack(blocks), names)
@@ -188,9 +189,9 @@ class _Program:
         return values
 
     @staticmethod
-    def _shard_of(layout: Layout, rank: int) -> Piece:
-        """What a rank holds, as a piece of the logical tensor."""
-        return whole(tuple((one.start, one.stop) for one in layout.local_slices(rank)))
+    def _shard_of(exchange: Exchange, rank: int) -> Piece:
+        """What a rank wants, as a piece of the logical tensor."""
+        return whole(exchange.of_target.box_at(exchange.of_target.coords_of(rank)))
 
     def _exchange(self, step: Step, held: jax.Array) -> jax.Array:
         buffers = {"source": held}
@@ -206,7 +207,7 @@ class _Program:
         """`written`: the pieces of buffers and ranks that have a value already, to which others are added."""
         exchange, writes = step.exchange, WRITES[phase]
         ranks = self.plan.ranks
-        layout = exchange.source if writes == "combined" else exchange.target
+        layout = exchange.layout_of(writes)
         if writes not in buffers:
             buffers[writes] = jnp.zeros(_largest(layout), buffers["source"].dtype)
         if is_alike(step):
@@ -232,12 +233,12 @@ class _Program:
         self, step: Step, ordered: list[Pairs], writes: str, buffers: dict[str, jax.Array], me, written: set
     ) -> None:
         """A phase in which all ranks do alike: only where their pieces start differs, and is looked up."""
-        layout = step.exchange.source if writes == "combined" else step.exchange.target
+        layout = step.exchange.layout_of(writes)
         arrived = []
         for pairs in ordered:
             pieces = []
             for k, like in enumerate(next(iter(pairs.values()))):
-                of = step.exchange.target if like.origin == "result" else step.exchange.source
+                of = step.exchange.layout_of(like.origin)
                 shard = buffers[like.origin].reshape(of.local_shape(self.plan.ranks[0]))
                 table = self._starts(of, {sender: parts[k].piece for (sender, _), parts in pairs.items()})
                 pieces.append(_read(shard, like.piece, table[me]))
@@ -308,7 +309,7 @@ def _pack(step: Step, rounds: list[list[Transfer]], rank: int, sizes: list[int],
     for parts, size in zip(rounds, sizes, strict=True):
         packed = []
         for part in parts:
-            layout = step.exchange.target if part.origin == "result" else step.exchange.source
+            layout = step.exchange.layout_of(part.origin)
             packed.append(_region(buffers[part.origin], layout, rank, part))
         messages.append(jnp.concatenate(packed) if packed else jnp.zeros(size, buffers["source"].dtype))
     return messages

@@ -22,6 +22,8 @@ from keras import initializers
 from keras.src.initializers.random_initializers import compute_fans  # private: the fans of VarianceScaling
 from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
 
+from keras_flow.distributions.creating import draws_as
+
 #: initialisers whose values are drawn element by element
 DRAWN = (
     initializers.RandomUniform,
@@ -47,7 +49,7 @@ def drawn(
 ) -> jax.Array | None:
     """The value of a new variable, or None where it cannot be drawn in blocks: then XLA partitions the whole draw."""
     if (
-        not any(type(initializer).__call__ is kind.__call__ for kind in DRAWN)  # a user's own class draws otherwise
+        not draws_as(initializer, DRAWN)
         or dtype != "float32"
         or not shape
         or not 0 < math.prod(shape) < 2**32

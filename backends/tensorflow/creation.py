@@ -15,6 +15,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
 
+from keras_flow.distributions.creating import draws_as
 from keras_flow.distributions.placed import PlacedLayout
 
 #: most elements of one draw that is cut into columns
@@ -90,8 +91,7 @@ def components(
             local = placed.placed.layout.local_shape(placed.placed.layout.placement.ranks[0])
             if isinstance(initializer, _SAME_EVERYWHERE) or _is_scalar_constant(initializer):
                 return [np.asarray(initializer(local, dtype=dtype))] * layout.mesh.num_local_devices()
-            own = (type(initializer).__call__ is kind.__call__ for kind in _DRAWN)  # a user's class may do more
-            if any(own) and dtype == "float32":
+            if draws_as(initializer, _DRAWN) and dtype == "float32":
                 return _drawn(_draw_of(initializer, shape, dtype), layout)
         value = initializer(shape, dtype=dtype)
         value = to_host(value) if isinstance(value, tf.Tensor | tf.Variable) else np.asarray(value)

@@ -223,8 +223,8 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
         return new
 
     def region(transfer: Transfer, owner: int, buffer: str) -> Region:
-        layout = exchange.target if buffer == "result" else exchange.source
-        return local_slices(transfer.piece.box, layout, owner), transfer.piece.start, transfer.piece.stop
+        piece = transfer.piece
+        return local_slices(piece.box, exchange.layout_of(buffer), owner), piece.start, piece.stop
 
     def order(transfer: Transfer) -> tuple:
         return transfer.piece.box, transfer.piece.start, transfer.origin

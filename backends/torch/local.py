@@ -18,7 +18,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from keras_flow.backends.torch import data, layouts, rowwise
+from keras_flow.backends.torch import data, layouts, rowwise, variables
 from keras_flow.backends.torch.step import Rows, Step, computing
 
 if TYPE_CHECKING:
@@ -140,17 +140,16 @@ def _from_local(leaf: object, mesh: DeviceMesh, placements: layouts.TorchPlaceme
 def _plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements) -> Iterator[None]:
     """Weights as plain tensors; their gradients are sums over the axes that split the rows."""
     sums = tuple(Partial() if part.is_shard() else Replicate() for part in placements)
-    held = [variable for variable in layer.variables if isinstance(variable._value, DTensor)]
-    before = [variable._value for variable in held]
-    for variable, value in zip(held, before, strict=True):
+    plain = []
+    for variable in layer.variables:
+        value = variable._value
+        if not isinstance(value, DTensor):
+            continue
         if any(part.is_shard() for part in value.placements):
             value = value.redistribute(value.device_mesh, layouts.replicated(value.device_mesh))
         elif not value.requires_grad:
-            variable._value = value._local_tensor  # assignments reach the variable
+            plain.append((variable, value._local_tensor))  # assignments reach the variable
             continue
-        variable._value = value.to_local(grad_placements=sums)
-    try:
+        plain.append((variable, value.to_local(grad_placements=sums)))
+    with variables.holding(plain):
         yield
-    finally:
-        for variable, value in zip(held, before, strict=True):
-            variable._value = value

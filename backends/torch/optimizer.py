@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import implicit_replication
+from keras_flow.backends.torch.variables import holding
 from keras_flow.distributions.distribution import active
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def update(
     they make several copies of the model, in memory that is new in each step.
     """
     pieces = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
-    with _local_values((*variables, *optimizer.variables)):
+    every = [one for one in (*variables, *optimizer.variables) if isinstance(one._value, DTensor)]
+    # changes in place reach the DTensor, and the variable whose rows they are
+    with holding([(one, one._value._local_tensor) for one in every]):
         if _module_of(optimizer).endswith("nadam"):  # it counts its calls
             original(optimizer, pieces, variables, learning_rate)
             return
@@ -72,34 +74,8 @@ def update(
             if rows is None:
                 original(optimizer, [pieces[index] for index in indices], chosen, learning_rate)
                 continue
-            with _rows_of((*chosen, *_slots(optimizer, *chosen)), rows):
+            with holding([(one, one._value[rows]) for one in (*chosen, *_slots(optimizer, *chosen))]):
                 original(optimizer, [pieces[index][rows] for index in indices], chosen, learning_rate)
-
-
-@contextlib.contextmanager
-def _local_values(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Variables hold this rank's piece; changes in place reach the DTensor."""
-    held = [(variable, variable._value) for variable in variables if isinstance(variable._value, DTensor)]
-    for variable, value in held:
-        variable._value = value._local_tensor
-    try:
-        yield
-    finally:
-        for variable, value in held:
-            variable._value = value
-
-
-@contextlib.contextmanager
-def _rows_of(variables: Iterable[keras.Variable], rows: slice) -> Iterator[None]:
-    """Variables hold these rows of their values."""
-    held = [(variable, variable._value) for variable in variables]
-    for variable, value in held:
-        variable._value = value[rows]
-    try:
-        yield
-    finally:
-        for variable, value in held:
-            variable._value = value
 
 
 def _slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -235,16 +235,25 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
 @contextlib.contextmanager
 def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     """Gather variables on all ranks; where `here`, the program inside finds plain tensors and needs no collectives."""
-    swapped: list[tuple[keras.Variable, torch.Tensor]] = []
+    gathered = []
     for variable in variables:
         held = variable._value
         if isinstance(held, DTensor):
             full = logical(held)
             if here:
-                swapped.append((variable, held))
-                variable._value = torch.nn.Parameter(full, requires_grad=held.requires_grad)
+                gathered.append((variable, torch.nn.Parameter(full, requires_grad=held.requires_grad)))
+    with holding(gathered):
+        yield
+
+
+@contextlib.contextmanager
+def holding(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Iterator[None]:
+    """Variables hold other values inside, and their own again after it."""
+    before = [variable._value for variable, _ in values]
+    for variable, value in values:
+        variable._value = value
     try:
         yield
     finally:
-        for variable, held in swapped:
-            variable._value = held
+        for (variable, _), value in zip(values, before, strict=True):
+            variable._value = value

@@ -33,8 +33,7 @@ def named_step(source: Layout, target: Layout) -> Step | None:
     kind = _kind(Cells(source), Cells(target))
     if kind is None:
         return None
-    exchange = Exchange(source, target, _unchanged(source, target))
-    return Step(kind, exchange.phases, exchange)
+    return Step.of(kind, Exchange(source, target, _unchanged(source, target)))
 
 
 def axis_by_axis(source: Layout, target: Layout, order: Iterable[int]) -> list[tuple[Layout, Layout]]:
@@ -93,30 +92,31 @@ def by_collectives(plan: BoxingPlan) -> BoxingPlan:
     executors, not for the JSON form. Where no named steps do, an exchange whose shares are balanced over the ranks
     gives way to that of equal ranges, which has fewer messages.
     """
-    if not Exchange(plan.source, plan.target).same_placement or all(step.kind != "exchange" for step in plan.steps):
+    plain = Exchange(plan.source, plan.target)
+    if not plain.same_placement or all(step.kind != "exchange" for step in plan.steps):
         return plan
     found = [steps for steps in (chain(plan.source, plan.target), *_turned_chains(plan)) if steps is not None]
     made = [replace(plan, steps=steps) for steps in found]
     fitting = [one for one in made if one.total_bytes <= plan.total_bytes]
     if fitting:
         return min(fitting, key=lambda one: (one.most_loaded, len(one.steps)))
-    plain = Exchange(plan.source, plan.target)
-    of_slices = replace(plan, steps=(Step("exchange", plain.phases, plain),))
+    of_slices = replace(plan, steps=(Step.of("exchange", plain),))
     return of_slices if of_slices.total_bytes <= plan.total_bytes else plan
 
 
-def _turned_chains(plan: BoxingPlan) -> Iterator[tuple[Step, ...] | None]:
+def _turned_chains(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
     """Chains with the axes in another order, in which one end lies as it is; at the other a permute leads to it."""
     source, target = plan.source, plan.target
     for order in itertools.permutations(range(source.placement.ndim)):
         before, after = _turned(source, order), _turned(target, order)
         source_lies, target_lies = _lies_alike(source, order), _lies_alike(target, order)
-        if source_lies and not target_lies and _is_permutable(target):
-            steps = chain(before, after)
-            yield None if steps is None else (*steps, _permute(after, target))
-        if target_lies and not source_lies and _is_permutable(source):
-            steps = chain(before, after)
-            yield None if steps is None else (_permute(source, before), *steps)
+        if source_lies == target_lies or not _is_permutable(target if source_lies else source):
+            continue
+        steps = chain(before, after)
+        if steps is not None and source_lies:
+            yield *steps, Step.of("permute", Exchange(after, target))
+        elif steps is not None:
+            yield Step.of("permute", Exchange(source, before)), *steps
 
 
 def _turned(layout: Layout, order: tuple[int, ...]) -> Layout:
@@ -136,11 +136,6 @@ def _lies_alike(layout: Layout, order: tuple[int, ...]) -> bool:
 def _is_permutable(layout: Layout) -> bool:
     """Whether each shard has one holder, and all are of one size."""
     return layout.divides and len(Cells(layout).split_axes) == layout.placement.ndim
-
-
-def _permute(source: Layout, target: Layout) -> Step:
-    exchange = Exchange(source, target)
-    return Step("permute", exchange.phases, exchange)
 
 
 def is_uniform(steps: tuple[Step, ...]) -> bool:

@@ -56,6 +56,10 @@ class Exchange:
         one, other = self.source.placement, self.target.placement
         return one.ranks == other.ranks and one.hierarchy == other.hierarchy
 
+    def layout_of(self, buffer: str) -> Layout:
+        """What a buffer of the executors lies as: `result` as the target, `source` and `combined` as the source."""
+        return self.target if buffer == "result" else self.source
+
     # who holds, who wants ------------------------------------------------------------------------------------------
 
     def coords_in_source(self, rank: int) -> dict[int, int] | None:

@@ -84,10 +84,10 @@ def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
     """The exchange of slices that receives the fewest bytes."""
     plain = Exchange(source, target)
     balanced = balanced_exchange(plain)
-    made = BoxingPlan(source, target, dtype, (Step("exchange", balanced.phases, balanced),))
+    made = BoxingPlan(source, target, dtype, (Step.of("exchange", balanced),))
     if balanced.table and any(made.peak_bytes(rank) > made.memory_limit(rank) for rank in made.ranks):
         # small uneven shards: what the mergers hold would go over the limit of memory
-        return BoxingPlan(source, target, dtype, (Step("exchange", plain.phases, plain),))
+        return BoxingPlan(source, target, dtype, (Step.of("exchange", plain),))
     return made
 
 
@@ -146,5 +146,4 @@ def _alone(source: Layout, target: Layout) -> Step:
     found = named_step(source, target)
     if found is not None:
         return found
-    exchange = Exchange(source, target)
-    return Step("exchange", exchange.phases, exchange)
+    return Step.of("exchange", Exchange(source, target))

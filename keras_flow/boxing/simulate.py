@@ -50,7 +50,7 @@ def _run(step: Step, held: dict[int, np.ndarray], dtype: np.dtype, counts: Count
     buffers = {"source": held}
     for phase in step.phases:
         name = WRITES[phase]
-        layout = exchange.source if name == "combined" else exchange.target
+        layout = exchange.layout_of(name)
         if name not in buffers:
             buffers[name] = {rank: np.zeros(layout.local_shape(rank), dtype) for rank in layout.placement.ranks}
         transfers = [
@@ -58,7 +58,7 @@ def _run(step: Step, held: dict[int, np.ndarray], dtype: np.dtype, counts: Count
         ]
         sent = []
         for _, transfer in transfers:
-            origin = exchange.target if transfer.origin == "result" else exchange.source
+            origin = exchange.layout_of(transfer.origin)
             sent.append(_read(buffers[transfer.origin][transfer.sender], origin, transfer.sender, transfer.piece))
         for (receiver, transfer), values in zip(transfers, sent, strict=True):
             _add(buffers[name][receiver], layout, receiver, transfer.piece, values)

@@ -43,6 +43,11 @@ class Step:
     phases: tuple[str, ...]
     exchange: Exchange
 
+    @classmethod
+    def of(cls, kind: str, exchange: Exchange) -> Step:
+        """The step with the phases that reach the fewest receipts."""
+        return cls(kind, exchange.phases, exchange)
+
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes of the source's placement along which its groups extend."""

@@ -126,8 +126,7 @@ def _gradient(
 def gradient(step: Step, call: Call, variable: keras.Variable, axes: tuple[str, ...], why: str) -> None:
     """The gradient of a variable is a partial sum over axes."""
     if axes and variable.trainable:
-        size = step.piece(tuple(variable.shape), step.variable(variable)) * itemsize(variable.dtype)
-        step.send("all_reduce", axes, size, "gradients", call.path, f"{variable.name} gradient", why)
+        step.send("all_reduce", axes, step.weight(variable), "gradients", call.path, f"{variable.name} gradient", why)
 
 
 def add(step: Step, call: Call, variable: keras.Variable, lies: Splits) -> None:

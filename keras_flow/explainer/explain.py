@@ -91,8 +91,7 @@ def _explained(step: Step, call: graphs.Call) -> Held:
     rule(step, call)
     ends = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
     variables = getattr(call.layer, "trainable_variables", ())
-    gradients = sum(step.piece(tuple(v.shape), step.variable(v)) * itemsize(v.dtype) for v in variables)
-    return Held(step.activations - before, ends, step.needed, gradients)
+    return Held(step.activations - before, ends, step.needed, sum(map(step.weight, variables)))
 
 
 def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, Placed]]:
@@ -185,7 +184,7 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
     axes = tuple(axis for axis in distribution.batch_axes if rows_split and step.axes[axis] > 1)
     held = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
-        return Held(step.room.loss * held, 0, 0, 0)
+        return Held(step.room.loss * held)
     gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
@@ -200,8 +199,8 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
         step.send("all_reduce", axes, 4 + 4 * measured, "outputs", model.name, "loss and metrics", why)
     if gathers and view == "mirrored":  # the loss is computed on all rows
         whole = sum(step.local(key, {}) for key in step.graph.outputs)
-        return Held((step.room.loss + 1) * whole, 0, 0, 0)
-    return Held(step.room.loss * held, 0, 0, 0)
+        return Held((step.room.loss + 1) * whole)
+    return Held(step.room.loss * held)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:

@@ -18,9 +18,9 @@ class Held:
     """
 
     kept: int
-    ends: int
-    room: int
-    gradients: int
+    ends: int = 0
+    room: int = 0
+    gradients: int = 0
 
 
 def backward_peak(calls: Sequence[Held]) -> int:

@@ -94,6 +94,10 @@ class Step:
         parts = zip(layout.placement.axis_names, layout.nd_sbp, strict=True)
         return {axis: part.dim for axis, part in parts if isinstance(part, Split) and self.axes[axis] > 1}
 
+    def weight(self, variable: keras.Variable) -> int:
+        """Bytes of a variable, or of its gradient, on one rank."""
+        return self.piece(tuple(variable.shape), self.variable(variable)) * itemsize(variable.dtype)
+
     def give(self, call: Call, splits: Splits) -> None:
         """Lay the outputs of a call; dims that an output has not, or that do not divide, are dropped."""
         variables = getattr(call.layer, "trainable_variables", ())
@@ -103,7 +107,7 @@ class Step:
             self.splits[key] = {axis: dim for axis, dim in splits.items() if dim < len(shape)}
             if trained:
                 self.trained.add(key)
-            self.activations += self.local(key)
+            self.keep(1, key)
 
     def keep(self, times: int, key: int) -> None:
         """Keep so many tensors like this one for the backward pass."""
