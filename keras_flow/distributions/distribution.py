@@ -20,7 +20,7 @@ from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
-from keras_flow.errors import FlowError, LayoutError, LayoutFallback
+from keras_flow.errors import FlowError, FlowWarning, LayoutError, LayoutFallback
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.runtime import versions
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
     from keras_flow.backends.interface import Backend, Capabilities
     from keras_flow.explainer.explanation import Explanation
+
+_LOST = (
+    "the distribution was taken away inside its scope: keras.utils.clear_session() clears it with all else that Keras "
+    "keeps, so models made after it here are not distributed; call it before the scope is entered"
+)
 
 
 class ActivationLayout:
@@ -149,10 +154,16 @@ class FlowDistribution(distribution_lib.Distribution):
 
     @contextmanager
     def scope(self) -> Iterator[FlowDistribution]:
-        """Make this distribution the current one."""
+        """Make this distribution the current one.
+
+        Warns at the end where `keras.utils.clear_session` took it away inside: models made after that are not
+        distributed.
+        """
         self.enter()
         with super().scope():
             yield self
+            if keras.distribution.distribution() is None:
+                warnings.warn(_LOST, FlowWarning, stacklevel=3)
 
     def enter(self) -> None:
         """Check devices, build the mesh and align the ranks' random states; once, and again at each scope."""

@@ -133,10 +133,12 @@ class Step:
             self._input_sums[key, (axis,)].append((path, why))
 
     def gather_input(self, call: Call, key: int, axis: str, why: str) -> None:
-        """An input is gathered over an axis; its gradient, which every rank has whole, is cut without communication."""
+        """An input is gathered over an axis, and kept so; its gradient, which every rank has whole, is cut without
+        communication."""
         size = self.local(key, without=axis)
         self.send("all_gather", (axis,), size, "forward", call.path, "input", why)
         self.splits[key] = {name: dim for name, dim in self.splits[key].items() if name != axis}
+        self.keep(1, key)
 
     def settle_input_sums(self) -> None:
         """Note the sums of input gradients: one for each consumer, or one for all where the engine adds them first."""

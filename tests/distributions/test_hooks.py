@@ -98,7 +98,6 @@ def test_uneven_batches_give_the_numbers_of_one_device() -> None:
     """Statistics of BatchNormalization and dropout masks included; 45 rows in batches of 13 over 4 ranks."""
 
     def run() -> tuple[list[float], np.ndarray, keras.Model]:
-        keras.utils.clear_session()
         keras.utils.set_random_seed(7)
         model = programs.build(extra=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)])
         losses = programs.fit(model, 45, batch_size=13, validation_split=0.1)
@@ -106,8 +105,17 @@ def test_uneven_batches_give_the_numbers_of_one_device() -> None:
 
     single, predicted, reference = run()
     for distribution in (kf.DataParallel(programs.DATA), programs.hybrid()):
+        keras.utils.clear_session()
         with distribution.scope():
             losses, found, model = run()
         assert losses == pytest.approx(single, rel=1e-5)
         np.testing.assert_allclose(found, predicted, rtol=1e-4, atol=1e-5)
         programs.same(model, reference)
+
+
+def test_a_scope_whose_distribution_was_cleared_says_so() -> None:
+    with (
+        pytest.warns(kf.FlowWarning, match="taken away inside its scope.*clear_session"),
+        kf.DataParallel(programs.DATA).scope(),
+    ):
+        keras.utils.clear_session()

@@ -27,15 +27,10 @@ def mlp(width: int = 96) -> keras.Model:
     )
 
 
-def wide() -> keras.Model:
-    """The MLP with 35 MB of weights."""
-    return mlp(1272)
-
-
-def cnn() -> keras.Model:
+def cnn(side: int = 16) -> keras.Model:
     return keras.Sequential(
         [
-            layers.Input((16, 16, 4)),
+            layers.Input((side, side, 4)),
             layers.Conv2D(8, 3, padding="same", activation="relu", name="stem"),
             layers.Conv2D(32, 3, padding="same", use_bias=False, name="up"),
             layers.BatchNormalization(name="norm"),
@@ -49,13 +44,13 @@ def cnn() -> keras.Model:
     )
 
 
-def transformer() -> keras.Model:
-    tokens = layers.Input((16,), dtype="int32")
-    x = layers.Embedding(64, 32, name="embedding")(tokens)
+def transformer(length: int = 16, width: int = 32) -> keras.Model:
+    tokens = layers.Input((length,), dtype="int32")
+    x = layers.Embedding(64, width, name="embedding")(tokens)
     normed = layers.LayerNormalization(name="norm1")(x)
-    x = x + layers.MultiHeadAttention(4, 8, name="attention")(normed, normed)
+    x = x + layers.MultiHeadAttention(4, width // 4, name="attention")(normed, normed)
     normed = layers.LayerNormalization(name="norm2")(x)
-    x = x + layers.Dense(32, name="down")(layers.Dense(128, activation="gelu", name="up")(normed))
+    x = x + layers.Dense(width, name="down")(layers.Dense(4 * width, activation="gelu", name="up")(normed))
     x = layers.Dense(64, name="logits")(x)
     return keras.Model(tokens, x, name="transformer")
 
@@ -72,16 +67,23 @@ RULES: Mapping[str, Mapping[str, int]] = {
         "down/kernel": 0,
     },
 }
-MODELS: Mapping[str, Callable[[], keras.Model]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+MODELS: Mapping[str, Callable[..., keras.Model]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+#: the same with hundreds of megabytes, of weights (mlp) or of activations
+LARGE: Mapping[str, Callable[[], keras.Model]] = {
+    "mlp": lambda: mlp(1272),
+    "cnn": lambda: cnn(64),
+    "transformer": lambda: transformer(128, 128),
+}
+LARGE_BATCH = 128
 
 
-def data(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """One batch."""
+def data(model: keras.Model, rows: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+    """One batch of so many rows."""
     random = np.random.default_rng(0)
-    if name == "transformer":
-        return random.integers(0, 64, (BATCH, 16)), random.integers(0, 64, (BATCH, 16))
-    shape = {"mlp": (64,), "cnn": (16, 16, 4)}[name]
-    return random.standard_normal((BATCH, *shape)).astype("float32"), random.integers(0, 16, BATCH)
+    shape = (rows, *model.input_shape[1:])
+    if model.name == "transformer":
+        return random.integers(0, 64, shape), random.integers(0, 64, shape)
+    return random.standard_normal(shape).astype("float32"), random.integers(0, 16, rows)
 
 
 def distribution(name: str, layout: str) -> kf.DataParallel | kf.ModelParallel:
@@ -98,9 +100,9 @@ def distribution(name: str, layout: str) -> kf.DataParallel | kf.ModelParallel:
     )
 
 
-def compiled(name: str) -> keras.Model:
+def compiled(name: str, sizes: Mapping[str, Callable[..., keras.Model]] = MODELS) -> keras.Model:
     """A built and compiled model."""
-    model = wide() if name == "wide" else MODELS[name]()
+    model = sizes[name]()
     model.compile(
         keras.optimizers.Adam(1e-3),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -43,15 +43,15 @@ def test_sums_of_activations_one_by_one(engine: str, counted: dict[str, dict]) -
         )
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("engine", ("jax", "torch"))
 def test_peak_memory(engine: str, case: str, counted: dict[str, dict]) -> None:
-    """Against XLA's buffer assignment, and against what torch's profiler sees allocated."""
+    """Against XLA's buffer assignment, what torch's profiler sees allocated, what TensorFlow's allocator counts."""
     found = counted[engine][case]
     assert abs(found["peak explained"] - found["peak"]) <= 0.25 * found["peak"], found
 
 
-def test_peak_memory_of_tensorflow(counted: dict[str, dict]) -> None:
-    """Against the growth of the process, on an MLP with 35 MB of weights."""
-    found = counted["tensorflow"]["wide mlp dp4"]
-    assert abs(found["peak explained"] - found["peak"]) <= 0.25 * found["peak"], found
+def test_growth_of_tensorflows_process(counted: dict[str, dict]) -> None:
+    """Of the first model with hundreds of megabytes; the allocator keeps what it once had."""
+    found = counted["tensorflow"][CASES[0]]
+    assert abs(found["peak explained"] - found["growth"]) <= 0.25 * found["growth"], found

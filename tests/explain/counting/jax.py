@@ -74,7 +74,7 @@ def main() -> dict[str, dict]:
         with distribution.scope():
             model = models.compiled(name)
             said = distribution.explain(model, models.BATCH)
-            model.train_on_batch(*models.data(name))
+            model.train_on_batch(*models.data(model))
         new = sorted(set(_folder.iterdir()) - before)
         programs = [path.read_text() for path in new if path.name.endswith("after_optimizations.txt")]
         results[f"{name} {layout}"] = {

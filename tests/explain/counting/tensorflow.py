@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
 
 _KINDS = {
     "CollectiveReduceV2": "all_reduce",
@@ -45,10 +50,15 @@ def _elements(kind: str) -> tuple[int, int]:
 
 
 def set_environment(folder: Path) -> None:
-    """Before TensorFlow is imported: DTensor writes its programs there."""
+    """Before TensorFlow is imported: DTensor writes its programs there; and each rank has a thread, so that what ranks
+    hold at one time does not depend on the machine's cores."""
     global _folder
     _folder = folder
-    os.environ |= {"TF_DUMP_GRAPH_PREFIX": str(folder), "TF_CPP_VMODULE": "dtensor_mlir_passes=2"}
+    os.environ |= {
+        "TF_DUMP_GRAPH_PREFIX": str(folder),
+        "TF_CPP_VMODULE": "dtensor_mlir_passes=2",
+        "TF_NUM_INTEROP_THREADS": "4",
+    }
 
 
 def main() -> dict[str, dict]:
@@ -61,29 +71,53 @@ def main() -> dict[str, dict]:
         with distribution.scope():
             model = models.compiled(name)
             said = distribution.explain(model, models.BATCH).as_json()["collectives"]
-            model.train_on_batch(*models.data(name))
+            model.train_on_batch(*models.data(model))
         new = sorted(path for path in set(_folder.iterdir()) - before if "BreakUpIslands" in path.name)
         counted = [found for path in new for found in collectives(path.read_text())]
-        results[f"{name} {layout}"] = {"explained": said, "counted": counted}
-    results["wide mlp dp4"] = _memory()
+        results[f"{name} {layout}"] = {"explained": said, "counted": counted} | memory(name, distribution)
     return results
 
 
-def _memory() -> dict[str, int]:
-    """What two steps of a larger model add to the process, which has all ranks: resident, so an upper bound.
+def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:
+    """The most that three steps of a larger model hold, in bytes on all ranks, and what explain says of it.
 
-    Measured once: what a second model takes is partly what the first one gave back.
+    `peak` is what TensorFlow's allocator of these devices counts (blocks from 256 KB); `growth` that of the resident
+    memory of the process, true of the first model in it only: the allocator keeps what it once had.
     """
     import keras
+    import tensorflow as tf
 
     from benchmarks.memory import peak_of, resident
     from tests.explain import models
 
-    distribution = models.distribution("mlp", "dp4")
+    counter = tf.config.experimental
     keras.utils.clear_session(free_memory=True)
-    floor = resident()
+    floor, held = resident(), counter.get_memory_info("CPU:0")["current"]
     with distribution.scope():
-        model = models.compiled("wide")
-        said = distribution.explain(model, models.BATCH)
-        peak = peak_of(lambda: [model.train_on_batch(*models.data("mlp")) for _ in range(2)])
-    return {"peak explained": sum(memory.peak for memory in said.memory.values()), "peak": peak - floor}
+        model = models.compiled(name, models.LARGE)
+        said = distribution.explain(model, models.LARGE_BATCH)
+        x, y = models.data(model, models.LARGE_BATCH)
+        counter.reset_memory_stats("CPU:0")
+        growth = peak_of(lambda: [model.train_on_batch(x, y) for _ in range(3)]) - floor
+    peak = counter.get_memory_info("CPU:0")["peak"] - held
+    return {"peak explained": sum(one.peak for one in said.memory.values()), "peak": peak, "growth": growth}
+
+
+def alone(name: str, layout: str) -> dict[str, int]:
+    """The same in a process of its own, after a step of the small model, so that the engine is there."""
+    import keras_flow as kf
+    from tests.explain import models
+
+    kf.init(4)
+    distribution = models.distribution(name, layout)
+    with distribution.scope():
+        small = models.compiled(name)
+        small.train_on_batch(*models.data(small))
+    del small
+    return memory(name, distribution)
+
+
+if __name__ == "__main__":  # python -m tests.explain.counting.tensorflow mlp tp4
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_NUM_INTEROP_THREADS": "4"}
+    found = alone(*sys.argv[1:])
+    print(*sys.argv[1:], found, f"of the growth: {found['peak explained'] / found['growth']:.2f}")

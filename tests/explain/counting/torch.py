@@ -92,7 +92,7 @@ def main() -> dict[str, dict]:
         with distribution.scope():
             model = models.compiled(name)
             said = distribution.explain(model, models.BATCH)
-            x, y = models.data(name)
+            x, y = models.data(model)
             model.train_on_batch(x, y)
             with watching() as counted:
                 model.train_on_batch(x, y)
