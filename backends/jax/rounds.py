@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from keras_flow.boxing.cells import intersection, volume
-from keras_flow.boxing.pieces import Transfer
+from keras_flow.boxing.cells import Cells
+from keras_flow.boxing.pieces import Piece, Transfer
 from keras_flow.boxing.spec import Step
 
 #: the messages of a round: (sender, receiver) -> what is in its message
@@ -35,75 +35,154 @@ def _messages(step: Step, phase: str, ranks: tuple[int, ...]) -> Pairs:
 
 
 def rounds(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[Transfer]], object]) -> list[Pairs]:
-    """The messages of a phase in rounds, in which each rank sends and receives one message at most.
-
-    The messages of a round have one key. What ranks have themselves is a round, without sending, where all ranks
-    have such, or where those that have it receive from others besides; else it travels with the others: that
-    costs less than telling the ranks that receive from those that do not.
-    """
-    messages = _messages(step, phase, ranks)
-    place = {rank: number for number, rank in enumerate(ranks)}
-    of_key: dict[object, Pairs] = {}
-    for pair, message in messages.items():
-        of_key.setdefault(key(message), {})[pair] = message
+    """The messages of a phase in rounds; those of a round have one key."""
     ordered = []
-    for left in of_key.values():
-        own = {pair: message for pair, message in left.items() if pair[0] == pair[1]}
-        receivers = {receiver for sender, receiver in left if sender != receiver}
-        if len(own) == len(ranks) or all(receiver in receivers for _, receiver in own):
-            ordered += [own] if own else []
-            left = {pair: message for pair, message in left.items() if pair not in own}
-        while left:
-            found = _matching(list(left), place)
-            ordered.append({pair: left.pop(pair) for pair in found})
+    for messages in by_key(step, phase, ranks, key):
+        pairs = list(messages)
+        ordered += [{pairs[one]: messages[pairs[one]] for one in found} for found in in_rounds(pairs, ranks)]
     return ordered
 
 
-def _matching(pairs: list[tuple[int, int]], place: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Most of these pairs (sender, receiver) that have each rank once on either side."""
-    from scipy.sparse import coo_array  # JAX requires scipy
-    from scipy.sparse.csgraph import maximum_bipartite_matching
+def by_key(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[Transfer]], object]) -> list[Pairs]:
+    """The messages of a phase, those of one key together."""
+    of_key: dict[object, Pairs] = {}
+    for pair, message in _messages(step, phase, ranks).items():
+        of_key.setdefault(key(message), {})[pair] = message
+    return list(of_key.values())
 
-    rows, columns = ([place[pair[end]] for pair in pairs] for end in (0, 1))
-    graph = coo_array((np.ones(len(pairs)), (rows, columns)), shape=(len(place), len(place))).tocsr()
-    sender = maximum_bipartite_matching(graph, perm_type="row")  # of each receiver, -1 where it has none
-    return [pair for pair, row, column in zip(pairs, rows, columns, strict=True) if sender[column] == row]
+
+def in_rounds(pairs: Sequence[tuple[int, int]], ranks: tuple[int, ...]) -> list[list[int]]:
+    """Numbers of messages (sender, receiver) in rounds: in one each rank sends and receives one at most.
+
+    A pair may have several messages. What ranks have themselves is a round, without sending, unless it fits into the
+    rounds of the others.
+    """
+    numbers = list(range(len(pairs)))
+    own = [one for one in numbers if pairs[one][0] == pairs[one][1]]
+    others = [one for one in numbers if pairs[one][0] != pairs[one][1]]
+    if own and (len(own) == len(ranks) or _most(pairs, numbers) > _most(pairs, others)):
+        return [*_matchings(pairs, own, ranks), *_matchings(pairs, others, ranks)]
+    return _matchings(pairs, numbers, ranks)
+
+
+def _most(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> int:
+    """Most messages that a rank sends or receives."""
+    ends = Counter((end, pairs[one][end]) for one in numbers for end in (0, 1))
+    return max(ends.values(), default=0)
+
+
+def _matchings(pairs: Sequence[tuple[int, int]], numbers: Sequence[int], ranks: tuple[int, ...]) -> list[list[int]]:
+    """As many rounds as the busiest rank has messages (Koenig 1916): each has a message of every rank that is busiest
+    then."""
+    from scipy.optimize import linear_sum_assignment  # JAX requires scipy
+
+    place = {rank: number for number, rank in enumerate(ranks)}
+    left = list(numbers)
+    found = []
+    while left:
+        ends = Counter((end, pairs[one][end]) for one in left for end in (0, 1))
+        most = max(ends.values())
+        weights = np.zeros((len(ranks), len(ranks)))
+        at = {(place[pairs[one][0]], place[pairs[one][1]]): one for one in reversed(left)}
+        for (row, column), one in at.items():
+            busiest = sum(ends[end, pairs[one][end]] == most for end in (0, 1))
+            weights[row, column] = busiest + 1 / (2 * len(ranks))
+        chosen = [at[pair] for pair in zip(*linear_sum_assignment(weights, maximize=True), strict=True) if pair in at]
+        found.append(chosen)
+        left = [one for one in left if one not in chosen]
+    return found
+
+
+#: maker -> (receiver, piece): a sum that each rank makes, and the rank that is to have it
+Sums = dict[int, tuple[int, Piece]]
 
 
 @functools.lru_cache(maxsize=256)
-def summed_blocks(step: Step) -> list[tuple[list[int], list[int]]] | None:
-    """How a reduce-scatter can make the sums of an exchange whose every element ends on one rank.
+def sums(step: Step) -> list[Sums] | None:
+    """The sums of the phase `reduce` as reduce-scatters can make them: in each, every rank makes one of one size.
 
-    The ranks that hold the summands of one source cell make a group. Where as many target shards lie in the cell, each
-    of the group sums one: its own where it can. What is summed elsewhere is sent on.
+    The ranks that hold the summands of one source cell make a group. What a rank of the group wants it makes itself;
+    what others want is made by any, and sent on. That receives what the phase does.
 
     Returns:
-        The groups, each with the ranks for which its members make the sums; None where shards do not lie so, or where
-        it would take more bytes than the step does.
+        None where sums do not lie so.
     """
-    source, target = step.exchange.of_source, step.exchange.of_target
-    if not (step.exchange.same_placement and is_alike(step)) or source.classes == 1:
+    exchange, ranks = step.exchange, step.exchange.source.placement.ranks
+    if not (exchange.same_placement and is_alike(step)) or exchange.summed == 1:
         return None
-    if source.copies * target.copies * target.classes > 1:
-        return None
-    groups: dict[tuple[int, ...], list[int]] = {}
-    ranks = step.exchange.source.placement.ranks
+    axes = tuple(axis for axis in exchange.of_source.class_axes if axis not in exchange.apart)
+    groups: dict[frozenset[int], list[tuple[int, Piece]]] = {}
     for rank in ranks:
-        at = source.coords_of(rank)
-        groups.setdefault(tuple(at[axis] for axis in source.split_axes), []).append(rank)
-    made, moved = [], 0
-    boxes = {rank: target.box_at(target.coords_of(rank)) for rank in ranks}
-    for group in groups.values():
-        cell = source.box_at(source.coords_of(group[0]))
-        inside = [rank for rank, box in boxes.items() if intersection(box, cell) == box]
-        if len(inside) != len(group):
+        groups.setdefault(frozenset(along(exchange.of_source, rank, axes)), [])
+    for rank in ranks:
+        senders: dict[Piece, set[int]] = {}
+        for part in exchange.receives(rank, "reduce"):
+            if part.origin != "source":
+                return None
+            senders.setdefault(part.piece, set()).add(part.sender)
+        for piece, group in senders.items():
+            if frozenset(group) not in groups:
+                return None
+            groups[frozenset(group)].append((rank, piece))
+    wanted = [len(group) for group in groups.values()]
+    likes = {(piece.lengths, piece.size) for group in groups.values() for _, piece in group}
+    if len(set(wanted)) != 1 or len(likes) != 1 or wanted[0] % exchange.summed:
+        return None
+    count = wanted[0] // exchange.summed
+    made: list[Sums] = [{} for _ in range(count)]
+    for members, group in groups.items():
+        of = {member: [one for one in group if one[0] == member] for member in sorted(members)}
+        if any(len(own) > count for own in of.values()):
             return None
-        others = iter([rank for rank in inside if rank not in group])
-        made.append((group, [rank if rank in inside else next(others) for rank in group]))
-        moved += sum(rank not in group for rank in inside)
-    block = volume(boxes[ranks[0]])
-    received = block * (len(ranks) * (source.classes - 1) + moved)
-    return made if received <= sum(step.elements_received(rank) for rank in ranks) else None
+        others = [one for one in group if one[0] not in members]
+        for number, one in enumerate(others):  # the makers in turn, so that they send at one time
+            free = [member for member in of if len(of[member]) < count]
+            near = [member for member in free if _alike_on(exchange.of_source, member, one[0], axes)]
+            of[(near or free)[number % len(near or free)]].append(one)
+        for member, own in of.items():
+            for slot, one in enumerate(sorted(own, key=lambda one: (one[1].box, one[1].start))):
+                made[slot][member] = one
+    return made
+
+
+def along(cells: Cells, rank: int, axes: tuple[int, ...]) -> list[int]:
+    """The ranks that differ from one on some axes only, the first of them slowest."""
+    at = cells.coords_of(rank)
+    return [cells.rank_at({**at, **changed}) for changed in cells.spread(axes)]
+
+
+def _alike_on(cells: Cells, rank: int, other: int, axes: tuple[int, ...]) -> bool:
+    """Whether two ranks have the same coordinates on some axes."""
+    here, there = cells.coords_of(rank), cells.coords_of(other)
+    return all(here[axis] == there[axis] for axis in axes)
+
+
+@functools.lru_cache(maxsize=256)
+def gathers(step: Step) -> dict[int, frozenset[Piece]] | None:
+    """What each rank gives all others that want its target cell, in the phase `gather`, as an all-gather can do it.
+
+    Returns:
+        None where they do not all give as much.
+    """
+    exchange, ranks = step.exchange, step.exchange.source.placement.ranks
+    axes = exchange.of_target.copy_axes
+    if not (exchange.same_placement and is_alike(step)) or not axes:
+        return None
+    given: dict[tuple[int, int], set[Piece]] = {}
+    for rank in ranks:
+        for part in exchange.receives(rank, "gather"):
+            if part.origin != "result":
+                return None
+            given.setdefault((part.sender, rank), set()).add(part.piece)
+    gives = {sender: frozenset(pieces) for (sender, _), pieces in given.items()}
+    likes = {(len(pieces), piece.lengths, piece.size) for pieces in gives.values() for piece in pieces}
+    if len(gives) != len(ranks) or len(likes) != 1:
+        return None
+    for rank in ranks:
+        others = [other for other in along(exchange.of_target, rank, axes) if other != rank]
+        if any(given.get((other, rank)) != gives[other] for other in others):
+            return None
+    return gives
 
 
 def is_alike(step: Step) -> bool:

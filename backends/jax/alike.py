@@ -1,0 +1,342 @@
+"""An exchange on JAX in which all ranks do alike: shards are of one shape on each side, and so are pieces of a round.
+
+Ranks differ only in where their pieces start, which they look up by their place. Sums go by reduce-scatters and copies
+by all-gathers where they lie so (`rounds.sums`, `rounds.gathers`), all else in rounds of `ppermute`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from keras_flow.backends.jax.rounds import by_key, gathers, in_rounds, likeness, sums
+from keras_flow.boxing.pieces import WRITES, Piece
+from keras_flow.boxing.simulate import local_slices
+from keras_flow.boxing.spec import Step
+from keras_flow.layout import Layout
+
+#: rank -> a piece of it; all of one shape
+Pieces = Mapping[int, Piece]
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a program.
+
+    Attributes:
+        ranks: in the order of their places.
+        axes: names of the mesh's axes.
+        sizes: their sizes.
+        on_axes: whether these are the placement's.
+    """
+
+    ranks: tuple[int, ...]
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    on_axes: bool
+
+    def me(self) -> jax.Array:
+        """The place of this rank."""
+        return lax.axis_index(self.axes)
+
+    def of_rank(self, rows: Sequence) -> jax.Array:
+        """This rank's row of a table."""
+        return jnp.asarray(np.array(rows, np.int32))[self.me()]
+
+    def along(self, names: Sequence[str]) -> dict[int, list[int]]:
+        """For each rank those that differ from it on some axes only, the first of them slowest."""
+        grid = np.arange(len(self.ranks)).reshape(self.sizes)
+        chosen = [self.axes.index(name) for name in names]
+        rest = [axis for axis in range(grid.ndim) if axis not in chosen]
+        groups = grid.transpose(*rest, *chosen).reshape(-1, math.prod(self.sizes[axis] for axis in chosen))
+        return {self.ranks[one]: [self.ranks[other] for other in group] for group in groups for one in group}
+
+    def complete(self, pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+        """The axes along which each rank sends one message to each, itself included; none where they do not so."""
+        if len(set(pairs)) != len(pairs):
+            return ()
+        for chosen in range(1, 2 ** len(self.axes)):
+            names = tuple(name for number, name in enumerate(self.axes) if chosen >> number & 1)
+            if set(pairs) == {(one, other) for one, others in self.along(names).items() for other in others}:
+                return names
+        return ()
+
+    def carried(self, message: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        """What comes to each rank of its sender; zeros where nothing does."""
+        if all(sender == receiver for sender, receiver in pairs):
+            return message
+        place = {rank: number for number, rank in enumerate(self.ranks)}
+        return lax.ppermute(message, self.axes, [(place[one], place[other]) for one, other in pairs])
+
+
+@dataclass
+class Buffer:
+    """A shard that is being filled.
+
+    Attributes:
+        layout: of which it is a shard.
+        world: the ranks.
+        held: what it is without what came since.
+        come: values [*shape_of] and the pieces that they are, by rank; a rank that is not there got none.
+    """
+
+    layout: Layout
+    world: World
+    held: jax.Array | None = None
+    come: list[tuple[jax.Array, Pieces]] = field(default_factory=list)
+    _written: set[tuple[int, Piece]] = field(default_factory=set)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.local_shape(self.world.ranks[0])
+
+    def start(self, rank: int, piece: Piece) -> tuple[int, ...]:
+        """Where a piece's box starts in the shard, and the piece in its box; of rows of a box: where they start."""
+        first, *rest = [*(one.start for one in local_slices(piece.box, self.layout, rank)), piece.start]
+        row = _row(piece)
+        return (first, *rest) if row is None else (first + piece.start // row, *rest[:-1], 0)
+
+    def _starts(self, pieces: Pieces) -> Sequence:
+        """[dims + 1]: `start` on this rank."""
+        starts = {self.start(rank, piece) for rank, piece in pieces.items()}
+        if len(starts) == 1:
+            return starts.pop()
+        nowhere = (0,) * (len(self.layout.shape) + 1)
+        return self.world.of_rank(
+            [self.start(rank, pieces[rank]) if rank in pieces else nowhere for rank in self.world.ranks]
+        )
+
+    def read(self, pieces: Pieces) -> jax.Array:
+        """The piece of this rank [*shape_of]."""
+        return _read(self.value(), next(iter(pieces.values())), self._starts(pieces))
+
+    def value(self) -> jax.Array:
+        """The shard, with all that came; what came to one place is added."""
+        if self.held is None:
+            self.held = self._tiled()
+        if self.held is None:
+            self.held = jnp.zeros(self.shape, self.come[0][0].dtype)
+        for values, pieces in self.come:
+            self._put(values, pieces)
+        self.come = []
+        return self.held
+
+    def _put(self, values: jax.Array, pieces: Pieces) -> None:
+        assert self.held is not None
+        like, at, places = next(iter(pieces.values())), self._starts(pieces), set(pieces.items())
+        adds, lacks = bool(places & self._written), len(pieces) < len(self.world.ranks)
+        if adds or lacks:
+            before = _read(self.held, like, at)
+            values = before + values if adds else values
+            if lacks:
+                values = jnp.where(
+                    self.world.of_rank([rank in pieces for rank in self.world.ranks]) != 0, values, before
+                )
+        self._written |= places
+        self.held = _written(self.held, like, at, values)
+
+    def _tiled(self) -> jax.Array | None:
+        """All that came, joined, where on every rank each lies at the same place and they fill the shard."""
+        blocks = []
+        for values, pieces in self.come:
+            starts = {self.start(rank, piece) for rank, piece in pieces.items()}
+            if len(starts) > 1 or len(pieces) < len(self.world.ranks) or values.ndim < len(self.shape):
+                return None
+            blocks.append((starts.pop(), values))
+        made = _joined(blocks, self.shape, 0)
+        if made is not None:
+            self._written |= {place for _, pieces in self.come for place in pieces.items()}
+            self.come = []
+        return made
+
+    def in_order(self) -> list[tuple[jax.Array, Pieces]]:
+        """What came, so that on every rank pieces come as they lie in its shard."""
+        order = {
+            rank: sorted(range(len(self.come)), key=lambda k: self.start(rank, self.come[k][1][rank]))
+            for rank in self.world.ranks
+        }
+        values = [values for values, _ in self.come]
+        if len(set(map(tuple, order.values()))) > 1:
+            table, stacked = self.world.of_rank(list(order.values())), jnp.stack(values)
+            values = [lax.dynamic_index_in_dim(stacked, table[k], keepdims=False) for k in range(len(values))]
+        else:
+            values = [values[k] for k in order[self.world.ranks[0]]]
+        return [(one, {rank: self.come[order[rank][k]][1][rank] for rank in order}) for k, one in enumerate(values)]
+
+
+def alike(step: Step, held: jax.Array, world: World) -> jax.Array:
+    """Run an exchange; takes and gives a shard, laid flat."""
+    source = step.exchange.source
+    buffers = {"source": Buffer(source, world, held.reshape(source.local_shape(world.ranks[0])))}
+    for phase in step.phases:
+        name = WRITES[phase]
+        writes = buffers.setdefault(name, Buffer(step.exchange.layout_of(name), world))
+        if phase == "reduce" and world.on_axes and sums(step) is not None:
+            _scatter(step, buffers["source"], writes)
+        elif phase == "gather" and world.on_axes and _has_all(step, writes):
+            _gather(step, writes)
+        else:
+            _send(step, phase, buffers, writes)
+    return buffers["result"].value().reshape(-1)
+
+
+def _send(step: Step, phase: str, buffers: Mapping[str, Buffer], writes: Buffer) -> None:
+    """The messages of a phase."""
+    come = []
+    for messages in by_key(step, phase, writes.world.ranks, likeness):
+        pairs, parts = list(messages), list(messages.values())
+        likes = parts[0]
+
+        def read(of: Mapping[int, int], parts=parts, likes=likes) -> jax.Array:
+            found = [
+                buffers[like.origin].read({sender: parts[number][k].piece for sender, number in of.items()})
+                for k, like in enumerate(likes)
+            ]
+            return found[0] if len(found) == 1 else jnp.concatenate([values.reshape(-1) for values in found])
+
+        for message, numbers in _transport(writes.world, pairs, read):
+            done = 0
+            for k, like in enumerate(likes):
+                values = message if len(likes) == 1 else message[done : done + like.piece.size]
+                done += like.piece.size
+                pieces = {receiver: parts[number][k].piece for receiver, number in numbers.items()}
+                come.append((values.reshape(shape_of(like.piece)), pieces))
+    writes.come += come
+
+
+def _transport(
+    world: World, pairs: Sequence[tuple[int, int]], read: Callable[[Mapping[int, int]], jax.Array]
+) -> list[tuple[jax.Array, dict[int, int]]]:
+    """Send messages (sender, receiver) of one size.
+
+    Args:
+        world: the ranks.
+        pairs: the messages.
+        read: given the number of a message for each sender, these messages.
+
+    Returns:
+        Messages [size], each with its number on the ranks that receive it.
+    """
+    names = world.complete(pairs)
+    if len(names) and len(pairs) > len(world.ranks):
+        number_of = {pair: number for number, pair in enumerate(pairs)}
+        members = world.along(names)
+        size = len(members[world.ranks[0]])
+        blocks = [read({rank: number_of[rank, members[rank][k]] for rank in world.ranks}) for k in range(size)]
+        blocks = lax.all_to_all(jnp.stack(blocks), names, 0, 0)
+        return [(blocks[k], {rank: number_of[members[rank][k], rank] for rank in world.ranks}) for k in range(size)]
+    come = []
+    for found in in_rounds(pairs, world.ranks):
+        message = read({pairs[number][0]: number for number in found})
+        message = world.carried(message, [pairs[number] for number in found])
+        come.append((message, {pairs[number][1]: number for number in found}))
+    return come
+
+
+def _scatter(step: Step, source: Buffer, writes: Buffer) -> None:
+    """The sums, by a reduce-scatter, sent on where others want them."""
+    exchange, made, world = step.exchange, sums(step), source.world
+    assert made is not None
+    names = tuple(world.axes[axis] for axis in exchange.of_source.class_axes if axis not in exchange.apart)
+    members = world.along(names)
+    blocks = [
+        source.read({rank: one[members[rank][number]][1] for rank in members})
+        for number in range(exchange.summed)
+        for one in made
+    ]
+    summed = lax.psum_scatter(jnp.concatenate(blocks), names, tiled=True)
+    summed = summed.reshape(len(made), *blocks[0].shape)
+    ways = [(maker, receiver) for one in made for maker, (receiver, _) in one.items()]
+    pieces = [piece for one in made for _, piece in one.values()]
+    slots = [slot for slot, one in enumerate(made) for _ in one]
+
+    def read(of: Mapping[int, int]) -> jax.Array:
+        chosen = [slots[of[rank]] if rank in of else 0 for rank in world.ranks]
+        if len({slots[number] for number in of.values()}) == 1:
+            return summed[slots[next(iter(of.values()))]]
+        return lax.dynamic_index_in_dim(summed, world.of_rank(chosen), keepdims=False)
+
+    for values, numbers in _transport(world, ways, read):
+        writes.come.append((values, {receiver: pieces[number] for receiver, number in numbers.items()}))
+
+
+def _has_all(step: Step, writes: Buffer) -> bool:
+    """Whether ranks have, as it came, what they are to give."""
+    gives = gathers(step)
+    if gives is None or writes.held is not None:
+        return False
+    has: dict[int, list[Piece]] = {rank: [] for rank in gives}
+    for _, pieces in writes.come:
+        for rank, piece in pieces.items():
+            has[rank].append(piece)
+    return all(len(has[rank]) == len(gives[rank]) and frozenset(has[rank]) == gives[rank] for rank in gives)
+
+
+def _gather(step: Step, writes: Buffer) -> None:
+    """All that ranks have of a target cell to all that want it, by one all-gather."""
+    cells, world = step.exchange.of_target, writes.world
+    come = writes.in_order()
+    names = tuple(world.axes[axis] for axis in cells.copy_axes)
+    blocks = lax.all_gather(jnp.stack([values for values, _ in come]), names, tiled=True)
+    members = world.along(names)
+    blocks = blocks.reshape(-1, len(come), *blocks.shape[1:])
+    writes.come = [
+        (blocks[number, k], {rank: pieces[members[rank][number]] for rank in world.ranks})
+        for number in range(len(blocks))
+        for k, (_, pieces) in enumerate(come)
+    ]
+
+
+def _row(piece: Piece) -> int | None:
+    """Elements of a row of its box, where a piece is some rows of it."""
+    row = math.prod(piece.lengths[1:])
+    return row if piece.lengths and row and not (piece.start % row or piece.size % row) else None
+
+
+def shape_of(piece: Piece) -> tuple[int, ...]:
+    """The shape in which a piece travels: that of its rows; else it is laid flat, which takes XLA twice as long."""
+    row = _row(piece)
+    return (piece.size,) if row is None else (piece.size // row, *piece.lengths[1:])
+
+
+def _read(shard: jax.Array, piece: Piece, at: Sequence) -> jax.Array:
+    """A piece of a shard, from where it starts."""
+    if _row(piece) is not None:
+        return lax.dynamic_slice(shard, tuple(at[:-1]), shape_of(piece))
+    region = lax.dynamic_slice(shard, tuple(at[:-1]), piece.lengths).reshape(-1)
+    return lax.dynamic_slice(region, (at[-1],), (piece.size,))
+
+
+def _written(shard: jax.Array, piece: Piece, at: Sequence, values: jax.Array) -> jax.Array:
+    """The shard with other values for a piece."""
+    starts = tuple(at[:-1])
+    if values.shape == shard.shape:
+        return values
+    if _row(piece) is None:
+        region = lax.dynamic_slice(shard, starts, piece.lengths).reshape(-1)
+        values = lax.dynamic_update_slice(region, values, (at[-1],)).reshape(piece.lengths)
+    return lax.dynamic_update_slice(shard, values, starts)
+
+
+def _joined(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...], dim: int) -> jax.Array | None:
+    """Blocks, each with its start, as one array; None where they are no grid that fills the shape."""
+    if dim == len(shape):
+        return blocks[0][1] if len(blocks) == 1 else None
+    rows: dict[int, list] = {}
+    for block in blocks:
+        rows.setdefault(block[0][dim], []).append(block)
+    done, parts = 0, []
+    for start in sorted(rows):
+        lengths = {values.shape[dim] for _, values in rows[start]}
+        part = _joined(rows[start], shape, dim + 1)
+        if start != done or len(lengths) > 1 or part is None:
+            return None
+        done += lengths.pop()
+        parts.append(part)
+    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, dim)) if done == shape[dim] else None
