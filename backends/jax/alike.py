@@ -1,7 +1,8 @@
 """An exchange on JAX in which all ranks do alike: shards are of one shape on each side, and so are pieces of a round.
 
-Ranks differ only in where their pieces start, which they look up by their place. Sums go by reduce-scatters and copies
-by all-gathers where they lie so (`rounds.sums`, `rounds.gathers`), all else in rounds of `ppermute`.
+Ranks differ only in where their pieces start, which they look up by their place. Sums go by reduce-scatters, copies by
+all-gathers and trades by all-to-alls where they lie so (`rounds.sums`, `rounds.gathers`, `World.complete`), all else in
+rounds of `ppermute`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from keras_flow.layout import Layout
 
 #: rank -> a piece of it; all of one shape
 Pieces = Mapping[int, Piece]
+#: [dims + 1]: where a piece starts, as `Buffer.start` says; numbers where it is the same on all ranks
+Start = jax.Array | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,8 @@ class Buffer:
         row = _row(piece)
         return (first, *rest) if row is None else (first + piece.start // row, *rest[:-1], 0)
 
-    def _starts(self, pieces: Pieces) -> Sequence:
-        """[dims + 1]: `start` on this rank."""
+    def _starts(self, pieces: Pieces) -> Start:
+        """`start` on this rank."""
         starts = {self.start(rank, piece) for rank, piece in pieces.items()}
         if len(starts) == 1:
             return starts.pop()
@@ -135,9 +138,8 @@ class Buffer:
             before = _read(self.held, like, at)
             values = before + values if adds else values
             if lacks:
-                values = jnp.where(
-                    self.world.of_rank([rank in pieces for rank in self.world.ranks]) != 0, values, before
-                )
+                comes = self.world.of_rank([rank in pieces for rank in self.world.ranks])
+                values = jnp.where(comes != 0, values, before)
         self._written |= places
         self.held = _written(self.held, like, at, values)
 
@@ -221,10 +223,10 @@ def _transport(
         read: given the number of a message for each sender, these messages.
 
     Returns:
-        Messages [size], each with its number on the ranks that receive it.
+        Messages, each with its number on the ranks that receive it.
     """
     names = world.complete(pairs)
-    if len(names) and len(pairs) > len(world.ranks):
+    if names and len(pairs) > len(world.ranks):
         number_of = {pair: number for number, pair in enumerate(pairs)}
         members = world.along(names)
         size = len(members[world.ranks[0]])
@@ -305,7 +307,7 @@ def shape_of(piece: Piece) -> tuple[int, ...]:
     return (piece.size,) if row is None else (piece.size // row, *piece.lengths[1:])
 
 
-def _read(shard: jax.Array, piece: Piece, at: Sequence) -> jax.Array:
+def _read(shard: jax.Array, piece: Piece, at: Start) -> jax.Array:
     """A piece of a shard, from where it starts."""
     if _row(piece) is not None:
         return lax.dynamic_slice(shard, tuple(at[:-1]), shape_of(piece))
@@ -313,7 +315,7 @@ def _read(shard: jax.Array, piece: Piece, at: Sequence) -> jax.Array:
     return lax.dynamic_slice(region, (at[-1],), (piece.size,))
 
 
-def _written(shard: jax.Array, piece: Piece, at: Sequence, values: jax.Array) -> jax.Array:
+def _written(shard: jax.Array, piece: Piece, at: Start, values: jax.Array) -> jax.Array:
     """The shard with other values for a piece."""
     starts = tuple(at[:-1])
     if values.shape == shard.shape:

@@ -1,10 +1,9 @@
 """Boxing on JAX: one compiled `shard_map` program for each plan.
 
-The named collectives on shards of one shape are XLA's own, over the axes of the placement. Everything else goes in
-rounds of `ppermute`: in one round each rank sends and receives one message at most, all of one size, so that nothing is
-padded on its way. Where shards are of one shape, ranks differ only in where their pieces start, which they look up by
-their place. Shards of different shapes are held in flat buffers, padded to the largest; there all that differs between
-ranks is a branch of a `switch` on the rank's place.
+The named collectives on shards of one shape are XLA's own, over the axes of the placement; an exchange between shards
+of one shape is in `alike.py`. What is left, shards of different shapes, goes in rounds of `ppermute`: in one round each
+rank sends and receives one message at most, all of one size, so that nothing is padded on its way. Such shards are held
+in flat buffers, padded to the largest; what differs between ranks is a branch of a `switch` on the rank's place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In which rounds the messages of an exchange go on JAX: in a round each rank sends and receives one at most."""
+"""How the messages of an exchange go on JAX: in which rounds, and where collectives carry them."""
 
 from __future__ import annotations
 
@@ -107,42 +107,49 @@ def sums(step: Step) -> list[Sums] | None:
     Returns:
         None where sums do not lie so.
     """
-    exchange, ranks = step.exchange, step.exchange.source.placement.ranks
+    exchange = step.exchange
     if not (exchange.same_placement and is_alike(step)) or exchange.summed == 1:
         return None
     axes = tuple(axis for axis in exchange.of_source.class_axes if axis not in exchange.apart)
-    groups: dict[frozenset[int], list[tuple[int, Piece]]] = {}
-    for rank in ranks:
-        groups.setdefault(frozenset(along(exchange.of_source, rank, axes)), [])
-    for rank in ranks:
-        senders: dict[Piece, set[int]] = {}
-        for part in exchange.receives(rank, "reduce"):
-            if part.origin != "source":
-                return None
-            senders.setdefault(part.piece, set()).add(part.sender)
-        for piece, group in senders.items():
-            if frozenset(group) not in groups:
-                return None
-            groups[frozenset(group)].append((rank, piece))
-    wanted = [len(group) for group in groups.values()]
-    likes = {(piece.lengths, piece.size) for group in groups.values() for _, piece in group}
-    if len(set(wanted)) != 1 or len(likes) != 1 or wanted[0] % exchange.summed:
+    groups = _wanted(step, axes)
+    counts = {len(wanted) for wanted in groups.values()}
+    likes = {(piece.lengths, piece.size) for wanted in groups.values() for _, piece in wanted}
+    if len(counts) != 1 or len(likes) != 1:
         return None
-    count = wanted[0] // exchange.summed
-    made: list[Sums] = [{} for _ in range(count)]
-    for members, group in groups.items():
-        of = {member: [one for one in group if one[0] == member] for member in sorted(members)}
-        if any(len(own) > count for own in of.values()):
+    each, rest = divmod(counts.pop(), exchange.summed)
+    made: list[Sums] = [{} for _ in range(each)]
+    for members, wanted in groups.items():
+        of = {member: [one for one in wanted if one[0] == member] for member in sorted(members)}
+        if rest or any(len(own) > each for own in of.values()):
             return None
-        others = [one for one in group if one[0] not in members]
-        for number, one in enumerate(others):  # the makers in turn, so that they send at one time
-            free = [member for member in of if len(of[member]) < count]
+        for number, one in enumerate(one for one in wanted if one[0] not in members):
+            free = [member for member in of if len(of[member]) < each]
+            # one with the receiver's coordinates: so all makers send at one time
             near = [member for member in free if _alike_on(exchange.of_source, member, one[0], axes)]
             of[(near or free)[number % len(near or free)]].append(one)
         for member, own in of.items():
             for slot, one in enumerate(sorted(own, key=lambda one: (one[1].box, one[1].start))):
                 made[slot][member] = one
     return made
+
+
+def _wanted(step: Step, axes: tuple[int, ...]) -> dict[frozenset[int], list[tuple[int, Piece]]]:
+    """Groups of ranks along the axes, and what ranks want summed of each; empty where summands do not lie so."""
+    exchange, ranks = step.exchange, step.exchange.source.placement.ranks
+    groups: dict[frozenset[int], list[tuple[int, Piece]]] = {
+        frozenset(along(exchange.of_source, rank, axes)): [] for rank in ranks
+    }
+    for rank in ranks:
+        senders: dict[Piece, set[int]] = {}
+        for part in exchange.receives(rank, "reduce"):
+            if part.origin != "source":
+                return {}
+            senders.setdefault(part.piece, set()).add(part.sender)
+        for piece, group in senders.items():
+            if frozenset(group) not in groups:
+                return {}
+            groups[frozenset(group)].append((rank, piece))
+    return groups
 
 
 def along(cells: Cells, rank: int, axes: tuple[int, ...]) -> list[int]:
