@@ -110,6 +110,8 @@ def run(backend: str, hierarchy: tuple[int, ...], megabytes: list[float], rounds
             for name in itertools.islice(itertools.cycle(timed), turn, turn + len(timed)):
                 timed[name].append(boxing_ways.timed(engine, ways[name]))
         ours = values.pop(boxing_ways.OURS)
+        values.pop(boxing_ways.FLOOR, None)
+        seconds = {name: statistics.median(found) for name, found in timed.items()}
         record = {
             "backend": backend,
             "hierarchy": "x".join(map(str, hierarchy)),
@@ -119,8 +121,9 @@ def run(backend: str, hierarchy: tuple[int, ...], megabytes: list[float], rounds
             "class": _class(before, after),
             "bound": lower_bound(source, target),
             "refused": {name: way for name, way in ways.items() if isinstance(way, str)},
-            "received": {name: engine.total(ways[name].received) for name in timed},
-            "seconds": {name: statistics.median(found) for name, found in timed.items()},
+            "floor": seconds.pop(boxing_ways.FLOOR, None),
+            "received": {name: engine.total(ways[name].received) for name in seconds},
+            "seconds": seconds,
             "wrong": [
                 name for name, value in values.items() if not engine.everywhere(_same(ours, value, target.has_partial))
             ],
@@ -151,7 +154,8 @@ def table(records: list[dict]) -> str:
         "",
         "Written by `python -m benchmarks.boxing`. Bytes are sums over pairs and ranks, in tensors; time is",
         "the geometric mean over pairs of keras_flow's median by the engine's, and the pairs above 1.1x. Noise: the",
-        "engine's two ways by each other, where they move the same bytes.",
+        "engine's two ways by each other, where they move the same bytes. Floor: a program in which ranks meet once",
+        "and write the result, by the engine.",
         "",
         "Against what the engine does by default:",
         "",
@@ -172,6 +176,7 @@ def table(records: list[dict]) -> str:
                 both = _both_do(of_kind, rival)
                 lines.append(f"| {backend} {hierarchy} {size:g} | {kind} | {rival} | {_row(both, rival, size)} |")
         lines += [f"| {backend} {hierarchy} {size:g} | noise | {row} |" for row in _noise(found)]
+        lines += [f"| {backend} {hierarchy} {size:g} | floor | {row} |" for row in _floor(found, DEFAULTS[backend])]
         for rival in sorted({name for record in found for name in record["refused"]}):
             texts = [record["refused"][rival] for record in found if rival in record["refused"]]
             reasons = "; ".join(f"{texts.count(text)} with {text!r}" for text in sorted(set(texts)))
@@ -238,6 +243,13 @@ def _noise(records: list[dict]) -> list[str]:
     apart = sum(max(ratio, 1 / ratio) > 1.1 for ratio in ratios)
     time, _ = _times(ratios)
     return [f"{one} by {other} | {len(both)} | | | | {time} | {apart} of {len(ratios)} either way"]
+
+
+def _floor(records: list[dict], rival: str) -> list[str]:
+    """A program that meets once and writes the result, against the engine's: below it no executor can come."""
+    moving = [record for record in records if record.get("floor") and _ratios([record], rival)]
+    ratios = [record["floor"] / record["seconds"][rival] for record in moving]
+    return [f"{rival} | {len(ratios)} | | | | {' | '.join(_times(ratios))}"] if ratios else []
 
 
 def _over(one: float, other: float) -> str:
