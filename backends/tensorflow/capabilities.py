@@ -31,7 +31,7 @@ CAPABILITIES = Capabilities(
         ),
     },
     traffic=Traffic(gather_is_sum=True, sparse_gradients_per_slot=True, statistics=(2, 0)),
-    room=Room({"gelu": 2}, update=1),
+    room=Room({"gelu": 2}, update=2),
     environment={
         "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": (
             "DTensor's pass that combines all-reduces gives wrong gradients"

@@ -42,10 +42,12 @@ def test_every_pair_on_2x2(shape):
             check(Layout(grid((2, 2)), before, shape), Layout(grid((2, 2)), after, shape))
 
 
-@pytest.mark.parametrize(("hierarchy", "shape"), [((2, 4), (64, 48)), ((4, 2), (64, 48)), ((2, 4), (13, 11))])
+@pytest.mark.parametrize(
+    ("hierarchy", "shape"), [((2, 4), (64, 48)), ((4, 2), (64, 48)), ((2, 4), (13, 11)), ((2, 2, 2), (64, 48))]
+)
 def test_every_pair_on_8_ranks(hierarchy, shape):
-    for before in all_nd_sbps(2):
-        for after in all_nd_sbps(2):
+    for before in all_nd_sbps(len(hierarchy)):
+        for after in all_nd_sbps(len(hierarchy)):
             made = plan(Layout(grid(hierarchy), before, shape), Layout(grid(hierarchy), after, shape))
             assert made.total_bytes == lower_bound(made.source, made.target), made
 

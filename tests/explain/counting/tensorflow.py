@@ -50,14 +50,14 @@ def _elements(kind: str) -> tuple[int, int]:
 
 
 def set_environment(folder: Path) -> None:
-    """Before TensorFlow is imported: DTensor writes its programs there; and each rank has a thread, so that what ranks
-    hold at one time does not depend on the machine's cores."""
+    """Before TensorFlow is imported: DTensor writes its programs there; and ranks have threads enough, so that what
+    they hold at one time does not depend on the machine's cores."""
     global _folder
     _folder = folder
     os.environ |= {
         "TF_DUMP_GRAPH_PREFIX": str(folder),
         "TF_CPP_VMODULE": "dtensor_mlir_passes=2",
-        "TF_NUM_INTEROP_THREADS": "4",
+        "TF_NUM_INTEROP_THREADS": "8",
     }
 
 
@@ -79,7 +79,7 @@ def main() -> dict[str, dict]:
 
 
 def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:
-    """The most that three steps of a larger model hold, in bytes on all ranks, and what explain says of it.
+    """The most that six steps of a larger model hold, in bytes on all ranks, and what explain says of it.
 
     `peak` is what TensorFlow's allocator of these devices counts (blocks from 256 KB); `growth` that of the resident
     memory of the process, true of the first model in it only: the allocator keeps what it once had.
@@ -98,7 +98,7 @@ def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:
         said = distribution.explain(model, models.LARGE_BATCH)
         x, y = models.data(model, models.LARGE_BATCH)
         counter.reset_memory_stats("CPU:0")
-        growth = peak_of(lambda: [model.train_on_batch(x, y) for _ in range(3)]) - floor
+        growth = peak_of(lambda: [model.train_on_batch(x, y) for _ in range(6)]) - floor
     peak = counter.get_memory_info("CPU:0")["peak"] - held
     return {"peak explained": sum(one.peak for one in said.memory.values()), "peak": peak, "growth": growth}
 
@@ -118,6 +118,6 @@ def alone(name: str, layout: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":  # python -m tests.explain.counting.tensorflow mlp tp4
-    os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_NUM_INTEROP_THREADS": "4"}
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_NUM_INTEROP_THREADS": "8"}
     found = alone(*sys.argv[1:])
     print(*sys.argv[1:], found, f"of the growth: {found['peak explained'] / found['growth']:.2f}")
