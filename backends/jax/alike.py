@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from keras_flow.backends.jax.rounds import by_key, gathers, in_rounds, likeness, sums
+from keras_flow.backends.jax.rounds import Sums, along, by_key, gathers, in_rounds, likeness, sums
 from keras_flow.boxing.pieces import WRITES, Piece
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import Step
@@ -54,11 +54,7 @@ class World:
 
     def along(self, names: Sequence[str]) -> dict[int, list[int]]:
         """For each rank those that differ from it on some axes only, the first of them slowest."""
-        grid = np.arange(len(self.ranks)).reshape(self.sizes)
-        chosen = [self.axes.index(name) for name in names]
-        rest = [axis for axis in range(grid.ndim) if axis not in chosen]
-        groups = grid.transpose(*rest, *chosen).reshape(-1, math.prod(self.sizes[axis] for axis in chosen))
-        return {self.ranks[one]: [self.ranks[other] for other in group] for group in groups for one in group}
+        return along(self.ranks, self.sizes, [self.axes.index(name) for name in names])
 
     def complete(self, pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:
         """The axes along which each rank sends one message to each, itself included; none where they do not so."""
@@ -151,7 +147,7 @@ class Buffer:
             if len(starts) > 1 or len(pieces) < len(self.world.ranks) or values.ndim < len(self.shape):
                 return None
             blocks.append((starts.pop(), values))
-        made = _joined(blocks, self.shape, 0)
+        made = _grid(blocks, self.shape, 0)
         if made is not None:
             self._written |= {place for _, pieces in self.come for place in pieces.items()}
             self.come = []
@@ -179,8 +175,9 @@ def alike(step: Step, held: jax.Array, world: World) -> jax.Array:
     for phase in step.phases:
         name = WRITES[phase]
         writes = buffers.setdefault(name, Buffer(step.exchange.layout_of(name), world))
-        if phase == "reduce" and world.on_axes and sums(step) is not None:
-            _scatter(step, buffers["source"], writes)
+        made = sums(step) if phase == "reduce" and world.on_axes else None
+        if made is not None:
+            _scatter(step, made, buffers["source"], writes)
         elif phase == "gather" and world.on_axes and _has_all(step, writes):
             _gather(step, writes)
         else:
@@ -241,10 +238,9 @@ def _transport(
     return come
 
 
-def _scatter(step: Step, source: Buffer, writes: Buffer) -> None:
+def _scatter(step: Step, made: Sequence[Sums], source: Buffer, writes: Buffer) -> None:
     """The sums, by a reduce-scatter, sent on where others want them."""
-    exchange, made, world = step.exchange, sums(step), source.world
-    assert made is not None
+    exchange, world = step.exchange, source.world
     names = tuple(world.axes[axis] for axis in exchange.of_source.class_axes if axis not in exchange.apart)
     members = world.along(names)
     blocks = [
@@ -326,7 +322,7 @@ def _written(shard: jax.Array, piece: Piece, at: Start, values: jax.Array) -> ja
     return lax.dynamic_update_slice(shard, values, starts)
 
 
-def _joined(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...], dim: int) -> jax.Array | None:
+def _grid(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...], dim: int) -> jax.Array | None:
     """Blocks, each with its start, as one array; None where they are no grid that fills the shape."""
     if dim == len(shape):
         return blocks[0][1] if len(blocks) == 1 else None
@@ -336,7 +332,7 @@ def _joined(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[in
     done, parts = 0, []
     for start in sorted(rows):
         lengths = {values.shape[dim] for _, values in rows[start]}
-        part = _joined(rows[start], shape, dim + 1)
+        part = _grid(rows[start], shape, dim + 1)
         if start != done or len(lengths) > 1 or part is None:
             return None
         done += lengths.pop()

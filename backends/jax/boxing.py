@@ -85,15 +85,14 @@ class _Program:
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
-        #: whether named collectives can go over the axes of the placement; else all ranks lie on one
-        self.on_axes = plan.ranks == placement.ranks and all(
+        # whether named collectives can go over the axes of the placement; else all ranks lie on one
+        on_axes = plan.ranks == placement.ranks and all(
             step.exchange.same_placement or is_alike(step) for step in self.steps
         )
-        hierarchy = placement.hierarchy if self.on_axes else (len(plan.ranks),)
-        self.axes = placement.axis_names if self.on_axes else ("ranks",)
-        mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(hierarchy), self.axes)
-        self.world = World(plan.ranks, self.axes, hierarchy, self.on_axes)
-        spec = PartitionSpec(self.axes)
+        sizes = placement.hierarchy if on_axes else (len(plan.ranks),)
+        self.world = World(plan.ranks, placement.axis_names if on_axes else ("ranks",), sizes, on_axes)
+        mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(sizes), self.world.axes)
+        spec = PartitionSpec(self.world.axes)
         self.sharding = NamedSharding(mesh, spec)
         self.run = jax.jit(jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
         self._compiled: dict = {}
@@ -130,7 +129,7 @@ class _Program:
         if block.dtype == bool:
             held = held.astype(jnp.uint8)  # pieces are added
         for step in self.steps:
-            if self.on_axes and _is_native(step):
+            if self.world.on_axes and _is_native(step):
                 held = self._native(step, held)
             elif is_alike(step):
                 held = alike(step, held, self.world)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -136,9 +137,8 @@ def sums(step: Step) -> list[Sums] | None:
 def _wanted(step: Step, axes: tuple[int, ...]) -> dict[frozenset[int], list[tuple[int, Piece]]]:
     """Groups of ranks along the axes, and what ranks want summed of each; empty where summands do not lie so."""
     exchange, ranks = step.exchange, step.exchange.source.placement.ranks
-    groups: dict[frozenset[int], list[tuple[int, Piece]]] = {
-        frozenset(along(exchange.of_source, rank, axes)): [] for rank in ranks
-    }
+    members = along(ranks, exchange.of_source.sizes, axes)
+    groups: dict[frozenset[int], list[tuple[int, Piece]]] = {frozenset(group): [] for group in members.values()}
     for rank in ranks:
         senders: dict[Piece, set[int]] = {}
         for part in exchange.receives(rank, "reduce"):
@@ -152,10 +152,12 @@ def _wanted(step: Step, axes: tuple[int, ...]) -> dict[frozenset[int], list[tupl
     return groups
 
 
-def along(cells: Cells, rank: int, axes: tuple[int, ...]) -> list[int]:
-    """The ranks that differ from one on some axes only, the first of them slowest."""
-    at = cells.coords_of(rank)
-    return [cells.rank_at({**at, **changed}) for changed in cells.spread(axes)]
+def along(ranks: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> dict[int, list[int]]:
+    """For each rank of a grid those that differ from it on some axes only, the first of these slowest."""
+    grid = np.asarray(ranks).reshape(sizes)
+    rest = [axis for axis in range(grid.ndim) if axis not in axes]
+    groups = grid.transpose(*rest, *axes).reshape(-1, math.prod(sizes[axis] for axis in axes)).tolist()
+    return {one: group for group in groups for one in group}
 
 
 def _alike_on(cells: Cells, rank: int, other: int, axes: tuple[int, ...]) -> bool:
@@ -185,11 +187,9 @@ def gathers(step: Step) -> dict[int, frozenset[Piece]] | None:
     likes = {(len(pieces), piece.lengths, piece.size) for pieces in gives.values() for piece in pieces}
     if len(gives) != len(ranks) or len(likes) != 1:
         return None
-    for rank in ranks:
-        others = [other for other in along(exchange.of_target, rank, axes) if other != rank]
-        if any(given.get((other, rank)) != gives[other] for other in others):
-            return None
-    return gives
+    members = along(ranks, exchange.of_target.sizes, axes)
+    pairs = [(other, rank) for rank in ranks for other in members[rank] if other != rank]
+    return gives if all(given.get((other, rank)) == gives[other] for other, rank in pairs) else None
 
 
 def is_alike(step: Step) -> bool:
