@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -37,7 +38,7 @@ def backend() -> Backend:
             "The active Keras backend is 'numpy', which has global tensors and boxing and trains nothing. Set the "
             "environment variable KERAS_BACKEND to jax, tensorflow or torch before keras is imported."
         )
-    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
+    return _loaded(name)
 
 
 def tensor_engine() -> TensorEngine:
@@ -46,12 +47,21 @@ def tensor_engine() -> TensorEngine:
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.
     """
-    return importlib.import_module(f"keras_flow.backends.{checked_name()}").BACKEND
+    return _loaded(checked_name())
 
 
 def checked_name() -> str:
     """The name of the active Keras backend, which is supported and installed. Loads neither Keras nor an engine."""
-    name = backend_name()
+    return _checked(backend_name())
+
+
+@functools.cache  # asked before every redistribution
+def _loaded(name: str):
+    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
+
+
+@functools.cache
+def _checked(name: str) -> str:
     if name not in _ENGINES:
         raise FlowError(
             f"keras_flow does not support the Keras backend {name!r}; supported are {', '.join(_ENGINES)}. "

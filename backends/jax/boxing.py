@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,8 @@ class _Program:
         mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(sizes), self.world.axes)
         spec = PartitionSpec(self.world.axes)
         self.sharding = NamedSharding(mesh, spec)
-        self.run = jax.jit(jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        body = jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        self.run = jax.jit(body, compiler_options=_compiler_options(mesh))
         self._compiled: dict = {}
 
     def given(self, shards: Mapping[int, jax.Array]) -> jax.Array:
@@ -145,23 +147,24 @@ class _Program:
         source, target = step.exchange.source, step.exchange.target
         values = held.reshape(source.local_shape(source.placement.ranks[0]))
         changed = [axis for axis in range(source.placement.ndim) if axis not in step.exchange.apart]
-        names = tuple(source.placement.axis_names[axis] for axis in changed)
-        sizes = [source.placement.hierarchy[axis] for axis in changed]
+        names = _names(source, changed)
         if step.kind == "all_reduce":
             values = lax.psum(values, names)
         if step.kind == "all_gather":
-            blocks = lax.all_gather(values, names).reshape(*sizes, *values.shape)
-            values = _joined(blocks, [_dim(source, axis) for axis in changed])
+            # dim 0 last: its blocks come one after the other, and what is brought into another order is small
+            for dim, on in reversed(_by_dim(source, changed)):
+                values = _joined(lax.all_gather(values, on), dim)
         if step.kind == "reduce_scatter":
-            dims = [_dim(target, axis) for axis in changed]
-            if sizes == [2] and dims != [0]:
-                values = _halved(values, dims[0], names[0])
-            else:
-                values = lax.psum_scatter(jnp.concatenate(_parted(values, dims, sizes)), names, tiled=True)
+            for dim, on in _by_dim(target, changed):
+                if lax.axis_size(on) == 2 and dim:
+                    values = _halved(values, dim, *on)
+                else:
+                    values = lax.psum_scatter(_parted(values, dim, lax.axis_size(on)), on, tiled=True)
         if step.kind == "all_to_all":
             (axis,) = changed
-            blocks = lax.all_to_all(jnp.stack(_parted(values, [_dim(target, axis)], sizes)), names, 0, 0)
-            values = _joined(blocks, [_dim(source, axis)])
+            parts = _parted(values, _dim(target, axis), lax.axis_size(names))
+            blocks = lax.all_to_all(parts, names, 0, 0, tiled=True)
+            values = _joined(blocks.reshape(lax.axis_size(names), -1, *blocks.shape[1:]), _dim(source, axis))
         if step.kind == "permute":  # some ranks may keep their shard
             senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
             values = self.world.carried(values, list(zip(senders, self.plan.ranks, strict=True)))
@@ -199,6 +202,15 @@ class _Program:
                 written.add((writes, rank, part.piece))
             unpacks.append(functools.partial(_unpack, layout, come[rank], rank, firsts))
         buffers[writes] = lax.switch(me, unpacks, buffers[writes], arrived)
+
+
+def _compiler_options(mesh: Mesh) -> dict[str, str]:
+    """What XLA is told. Where virtual devices keep all cores of a CPU busy, it need not cut their loops into parallel
+    tasks, which have to wait for one another: a quarter of the time for a megabyte.
+    """
+    busy = len(mesh.local_devices) >= (os.cpu_count() or 1)
+    is_cpu = mesh.local_devices[0].platform == "cpu"
+    return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"} if is_cpu and busy else {}
 
 
 def _unpadded(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -273,6 +285,16 @@ def _is_native(step: Step) -> bool:
     return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and is_alike(step)
 
 
+def _names(layout: Layout, axes: Iterable[int]) -> tuple[str, ...]:
+    return tuple(layout.placement.axis_names[axis] for axis in axes)
+
+
+def _by_dim(layout: Layout, axes: Sequence[int]) -> list[tuple[int, tuple[str, ...]]]:
+    """The dims that some axes split, each with the names of its axes."""
+    dims = sorted({_dim(layout, axis) for axis in axes})
+    return [(dim, _names(layout, [axis for axis in axes if _dim(layout, axis) == dim])) for dim in dims]
+
+
 def _halved(values: jax.Array, dim: int, axis: str) -> jax.Array:
     """The sum over two ranks, each of which keeps its half along `dim`: only the other half is copied."""
     me = lax.axis_index(axis)
@@ -281,27 +303,18 @@ def _halved(values: jax.Array, dim: int, axis: str) -> jax.Array:
     return own + lax.ppermute(other, axis, [(0, 1), (1, 0)])
 
 
-def _parted(values: jax.Array, dims: list[int], sizes: list[int]) -> list[jax.Array]:
-    """The blocks of a shard; `dims` says which dim each size cuts, outer first.
-
-    Slices, not a transpose: XLA copies them row by row, in two thirds of the time.
-    """
-    blocks = [values]
-    for dim, size in zip(dims, sizes, strict=True):
-        blocks = [part for block in blocks for part in jnp.split(block, size, dim)]
-    return blocks
+def _parted(values: jax.Array, dim: int, count: int) -> jax.Array:
+    """A shard as its blocks along `dim`, one after the other along dim 0."""
+    length = values.shape[dim] // count
+    blocks = jnp.moveaxis(values.reshape(*values.shape[:dim], count, length, *values.shape[dim + 1 :]), dim, 0)
+    return blocks.reshape(-1, *blocks.shape[2:])
 
 
-def _joined(blocks: jax.Array, dims: list[int]) -> jax.Array:
-    """The shard [*lengths] of blocks [*sizes, *block]: the inverse of `_parted`."""
-    lengths = list(blocks.shape[len(dims) :])
-    order = []
-    for dim in range(len(lengths)):
-        for number in (number for number, of in enumerate(dims) if of == dim):
-            order.append(number)
-            lengths[dim] *= blocks.shape[number]
-        order.append(len(dims) + dim)
-    return blocks.transpose(order).reshape(lengths)
+def _joined(blocks: jax.Array, dim: int) -> jax.Array:
+    """The shard whose blocks along `dim` are [count, *block]."""
+    lengths = list(blocks.shape[1:])
+    lengths[dim] *= len(blocks)
+    return jnp.moveaxis(blocks, 0, dim).reshape(lengths)
 
 
 def _dim(layout: Layout, axis: int) -> int:

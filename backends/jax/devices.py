@@ -13,6 +13,9 @@ from keras_flow.errors import FlowError
 
 _world: World | None = None
 
+#: the device of each rank of that world
+_devices: tuple[jax.Device, ...] = ()  # pyright: ignore[reportInvalidTypeForm]
+
 #: threads of XLA's CPU pool as this process had them when the backend was first seen; None: not seen yet
 _pool_threads: int | None = None
 
@@ -23,7 +26,7 @@ def init(devices: int | None, type: str | None) -> World:
     Raises:
         FlowError: JAX has fewer devices than asked for, or none of the type.
     """
-    global _world
+    global _world, _devices
     if _world is not None and devices is None and type is None:
         return _world
     started = _started()
@@ -43,7 +46,7 @@ def init(devices: int | None, type: str | None) -> World:
         ) from error
     if devices is not None and len(found) < devices:
         raise FlowError(_too_few(devices, found))
-    _world = _as_world(found[:devices])
+    _world, _devices = _as_world(found[:devices]), tuple(found[:devices])
     return _world
 
 
@@ -57,8 +60,9 @@ def world() -> World:
 
 def rank_devices() -> tuple[jax.Device, ...]:  # pyright: ignore[reportInvalidTypeForm]
     """The device of each rank, in the order of ranks."""
-    here = world()
-    return tuple(jax.devices(here.type)[: here.size])
+    if not _devices:
+        world()
+    return _devices
 
 
 def must_await_steps() -> bool:

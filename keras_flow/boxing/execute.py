@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from keras_flow.backends.active import tensor_engine
 from keras_flow.boxing.simulate import check_shards
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
@@ -23,8 +24,6 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
     Raises:
         FlowError: a rank outside the world, a shard that is missing or has another shape.
     """
-    from keras_flow.backends.active import tensor_engine
-
     engine = tensor_engine()
     world = engine.world()
     outside = [rank for rank in plan.ranks if rank >= world.size]

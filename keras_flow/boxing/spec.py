@@ -99,6 +99,13 @@ class BoxingPlan:
     steps: tuple[Step, ...]
     chosen: str = field(default="bytes, then the load of the most loaded rank", compare=False)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # executors look their programs up by it, each time
+        return hash((self.source, self.target, self.dtype, self.steps))
+
     @cached_property
     def itemsize(self) -> int:
         """Bytes of an element."""
