@@ -7,8 +7,10 @@ rounds of `ppermute`.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -24,6 +26,8 @@ from keras_flow.layout import Layout
 
 #: rank -> a piece of it; all of one shape
 Pieces = Mapping[int, Piece]
+#: what a rank is to make of values: the same for ranks that do the same
+Recipe = Hashable
 #: [dims + 1]: where a piece starts, as `Buffer.start` says; numbers where it is the same on all ranks
 Start = jax.Array | tuple[int, ...]
 
@@ -51,6 +55,22 @@ class World:
     def of_rank(self, rows: Sequence) -> jax.Array:
         """This rank's row of a table."""
         return jnp.asarray(np.array(rows, np.int32))[self.me()]
+
+    def chosen(self, recipes: Mapping[int, Recipe], make: Callable[..., jax.Array], branches: bool) -> jax.Array:
+        """`make(recipe)` by this rank's recipe; of a rank without one by any.
+
+        Args:
+            recipes: by rank.
+            make: the same shape for all recipes.
+            branches: whether ranks shall make only what they want, else all make everything and select.
+        """
+        kinds = list(dict.fromkeys(recipes.values()))
+        if len(kinds) == 1:
+            return make(kinds[0])
+        which = self.of_rank([kinds.index(recipes.get(rank, kinds[0])) for rank in self.ranks])
+        if branches:
+            return lax.switch(which, [functools.partial(make, kind) for kind in kinds])
+        return lax.select_n(which, *(make(kind) for kind in kinds))
 
     def along(self, names: Sequence[str]) -> dict[int, list[int]]:
         """For each rank those that differ from it on some axes only, the first of them slowest."""
@@ -81,15 +101,15 @@ class Buffer:
     Attributes:
         layout: of which it is a shard.
         world: the ranks.
-        held: what it is without what came since.
-        come: values [*shape_of] and the pieces that they are, by rank; a rank that is not there got none.
+        held: what it is, where that is known.
+        come: else what came: values [*shape_of] and the pieces that they are, by rank; a rank that is not there got
+            none. Values for one piece are added.
     """
 
     layout: Layout
     world: World
     held: jax.Array | None = None
     come: list[tuple[jax.Array, Pieces]] = field(default_factory=list)
-    _written: set[tuple[int, Piece]] = field(default_factory=set)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -101,71 +121,64 @@ class Buffer:
         row = _row(piece)
         return (first, *rest) if row is None else (first + piece.start // row, *rest[:-1], 0)
 
-    def _starts(self, pieces: Pieces) -> Start:
-        """`start` on this rank."""
-        starts = {self.start(rank, piece) for rank, piece in pieces.items()}
-        if len(starts) == 1:
-            return starts.pop()
-        nowhere = (0,) * (len(self.layout.shape) + 1)
-        return self.world.of_rank(
-            [self.start(rank, pieces[rank]) if rank in pieces else nowhere for rank in self.world.ranks]
-        )
+    def take(self, values: jax.Array, pieces: Pieces) -> None:
+        """What came. It is added where it is for the same ranks as what came before."""
+        for number, (before, of) in enumerate(self.come):
+            if of == pieces:
+                if len(of) < len(self.world.ranks):  # the others read nothing, and XLA adds only once
+                    mine = self.world.of_rank([rank in of for rank in self.world.ranks]) != 0
+                    before = jnp.where(mine, before, 0)
+                    self.come[number] = jnp.where(mine, before + values, before), of
+                else:
+                    self.come[number] = before + values, of
+                return
+        self.come.append((values, pieces))
+
+    def parts(self, rank: int) -> dict[Piece, tuple[int, ...]]:
+        """The pieces that a rank has, as they lie in its shard, and which of what came is to be added for each."""
+        of: dict[Piece, tuple[int, ...]] = {}
+        for number, (_, pieces) in enumerate(self.come):
+            if rank in pieces:
+                of[pieces[rank]] = (*of.get(pieces[rank], ()), number)
+        return {piece: of[piece] for piece in sorted(of, key=lambda piece: self.start(rank, piece))}
 
     def read(self, pieces: Pieces) -> jax.Array:
         """The piece of this rank [*shape_of]."""
-        return _read(self.value(), next(iter(pieces.values())), self._starts(pieces))
+        like = next(iter(pieces.values()))
+        if self.held is None:
+            parts = {rank: self.parts(rank).get(piece, ()) for rank, piece in pieces.items()}
+            if all(parts.values()):
+                return self.world.chosen(parts, self._added, branches=False)
+        starts = {rank: self.start(rank, piece) for rank, piece in pieces.items()}
+        at = starts[next(iter(starts))]
+        if len(set(starts.values())) > 1:
+            at = self.world.of_rank([starts.get(rank, at) for rank in self.world.ranks])
+        return _read(self.value(), like, at)
 
     def value(self) -> jax.Array:
-        """The shard, with all that came; what came to one place is added."""
-        if self.held is None:
-            self.held = self._tiled()
-        if self.held is None:
-            self.held = jnp.zeros(self.shape, self.come[0][0].dtype)
-        for values, pieces in self.come:
-            self._put(values, pieces)
-        self.come = []
-        return self.held
-
-    def _put(self, values: jax.Array, pieces: Pieces) -> None:
-        assert self.held is not None
-        like, at, places = next(iter(pieces.values())), self._starts(pieces), set(pieces.items())
-        adds, lacks = bool(places & self._written), len(pieces) < len(self.world.ranks)
-        if adds or lacks:
-            before = _read(self.held, like, at)
-            values = before + values if adds else values
-            if lacks:
-                comes = self.world.of_rank([rank in pieces for rank in self.world.ranks])
-                values = jnp.where(comes != 0, values, before)
-        self._written |= places
-        self.held = _written(self.held, like, at, values)
-
-    def _tiled(self) -> jax.Array | None:
-        """All that came, joined, where on every rank each lies at the same place and they fill the shard."""
-        blocks = []
-        for values, pieces in self.come:
-            starts = {self.start(rank, piece) for rank, piece in pieces.items()}
-            if len(starts) > 1 or len(pieces) < len(self.world.ranks) or values.ndim < len(self.shape):
-                return None
-            blocks.append((starts.pop(), values))
-        made = _grid(blocks, self.shape, 0)
-        if made is not None:
-            self._written |= {place for _, pieces in self.come for place in pieces.items()}
-            self.come = []
-        return made
-
-    def in_order(self) -> list[tuple[jax.Array, Pieces]]:
-        """What came, so that on every rank pieces come as they lie in its shard."""
-        order = {
-            rank: sorted(range(len(self.come)), key=lambda k: self.start(rank, self.come[k][1][rank]))
+        """The shard; zeros where nothing came."""
+        if self.held is not None:
+            return self.held
+        recipes = {
+            rank: tuple((_cut(piece), self.start(rank, piece), numbers) for piece, numbers in self.parts(rank).items())
             for rank in self.world.ranks
         }
-        values = [values for values, _ in self.come]
-        if len(set(map(tuple, order.values()))) > 1:
-            table, stacked = self.world.of_rank(list(order.values())), jnp.stack(values)
-            values = [lax.dynamic_index_in_dim(stacked, table[k], keepdims=False) for k in range(len(values))]
-        else:
-            values = [values[k] for k in order[self.world.ranks[0]]]
-        return [(one, {rank: self.come[order[rank][k]][1][rank] for rank in order}) for k, one in enumerate(values)]
+        is_whole = all(len(recipe) == 1 and recipe[0][0] == self.shape for recipe in recipes.values())
+        return self.world.chosen(recipes, self._filled, branches=not is_whole)
+
+    def _added(self, numbers: tuple[int, ...]) -> jax.Array:
+        """The sum of some of what came."""
+        return functools.reduce(operator.add, [self.come[number][0] for number in numbers])
+
+    def _filled(self, recipe: tuple) -> jax.Array:
+        """The shard of a recipe: how the pieces are cut, where they start, what is added for each."""
+        blocks = [(start, self._added(numbers)) for _, start, numbers in recipe]
+        made = _grid(blocks, self.shape, 0)
+        if made is None:
+            made = jnp.zeros(self.shape, self.come[0][0].dtype)
+            for (cut, _, _), (start, value) in zip(recipe, blocks, strict=True):
+                made = _written(made, cut, start, value)
+        return made
 
 
 def alike(step: Step, held: jax.Array, world: World) -> jax.Array:
@@ -206,7 +219,8 @@ def _send(step: Step, phase: str, buffers: Mapping[str, Buffer], writes: Buffer)
                 done += like.piece.size
                 pieces = {receiver: parts[number][k].piece for receiver, number in numbers.items()}
                 come.append((values.reshape(shape_of(like.piece)), pieces))
-    writes.come += come
+    for values, pieces in come:  # not before all are read, which is from what came before
+        writes.take(values, pieces)
 
 
 def _transport(
@@ -261,33 +275,28 @@ def _scatter(step: Step, made: Sequence[Sums], source: Buffer, writes: Buffer) -
         return lax.dynamic_index_in_dim(summed, world.of_rank(chosen), keepdims=False)
 
     for values, numbers in _transport(world, ways, read):
-        writes.come.append((values, {receiver: pieces[number] for receiver, number in numbers.items()}))
+        writes.take(values, {receiver: pieces[number] for receiver, number in numbers.items()})
 
 
 def _has_all(step: Step, writes: Buffer) -> bool:
     """Whether ranks have, as it came, what they are to give."""
     gives = gathers(step)
-    if gives is None or writes.held is not None:
-        return False
-    has: dict[int, list[Piece]] = {rank: [] for rank in gives}
-    for _, pieces in writes.come:
-        for rank, piece in pieces.items():
-            has[rank].append(piece)
-    return all(len(has[rank]) == len(gives[rank]) and frozenset(has[rank]) == gives[rank] for rank in gives)
+    return gives is not None and all(frozenset(writes.parts(rank)) == gives[rank] for rank in gives)
 
 
 def _gather(step: Step, writes: Buffer) -> None:
     """All that ranks have of a target cell to all that want it, by one all-gather."""
     cells, world = step.exchange.of_target, writes.world
-    come = writes.in_order()
+    have = {rank: list(writes.parts(rank)) for rank in world.ranks}
     names = tuple(world.axes[axis] for axis in cells.copy_axes)
-    blocks = lax.all_gather(jnp.stack([values for values, _ in come]), names, tiled=True)
+    numbers = range(len(have[world.ranks[0]]))
+    blocks = jnp.stack([writes.read({rank: have[rank][number] for rank in have}) for number in numbers])
+    blocks = lax.all_gather(blocks, names)
     members = world.along(names)
-    blocks = blocks.reshape(-1, len(come), *blocks.shape[1:])
     writes.come = [
-        (blocks[number, k], {rank: pieces[members[rank][number]] for rank in world.ranks})
-        for number in range(len(blocks))
-        for k, (_, pieces) in enumerate(come)
+        (blocks[place, number], {rank: have[members[rank][place]][number] for rank in world.ranks})
+        for place in range(len(blocks))
+        for number in numbers
     ]
 
 
@@ -297,33 +306,36 @@ def _row(piece: Piece) -> int | None:
     return row if piece.lengths and row and not (piece.start % row or piece.size % row) else None
 
 
+def _cut(piece: Piece) -> tuple[int, ...]:
+    """Shape of the part of a shard in which a piece lies: its rows, else its box."""
+    row = _row(piece)
+    return piece.lengths if row is None else (piece.size // row, *piece.lengths[1:])
+
+
 def shape_of(piece: Piece) -> tuple[int, ...]:
     """The shape in which a piece travels: that of its rows; else it is laid flat, which takes XLA twice as long."""
-    row = _row(piece)
-    return (piece.size,) if row is None else (piece.size // row, *piece.lengths[1:])
+    return (piece.size,) if _row(piece) is None else _cut(piece)
 
 
 def _read(shard: jax.Array, piece: Piece, at: Start) -> jax.Array:
     """A piece of a shard, from where it starts."""
-    if _row(piece) is not None:
-        return lax.dynamic_slice(shard, tuple(at[:-1]), shape_of(piece))
-    region = lax.dynamic_slice(shard, tuple(at[:-1]), piece.lengths).reshape(-1)
-    return lax.dynamic_slice(region, (at[-1],), (piece.size,))
+    region = lax.dynamic_slice(shard, tuple(at[:-1]), _cut(piece))
+    return region if _row(piece) is not None else lax.dynamic_slice(region.reshape(-1), (at[-1],), (piece.size,))
 
 
-def _written(shard: jax.Array, piece: Piece, at: Start, values: jax.Array) -> jax.Array:
+def _written(shard: jax.Array, cut: tuple[int, ...], at: tuple[int, ...], values: jax.Array) -> jax.Array:
     """The shard with other values for a piece."""
-    starts = tuple(at[:-1])
-    if values.shape == shard.shape:
-        return values
-    if _row(piece) is None:
-        region = lax.dynamic_slice(shard, starts, piece.lengths).reshape(-1)
-        values = lax.dynamic_update_slice(region, values, (at[-1],)).reshape(piece.lengths)
+    *starts, first = at
+    if values.shape != cut:
+        region = lax.dynamic_slice(shard, starts, cut).reshape(-1)
+        values = lax.dynamic_update_slice(region, values, (first,)).reshape(cut)
     return lax.dynamic_update_slice(shard, values, starts)
 
 
 def _grid(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...], dim: int) -> jax.Array | None:
     """Blocks, each with its start, as one array; None where they are no grid that fills the shape."""
+    if any(values.ndim != len(shape) for _, values in blocks):
+        return None
     if dim == len(shape):
         return blocks[0][1] if len(blocks) == 1 else None
     rows: dict[int, list] = {}
