@@ -56,21 +56,21 @@ class World:
         """This rank's row of a table."""
         return jnp.asarray(np.array(rows, np.int32))[self.me()]
 
-    def chosen(self, recipes: Mapping[int, Recipe], make: Callable[..., jax.Array], branches: bool) -> jax.Array:
+    def chosen(self, recipes: Mapping[int, Recipe], make: Callable[..., jax.Array], is_cheap: bool) -> jax.Array:
         """`make(recipe)` by this rank's recipe; of a rank without one by any.
 
         Args:
             recipes: by rank.
             make: the same shape for all recipes.
-            branches: whether ranks shall make only what they want, else all make everything and select.
+            is_cheap: whether ranks may make two recipes and select; else each makes its own, in a branch of a `switch`.
         """
         kinds = list(dict.fromkeys(recipes.values()))
         if len(kinds) == 1:
             return make(kinds[0])
         which = self.of_rank([kinds.index(recipes.get(rank, kinds[0])) for rank in self.ranks])
-        if branches:
-            return lax.switch(which, [functools.partial(make, kind) for kind in kinds])
-        return lax.select_n(which, *(make(kind) for kind in kinds))
+        if is_cheap and len(kinds) == 2:
+            return lax.select_n(which, *map(make, kinds))
+        return lax.switch(which, [functools.partial(make, kind) for kind in kinds])
 
     def along(self, names: Sequence[str]) -> dict[int, list[int]]:
         """For each rank those that differ from it on some axes only, the first of them slowest."""
@@ -148,7 +148,7 @@ class Buffer:
         if self.held is None:
             parts = {rank: self.parts(rank).get(piece, ()) for rank, piece in pieces.items()}
             if all(parts.values()):
-                return self.world.chosen(parts, self._added, branches=False)
+                return self.world.chosen(parts, self._added, is_cheap=True)
         starts = {rank: self.start(rank, piece) for rank, piece in pieces.items()}
         at = starts[next(iter(starts))]
         if len(set(starts.values())) > 1:
@@ -164,7 +164,7 @@ class Buffer:
             for rank in self.world.ranks
         }
         is_whole = all(len(recipe) == 1 and recipe[0][0] == self.shape for recipe in recipes.values())
-        return self.world.chosen(recipes, self._filled, branches=not is_whole)
+        return self.world.chosen(recipes, self._filled, is_cheap=is_whole)
 
     def _added(self, numbers: tuple[int, ...]) -> jax.Array:
         """The sum of some of what came."""
