@@ -95,8 +95,8 @@ class _Program:
         mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(sizes), self.world.axes)
         spec = PartitionSpec(self.world.axes)
         self.sharding = NamedSharding(mesh, spec)
-        body = jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        self.run = jax.jit(body, compiler_options=_compiler_options(mesh))
+        self.body = jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        self.run = jax.jit(self.body, compiler_options=_compiler_options(mesh))
         self._compiled: dict = {}
 
     def given(self, shards: Mapping[int, jax.Array]) -> jax.Array:

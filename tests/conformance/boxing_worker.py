@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,14 +56,18 @@ def wrong_bytes() -> BoxingPlan:
 
 def main() -> list[dict]:
     """One record for each pair."""
+    plans = [(f"{source} -> {target}", plan(source, target)) for source, target in pairs()]
+    return records([*plans, ("wrong values", wrong_values()), ("wrong bytes", wrong_bytes())])
+
+
+def records(plans: Sequence[tuple[str, BoxingPlan]]) -> list[dict]:
+    """What each plan gave and moved."""
     from keras_flow.backends.active import backend
 
     engine = backend()
     here = engine.world().local_ranks
     counter = COUNTERS[engine.name]()
-    records = []
-    plans = [(f"{source} -> {target}", plan(source, target)) for source, target in pairs()]
-    plans += [("wrong values", wrong_values()), ("wrong bytes", wrong_bytes())]
+    found = []
     for name, made in plans:
         shards = {
             rank: value.astype("float32")
@@ -72,8 +77,8 @@ def main() -> list[dict]:
         expected = simulate(right_plan, shards)
         out, moved = counter.run(made, {rank: counter.array(shards[rank], rank) for rank in shards if rank in here})
         right = all(np.array_equal(np.asarray(out[rank]), value) for rank, value in expected.items() if rank in here)
-        records.append({"pair": name, "right": right, "moved": moved, "planned": right_plan.total_bytes})
-    return counter.gathered(records)
+        found.append({"pair": name, "right": right, "moved": moved, "planned": right_plan.total_bytes})
+    return counter.gathered(found)
 
 
 class JaxCounter:

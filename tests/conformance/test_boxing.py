@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.jobs import LIMIT, Job
@@ -31,3 +37,26 @@ def test_wrong_plans_are_seen(records: list[dict]) -> None:
     assert not values["right"]
     assert moved["right"]
     assert moved["moved"] > moved["planned"]
+
+
+@pytest.fixture(scope="module")
+def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What JAX did with eight ranks."""
+    out: Path = tmp_path_factory.mktemp("eight") / "out.json"
+    command = [sys.executable, "-m", "tests.conformance.eight_ranks", str(out)]
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
+    assert out.exists(), done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+def test_eight_ranks_of_jax_execute_plans_right(eight_ranks: dict) -> None:
+    pairs = eight_ranks["records"]
+    assert [record["pair"] for record in pairs if not record["right"]] == []
+    assert [record for record in pairs if record["moved"] != record["planned"]] == []
+
+
+def test_loops_are_not_cut_where_devices_keep_all_cores_busy(eight_ranks: dict) -> None:
+    if (os.cpu_count() or 1) > 8:
+        pytest.skip("eight devices do not keep the cores of this machine busy")
+    assert eight_ranks["parallel tasks"] == {"ours": False, "plain": True}
