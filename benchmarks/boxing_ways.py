@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +41,13 @@ class Way:
         run: does it once and returns what the engine gave, finished.
         shards: rank -> value, from what `run` returned, for the ranks of this process.
         received: bytes received, summed over ranks.
+        program: what it consists of, where the engine says so: `1 all-reduce, 2 fusion`.
     """
 
     run: Callable[[], object]
     shards: Callable[[object], dict[int, np.ndarray]]
     received: float = 0.0
+    program: str = ""
 
 
 def stacked(layout: Layout) -> tuple[tuple[int, ...], list[str | None]]:
@@ -113,6 +117,7 @@ class JaxWays(OneProcess):
         if plan.steps:
             text = program.compiled(np.float32).as_text()
             ours.received = sum(self.counter.received(line, len(plan.ranks)) for line in text.splitlines())
+            ours.program = self._operations(text)
         made: dict[str, Way | str] = {OURS: ours}
         if plan.total_bytes:
             made[FLOOR] = self._floor(plan, program, held.array)
@@ -165,7 +170,16 @@ class JaxWays(OneProcess):
                 for shard in out.addressable_shards
             },
             received=sum(self._received(one, len(plan.ranks)) for one in collectives(compiled.as_text())),
+            program=self._operations(compiled.as_text()),
         )
+
+    @staticmethod
+    def _operations(text: str) -> str:
+        """The operations of a compiled program that take time: collectives, fusions, copies, branches."""
+        kinds = re.findall(r"= (?:\(.*?\)|\S+) ([a-z-]+)\(", text.partition("ENTRY")[2])
+        free = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id"}
+        counts = Counter(kind for kind in kinds if kind not in free)
+        return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
     @staticmethod
     def _received(collective: dict, ranks: int) -> float:

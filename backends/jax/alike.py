@@ -173,7 +173,7 @@ class Buffer:
     def _filled(self, recipe: tuple) -> jax.Array:
         """The shard of a recipe: how the pieces are cut, where they start, what is added for each."""
         blocks = [(start, self._added(numbers)) for _, start, numbers in recipe]
-        made = _grid(blocks, self.shape, 0)
+        made = _line(blocks, self.shape)
         if made is None:
             made = jnp.zeros(self.shape, self.come[0][0].dtype)
             for (cut, _, _), (start, value) in zip(recipe, blocks, strict=True):
@@ -332,21 +332,18 @@ def _written(shard: jax.Array, cut: tuple[int, ...], at: tuple[int, ...], values
     return lax.dynamic_update_slice(shard, values, starts)
 
 
-def _grid(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...], dim: int) -> jax.Array | None:
-    """Blocks, each with its start, as one array; None where they are no grid that fills the shape."""
-    if any(values.ndim != len(shape) for _, values in blocks):
+def _line(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...]) -> jax.Array | None:
+    """Blocks, each with its start, joined along one dim; None where they do not make the shape so.
+
+    Not along two: what XLA joins first it writes twice.
+    """
+    values = [values for _, values in blocks]
+    if len(values) == 1:
+        return values[0] if values[0].shape == shape else None
+    dims = {dim for start, _ in blocks for dim in range(len(shape)) if start[dim]}
+    if len(dims) != 1 or any(one.ndim != len(shape) for one in values):
         return None
-    if dim == len(shape):
-        return blocks[0][1] if len(blocks) == 1 else None
-    rows: dict[int, list] = {}
-    for block in blocks:
-        rows.setdefault(block[0][dim], []).append(block)
-    done, parts = 0, []
-    for start in sorted(rows):
-        lengths = {values.shape[dim] for _, values in rows[start]}
-        part = _grid(rows[start], shape, dim + 1)
-        if start != done or len(lengths) > 1 or part is None:
-            return None
-        done += lengths.pop()
-        parts.append(part)
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, dim)) if done == shape[dim] else None
+    (dim,) = dims
+    others = {one.shape[:dim] + one.shape[dim + 1 :] for one in values}
+    fills = sum(one.shape[dim] for one in values) == shape[dim] and others == {shape[:dim] + shape[dim + 1 :]}
+    return jnp.concatenate(values, dim) if fills else None
