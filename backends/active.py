@@ -38,30 +38,22 @@ def backend() -> Backend:
             "The active Keras backend is 'numpy', which has global tensors and boxing and trains nothing. Set the "
             "environment variable KERAS_BACKEND to jax, tensorflow or torch before keras is imported."
         )
-    return _loaded(name)
+    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
 
 
+@functools.cache  # asked before every redistribution
 def tensor_engine() -> TensorEngine:
     """The object of the active Keras backend, numpy among them: what boxing and global tensors need.
 
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.
     """
-    return _loaded(checked_name())
+    return importlib.import_module(f"keras_flow.backends.{checked_name()}").BACKEND
 
 
 def checked_name() -> str:
     """The name of the active Keras backend, which is supported and installed. Loads neither Keras nor an engine."""
-    return _checked(backend_name())
-
-
-@functools.cache  # asked before every redistribution
-def _loaded(name: str):
-    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
-
-
-@functools.cache
-def _checked(name: str) -> str:
+    name = backend_name()
     if name not in _ENGINES:
         raise FlowError(
             f"keras_flow does not support the Keras backend {name!r}; supported are {', '.join(_ENGINES)}. "

@@ -187,6 +187,7 @@ def table(records: list[dict]) -> str:
         "| engine, ranks, MB | pairs | kf / engine, bytes | with a P in the source | time | over 1.1x |",
         "|---|---|---|---|---|---|",
         *(_summary(group, found) for group, found in _grouped(records)),
+        *(_overall(backend, records) for backend in sorted({record["backend"] for record in records})),
         "",
         "By classes of pairs:",
         "",
@@ -242,6 +243,14 @@ def _summary(group: tuple, found: list[dict]) -> str:
     if any("at first" in record for record in found):
         slower = f"{slower} ({first} at first)"
     return f"| {backend} {hierarchy} {size:g} | {len(both)} | {moved[0]} | {moved[1]} | {time} | {slower} |"
+
+
+def _overall(backend: str, records: list[dict]) -> str:
+    """An engine with all hierarchies and sizes; slow pairs of the large sizes."""
+    own = [record for record in records if record["backend"] == backend]
+    both, rival = _both_do(own, DEFAULTS[backend]), DEFAULTS[backend]
+    _, slower = _times(_ratios([record for record in both if record["megabytes"] >= LARGE], rival))
+    return f"| {backend}, all | {len(both)} | | | {_times(_ratios(both, rival))[0]} | {slower} of {LARGE} MB and more |"
 
 
 def _at_first(record: dict) -> dict:
