@@ -162,6 +162,7 @@ class JaxWays(OneProcess):
             compiled = change.lower(given).compile()
         finally:
             jax.config.update("jax_use_shardy_partitioner", before)
+        text = compiled.as_text()
         ranks = {device: rank for rank, device in enumerate(jax.devices())}
         return Way(
             lambda: jax.block_until_ready(compiled(given)),
@@ -169,8 +170,8 @@ class JaxWays(OneProcess):
                 ranks[shard.device]: np.asarray(shard.data).reshape(plan.target.local_shape(ranks[shard.device]))
                 for shard in out.addressable_shards
             },
-            received=sum(self._received(one, len(plan.ranks)) for one in collectives(compiled.as_text())),
-            program=self._operations(compiled.as_text()),
+            received=sum(self._received(one, len(plan.ranks)) for one in collectives(text)),
+            program=self._operations(text),
         )
 
     @staticmethod

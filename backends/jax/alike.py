@@ -1,6 +1,7 @@
 """An exchange on JAX in which all ranks do alike: shards are of one shape on each side, and so are pieces of a round.
 
-Ranks differ only in where their pieces start, which they look up by their place. Sums go by reduce-scatters, copies by
+Ranks differ only in where their pieces start, which they look up by their place, and in which of what came they take
+for a piece (`World.chosen`). Sums go by reduce-scatters, copies by
 all-gathers and trades by all-to-alls where they lie so (`rounds.sums`, `rounds.gathers`, `World.complete`), all else in
 rounds of `ppermute`.
 """
@@ -134,21 +135,23 @@ class Buffer:
                 return
         self.come.append((values, pieces))
 
-    def parts(self, rank: int) -> dict[Piece, tuple[int, ...]]:
-        """The pieces that a rank has, as they lie in its shard, and which of what came is to be added for each."""
-        of: dict[Piece, tuple[int, ...]] = {}
-        for number, (_, pieces) in enumerate(self.come):
-            if rank in pieces:
-                of[pieces[rank]] = (*of.get(pieces[rank], ()), number)
-        return {piece: of[piece] for piece in sorted(of, key=lambda piece: self.start(rank, piece))}
+    def pieces(self, rank: int) -> list[Piece]:
+        """The pieces that a rank has, as they lie in its shard."""
+        return sorted(
+            {pieces[rank] for _, pieces in self.come if rank in pieces}, key=lambda piece: self.start(rank, piece)
+        )
+
+    def numbers(self, rank: int, piece: Piece) -> tuple[int, ...]:
+        """Which of what came to a rank is to be added for a piece."""
+        return tuple(number for number, (_, pieces) in enumerate(self.come) if pieces.get(rank) == piece)
 
     def read(self, pieces: Pieces) -> jax.Array:
         """The piece of this rank [*shape_of]."""
         like = next(iter(pieces.values()))
         if self.held is None:
-            parts = {rank: self.parts(rank).get(piece, ()) for rank, piece in pieces.items()}
-            if all(parts.values()):
-                return self.world.chosen(parts, self._added, is_cheap=True)
+            numbers = {rank: self.numbers(rank, piece) for rank, piece in pieces.items()}
+            if all(numbers.values()):
+                return self.world.chosen(numbers, self._added, is_cheap=True)
         starts = {rank: self.start(rank, piece) for rank, piece in pieces.items()}
         at = starts[next(iter(starts))]
         if len(set(starts.values())) > 1:
@@ -160,7 +163,9 @@ class Buffer:
         if self.held is not None:
             return self.held
         recipes = {
-            rank: tuple((_cut(piece), self.start(rank, piece), numbers) for piece, numbers in self.parts(rank).items())
+            rank: tuple(
+                (_cut(piece), self.start(rank, piece), self.numbers(rank, piece)) for piece in self.pieces(rank)
+            )
             for rank in self.world.ranks
         }
         is_whole = all(len(recipe) == 1 and recipe[0][0] == self.shape for recipe in recipes.values())
@@ -281,13 +286,13 @@ def _scatter(step: Step, made: Sequence[Sums], source: Buffer, writes: Buffer) -
 def _has_all(step: Step, writes: Buffer) -> bool:
     """Whether ranks have, as it came, what they are to give."""
     gives = gathers(step)
-    return gives is not None and all(frozenset(writes.parts(rank)) == gives[rank] for rank in gives)
+    return gives is not None and all(frozenset(writes.pieces(rank)) == gives[rank] for rank in gives)
 
 
 def _gather(step: Step, writes: Buffer) -> None:
     """All that ranks have of a target cell to all that want it, by one all-gather."""
     cells, world = step.exchange.of_target, writes.world
-    have = {rank: list(writes.parts(rank)) for rank in world.ranks}
+    have = {rank: writes.pieces(rank) for rank in world.ranks}
     names = tuple(world.axes[axis] for axis in cells.copy_axes)
     numbers = range(len(have[world.ranks[0]]))
     blocks = jnp.stack([writes.read({rank: have[rank][number] for rank in have}) for number in numbers])

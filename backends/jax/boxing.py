@@ -206,7 +206,7 @@ class _Program:
 
 def _compiler_options(mesh: Mesh) -> dict[str, str]:
     """What XLA is told. Where virtual devices keep all cores of a CPU busy, it need not cut their loops into parallel
-    tasks, which have to wait for one another: a quarter of the time for a megabyte.
+    tasks, which have to wait for one another (ADR 009).
     """
     busy = len(mesh.local_devices) >= (os.cpu_count() or 1)
     is_cpu = mesh.local_devices[0].platform == "cpu"

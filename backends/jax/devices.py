@@ -13,7 +13,7 @@ from keras_flow.errors import FlowError
 
 _world: World | None = None
 
-#: the device of each rank of that world
+#: the device of each rank of that world: asked for before every redistribution
 _devices: tuple[jax.Device, ...] = ()  # pyright: ignore[reportInvalidTypeForm]
 
 #: threads of XLA's CPU pool as this process had them when the backend was first seen; None: not seen yet

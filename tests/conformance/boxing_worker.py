@@ -56,8 +56,12 @@ def wrong_bytes() -> BoxingPlan:
 
 def main() -> list[dict]:
     """One record for each pair."""
-    plans = [(f"{source} -> {target}", plan(source, target)) for source, target in pairs()]
-    return records([*plans, ("wrong values", wrong_values()), ("wrong bytes", wrong_bytes())])
+    return records([*named(pairs()), ("wrong values", wrong_values()), ("wrong bytes", wrong_bytes())])
+
+
+def named(pairs: Sequence[tuple[Layout, Layout]]) -> list[tuple[str, BoxingPlan]]:
+    """The plans of pairs of layouts."""
+    return [(f"{source} -> {target}", plan(source, target)) for source, target in pairs]
 
 
 def records(plans: Sequence[tuple[str, BoxingPlan]]) -> list[dict]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from keras_flow.boxing import plan
 from keras_flow.layout import Layout
 from tests.boxing.cases import all_nd_sbps, grid
-from tests.conformance.boxing_worker import records
+from tests.conformance.boxing_worker import named, records
 
 UNEVEN = ("P,S(0) -> S(0),B", "B,S(0) -> S(0),B", "S(1),P -> B,S(1)", "P,P -> P,B", "S(1),S(0) -> S(0),B")
 SHAPE = (16, 24)
@@ -54,8 +54,7 @@ def main(out: str) -> None:
     import keras_flow as kf
 
     kf.init(8)
-    found = records([(f"{source} -> {target}", plan(source, target)) for source, target in pairs()])
-    Path(out).write_text(json.dumps({"records": found, "parallel tasks": parallel_tasks()}))
+    Path(out).write_text(json.dumps({"records": records(named(pairs())), "parallel tasks": parallel_tasks()}))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,5 @@ def test_eight_ranks_of_jax_execute_plans_right(eight_ranks: dict) -> None:
 
 
 def test_loops_are_not_cut_where_devices_keep_all_cores_busy(eight_ranks: dict) -> None:
-    if (os.cpu_count() or 1) > 8:
-        pytest.skip("eight devices do not keep the cores of this machine busy")
-    assert eight_ranks["parallel tasks"] == {"ours": False, "plain": True}
+    has_idle_cores = (os.cpu_count() or 1) > 8
+    assert eight_ranks["parallel tasks"] == {"ours": has_idle_cores, "plain": True}
