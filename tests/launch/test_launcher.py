@@ -1,5 +1,6 @@
 """Jobs of real processes that end well, fail, are killed, hang and are interrupted."""
 
+import gzip
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import RankError
+from keras_flow.launch.folder import FOLDER_VARIABLE
 from keras_flow.launch.launcher import Job, job_folder, launch, stated_timeout
 from keras_flow.launch.processes import Interrupts
 from tests.launch import programs
@@ -102,6 +104,40 @@ def test_rank_that_works_does_not_hang(tmp_path: Path) -> None:
     text = "end = time.time() + 4\nif rank == 0: time.sleep(4)\nwhile time.time() < end: pass\nprint('done')"
     code, out, err = programs.launch(programs.write(tmp_path, SLEEP + text), "--timeout", "2", ranks=2)
     assert (code, out, err) == (0, "done\n", "")
+
+
+LEAVING = """
+import atexit, ctypes, gzip, threading
+folder = sys.argv[1]
+thread = threading.Thread(target=lambda: (time.sleep(.3), print('thread')))
+thread.start()
+atexit.register(print, 'exit')
+kept = open(folder + '/kept.txt', 'w')
+kept.write('text')
+packed = gzip.open(folder + '/packed.gz', 'wb')
+packed.write(b'bytes')
+ctypes.CDLL(None).puts(b'C')
+
+class Holder:
+    def __init__(self): self.me = self
+    def __del__(self): print('freed')
+
+holder = Holder()
+"""
+
+
+@pytest.mark.parametrize("last", ["", "sys.exit(0)", "sys.exit(3)", "raise ValueError"])
+def test_a_rank_leaves_as_a_program_does(tmp_path: Path, last: str) -> None:
+    """Though Python is not taken down: `_leave` of keras_flow.launch.child."""
+    script = programs.write(tmp_path, SLEEP + LEAVING + last)
+    command = ["-m", "keras_flow.launch.child", "script", str(script), str(tmp_path)]
+    code, out, _ = programs.finish(programs.start(command, RANK="0", **{FOLDER_VARIABLE: str(tmp_path)}))
+    assert code == {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise ValueError": 1}[last]
+    assert (tmp_path / "kept.txt").read_text() == "text"
+    assert {"thread", "exit", "C"} <= set(out.split())
+    if code == 0:  # a failure is kept with all that its frames hold
+        assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"bytes"
+        assert "freed" in out
 
 
 CHILDREN = """
