@@ -126,10 +126,9 @@ class Buffer:
         """What came. It is added where it is for the same ranks as what came before."""
         for number, (before, of) in enumerate(self.come):
             if of == pieces:
-                if len(of) < len(self.world.ranks):  # the others read nothing, and XLA adds only once
+                if len(of) < len(self.world.ranks):  # the others, which read nothing, do not touch memory
                     mine = self.world.of_rank([rank in of for rank in self.world.ranks]) != 0
-                    before = jnp.where(mine, before, 0)
-                    self.come[number] = jnp.where(mine, before + values, before), of
+                    self.come[number] = lax.cond(mine, operator.add, lambda _, values: values, before, values), of
                 else:
                     self.come[number] = before + values, of
                 return

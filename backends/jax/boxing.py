@@ -23,7 +23,7 @@ from keras_flow.backends.jax.alike import World, alike
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.backends.jax.rounds import Pairs, elements, is_alike, rounds
 from keras_flow.boxing.cells import volume
-from keras_flow.boxing.chains import by_collectives
+from keras_flow.boxing.chains import by_collectives, refined
 from keras_flow.boxing.pieces import WRITES, Piece, Transfer
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -86,6 +86,8 @@ class _Program:
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
+        if any(step.exchange.source.placement.ndim > placement.ndim for step in self.steps):
+            placement = refined(placement)
         # whether named collectives can go over the axes of the placement; else all ranks lie on one
         on_axes = plan.ranks == placement.ranks and all(
             step.exchange.same_placement or is_alike(step) for step in self.steps

@@ -20,7 +20,7 @@ from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
-from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Split, broadcast, partial_sum, split
+from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Sbp, Split, broadcast, partial_sum, split
 
 #: ranks up to which atoms are counted; above it the bound is taken from closed forms where there is one
 COUNTED = 64
@@ -88,20 +88,26 @@ def by_collectives(plan: BoxingPlan) -> BoxingPlan:
     """The plan by named steps, where they receive as many bytes in total; it may load its most loaded rank more.
 
     For engines whose own collectives are faster than an exchange of slices. A step may lie on the plan's placement with
-    its axes in another order, where an outer split has become an inner one: what such steps join is for
-    executors, not for the JSON form. Where no named steps do, an exchange whose shares are balanced over the ranks
-    gives way to that of equal ranges, which has fewer messages.
+    its axes in another order, where an outer split has become an inner one, or with axes of prime sizes (`refined`):
+    what such steps join is for executors, not for the JSON form. Where no named steps do, but do around an exchange
+    along two axes, that is taken; else an exchange whose shares are balanced over the ranks gives way to that of equal
+    ranges, which has fewer messages.
     """
     plain = Exchange(plan.source, plan.target)
     if not plain.same_placement or all(step.kind != "exchange" for step in plan.steps):
         return plan
-    found = [steps for steps in (chain(plan.source, plan.target), *_turned_chains(plan)) if steps is not None]
-    made = [replace(plan, steps=steps) for steps in found]
-    fitting = [one for one in made if one.total_bytes <= plan.total_bytes]
-    if fitting:
-        return min(fitting, key=lambda one: (one.most_loaded, len(one.steps)))
+    named = [steps for steps in (chain(plan.source, plan.target), *_turned_chains(plan)) if steps is not None]
+    found = _as_few(plan, named) or _as_few(plan, _around_exchanges(plan))
+    if found:
+        return min(found, key=lambda one: (one.most_loaded, len(one.steps)))
     of_slices = replace(plan, steps=(Step.of("exchange", plain),))
     return of_slices if of_slices.total_bytes <= plan.total_bytes else plan
+
+
+def _as_few(plan: BoxingPlan, ways: Iterable[tuple[Step, ...]]) -> list[BoxingPlan]:
+    """The plan by other steps, of those that receive no more."""
+    made = [replace(plan, steps=steps) for steps in ways]
+    return [one for one in made if one.total_bytes <= plan.total_bytes]
 
 
 def _turned_chains(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
@@ -117,6 +123,60 @@ def _turned_chains(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
             yield *steps, Step.of("permute", Exchange(after, target))
         elif steps is not None:
             yield Step.of("permute", Exchange(source, before)), *steps
+
+
+def refined(placement: Placement) -> Placement:
+    """The same ranks in the same order, on axes of prime sizes: an axis of 4 is two of 2, the first of them outside."""
+    sizes = [size for axis in placement.hierarchy for size in _primes(axis)]
+    if len(sizes) == placement.ndim:
+        return placement
+    return Placement(np.reshape(placement.ranks, sizes), type=placement.type)
+
+
+def _primes(size: int) -> list[int]:
+    found = []
+    for factor in range(2, size + 1):
+        while size % factor == 0:
+            found.append(factor)
+            size //= factor
+    return found or [1]
+
+
+def _around_exchanges(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
+    """Exchanges along two axes of the refined placement, with named steps along the others before and after.
+
+    For targets that several ranks hold: else an exchange is one collective or two anyway.
+    """
+    placement = refined(plan.source.placement)
+    if not 2 < placement.ndim <= SEARCHED_AXES or not Cells(plan.target).copy_axes:
+        return
+    if not (plan.source.divides and plan.target.divides) or 0 in plan.source.shape:
+        return
+    source, target = (_on(layout, placement) for layout in (plan.source, plan.target))
+    largest = max(_local(source), _local(target))
+    for pair in itertools.combinations(range(placement.ndim), 2):
+        for others in itertools.product(_parts(source, target), repeat=placement.ndim - 2):
+            before, after = (_with(end, pair, others) for end in (source, target))
+            if not (before.divides and after.divides) or max(_local(before), _local(after)) > largest:
+                continue
+            ways = [named_step(source, before), named_step(before, after), named_step(after, target)]
+            if ways[1] is None:
+                ways[1] = Step.of("exchange", Exchange(before, after, _unchanged(before, after)))
+            if None not in ways:
+                yield tuple(step for step in ways if step.exchange.source != step.exchange.target)
+
+
+def _with(layout: Layout, pair: tuple[int, int], others: tuple[Sbp, ...]) -> Layout:
+    """The layout with other parts on all axes but two."""
+    of_others = iter(others)
+    nd_sbp = [part if axis in pair else next(of_others) for axis, part in enumerate(layout.nd_sbp)]
+    return Layout(layout.placement, nd_sbp, layout.shape)
+
+
+def _on(layout: Layout, placement: Placement) -> Layout:
+    """The layout on the refined placement."""
+    parts = zip(layout.nd_sbp, layout.placement.hierarchy, strict=True)
+    return Layout(placement, [part for part, size in parts for _ in _primes(size)], layout.shape)
 
 
 def _turned(layout: Layout, order: tuple[int, ...]) -> Layout:
@@ -144,7 +204,16 @@ def is_uniform(steps: tuple[Step, ...]) -> bool:
 
 
 def _options(source: Layout, target: Layout) -> tuple[NdSbp, ...]:
-    """The layouts that a chain may pass through: any split of either end, B, and P where either has one.
+    """The layouts that a chain may pass through."""
+    return tuple(
+        nd_sbp
+        for nd_sbp in itertools.product(_parts(source, target), repeat=source.placement.ndim)
+        if Layout(source.placement, nd_sbp, source.shape).divides
+    )
+
+
+def _parts(source: Layout, target: Layout) -> list[Sbp]:
+    """What a chain may put on an axis: any split of either end, B, and P where either has one.
 
     Where neither end has a split, sums are made in blocks of the first dim that all axes together can split.
     """
@@ -153,12 +222,7 @@ def _options(source: Layout, target: Layout) -> tuple[NdSbp, ...]:
     has_partial = source.has_partial or target.has_partial
     if has_partial and not splits:
         splits = [split(dim) for dim, n in enumerate(source.shape) if n % source.placement.size == 0][:1]
-    of_axis = [*sorted(splits, key=lambda part: part.dim), broadcast, *([partial_sum] if has_partial else [])]
-    return tuple(
-        nd_sbp
-        for nd_sbp in itertools.product(of_axis, repeat=source.placement.ndim)
-        if Layout(source.placement, nd_sbp, source.shape).divides
-    )
+    return [*sorted(splits, key=lambda part: part.dim), broadcast, *([partial_sum] if has_partial else [])]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -127,9 +127,10 @@ def test_named_collectives():
 
 @pytest.mark.parametrize("hierarchy", [(2, 2), (2, 4)])
 def test_exchanges_by_collectives(hierarchy):
-    """What JAX runs instead of an exchange: the same values and bytes, also with axes in another order on the way."""
+    """What JAX runs instead of an exchange: the same values and bytes, also with axes in another order on the way, or
+    an axis of 4 as two of 2."""
     placement, logical = grid(hierarchy), logical_tensor((8, 16))
-    turned = 0
+    turned = finer = 0
     for before in all_nd_sbps(2):
         for after in all_nd_sbps(2):
             made = plan(Layout(placement, before, (8, 16)), Layout(placement, after, (8, 16)), "float64")
@@ -139,10 +140,12 @@ def test_exchanges_by_collectives(hierarchy):
             for step in lowered.steps:
                 source, target = step.exchange.source, step.exchange.target
                 turned += source.placement != target.placement
+                finer += source.placement.ndim > placement.ndim
                 held = simulate(BoxingPlan(source, target, "float64", (step,)), held)
             for summands, slices in families(made.target):
                 assert np.array_equal(sum(held[rank] for rank in summands), logical[slices]), lowered
     assert turned
+    assert bool(finer) == (4 in hierarchy)
 
 
 def test_bytes_of_textbook_collectives():
