@@ -3,6 +3,7 @@
     python -m benchmarks.boxing [--backends jax,tensorflow,torch] [--hierarchies 2x2,2x4] [--megabytes 1,16,64]
     python -m benchmarks.boxing --pairs 60 --megabytes 64 --add    # a sample, beside what was measured before
     python -m benchmarks.boxing --again --rounds 31    # a second look at pairs above 1.1x at 16 MB and more
+    python -m benchmarks.boxing --only "P,P->P,B B,P->B,B"    # pairs whose programs have changed
 
 Every pair of layouts over {S(0), S(1), B, P} on each hierarchy. The ways take turns, so that their ratios hold when the
 machine's speed drifts; a time is the median of the rounds, on the slowest rank. Bytes are received bytes, summed over
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pairs", type=int, default=0, help="a fixed random sample of so many pairs; 0: all")
     parser.add_argument("--add", action="store_true", help="keep what --out has of others")
     parser.add_argument("--again", action="store_true", help=f"measure pairs of --out that are above {LIMIT}x again")
+    parser.add_argument("--only", default="", help="measure these pairs anew; --out keeps the others")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/boxing"))
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -54,7 +56,8 @@ def main(arguments: list[str]) -> int:
         return measure(options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     kept = options.out.with_suffix(".json")
-    records = json.loads(kept.read_text()) if (options.add or options.again) and kept.exists() else []
+    by_pairs = bool(options.again or options.only)
+    records = json.loads(kept.read_text()) if (options.add or by_pairs) and kept.exists() else []
     for backend, hierarchy in itertools.product(options.backends.split(","), options.hierarchies.split(",")):
         one = [*arguments, "--hierarchies", hierarchy]  # an engine has one number of ranks in a process
         with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> int:
         if options.again:
             first = {_pair(record): _at_first(record)["seconds"] for record in records}
             found = [{**record, "at first": first[_pair(record)]} for record in found]
-        records = with_new(records, found, _pair if options.again else _group)
+        records = with_new(records, found, _pair if by_pairs else _group)
         kept.write_text(json.dumps(records))
     text = table(records)
     options.out.with_suffix(".md").write_text(text)
@@ -80,11 +83,14 @@ def measure(options: argparse.Namespace) -> int:
 
     sizes = tuple(int(part) for part in options.hierarchies.split("x"))
     megabytes = [float(part) for part in options.megabytes.split(",")]
-    again = None
+    chosen = None
     if options.again:
         records = json.loads(options.out.with_suffix(".json").read_text())
-        again = [_pair(record) for record in records if record["megabytes"] >= LARGE and _is_slow(record)]
-    arguments = (options.backends, sizes, megabytes, options.rounds, options.pairs, again)
+        chosen = [_pair(record) for record in records if record["megabytes"] >= LARGE and _is_slow(record)]
+    if options.only:
+        ends = [pair.split("->") for pair in options.only.split()]
+        chosen = [(options.backends, options.hierarchies, size, *pair) for size in megabytes for pair in ends]
+    arguments = (options.backends, sizes, megabytes, options.rounds, options.pairs, chosen)
     Path(options.one).write_text(json.dumps(kf.run(run, devices=math.prod(sizes), args=arguments)))
     return 0
 
@@ -95,9 +101,9 @@ def run(
     megabytes: list[float],
     rounds: int,
     sample: int,
-    again: list[tuple] | None,
+    chosen: list[tuple] | None,
 ) -> list[dict]:
-    """On every rank: each pair in turn, or those that are to be measured again."""
+    """On every rank: each pair in turn, or those that are chosen."""
     import numpy as np
     from rich.progress import track
 
@@ -119,9 +125,9 @@ def run(
     records = []
     work = [(size, *pair) for size in megabytes for pair in pairs]
     title = f"{backend}, {'x'.join(map(str, hierarchy))}"
-    if again is not None:
+    if chosen is not None:
         names = [(backend, "x".join(map(str, hierarchy)), one[0], *map(kf.sbp.text, one[1:])) for one in work]
-        work = [one for one, name in zip(work, names, strict=True) if name in again]
+        work = [one for one, name in zip(work, names, strict=True) if name in chosen]
     for size, before, after in track(work, title, disable=0 not in here):
         side = math.isqrt(int(size * 2**20) // 4)
         source, target = (Layout(placement, nd_sbp, (side, side)) for nd_sbp in (before, after))

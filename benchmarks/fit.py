@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.parts import measured_apart, with_new
+from benchmarks.parts import measured_apart, torch_operations, with_new
 
 #: ways that are printed without a target
 UNTARGETED = ("DDP, plain modules", "collectives, plain modules")
@@ -147,21 +147,8 @@ def _largest(times: dict[str, float]) -> dict[str, float]:
 
 
 def _operations(epoch, steps: int) -> dict[str, float]:
-    """Operation -> milliseconds of a step on rank 0, what it calls left out, by torch's profiler. A collective's time
-    has the waiting for other ranks in it."""
-    import contextlib
-
-    import torch.distributed as dist
-    from torch.profiler import ProfilerActivity, profile
-
-    watches = dist.get_rank() == 0
-    dist.barrier()
-    with profile(activities=[ProfilerActivity.CPU]) if watches else contextlib.nullcontext() as found:
-        epoch()
-    if not watches:
-        return {}
-    times = {one.key: one.self_cpu_time_total / 1000 / steps for one in found.key_averages()}
-    return _largest(times)
+    """Operation -> milliseconds of a step on rank 0."""
+    return _largest({name: time / steps for name, time in torch_operations(epoch).items()})
 
 
 def _steps(family: str, size: float, seconds: float) -> int:

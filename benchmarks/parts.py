@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,3 +28,16 @@ def with_new(records: list[dict], found: list[dict], key: Callable[[dict], tuple
     """The records, those of the same keys replaced by what was found; sorted by key."""
     new = {key(record) for record in found}
     return sorted([record for record in records if key(record) not in new] + found, key=key)
+
+
+def torch_operations(run: Callable[[], object]) -> dict[str, float]:
+    """Operation -> milliseconds on rank 0, what it calls left out, by torch's profiler; all ranks run. A collective's
+    time has the waiting for other ranks in it."""
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile
+
+    watches = dist.get_rank() == 0
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CPU]) if watches else contextlib.nullcontext() as found:
+        run()
+    return {one.key: one.self_cpu_time_total / 1000 for one in found.key_averages()} if watches else {}
