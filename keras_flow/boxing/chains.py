@@ -159,11 +159,11 @@ def _around_exchanges(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
             before, after = (_with(end, pair, others) for end in (source, target))
             if not (before.divides and after.divides) or max(_local(before), _local(after)) > largest:
                 continue
-            ways = [named_step(source, before), named_step(before, after), named_step(after, target)]
-            if ways[1] is None:
-                ways[1] = Step.of("exchange", Exchange(before, after, _unchanged(before, after)))
-            if None not in ways:
-                yield tuple(step for step in ways if step.exchange.source != step.exchange.target)
+            first, last = named_step(source, before), named_step(after, target)
+            if first is not None and last is not None:
+                exchange = Step.of("exchange", Exchange(before, after, _unchanged(before, after)))
+                steps = (first, named_step(before, after) or exchange, last)
+                yield tuple(step for step in steps if step.exchange.source != step.exchange.target)
 
 
 def _with(layout: Layout, pair: tuple[int, int], others: tuple[Sbp, ...]) -> Layout:
@@ -222,7 +222,8 @@ def _parts(source: Layout, target: Layout) -> list[Sbp]:
     has_partial = source.has_partial or target.has_partial
     if has_partial and not splits:
         splits = [split(dim) for dim, n in enumerate(source.shape) if n % source.placement.size == 0][:1]
-    return [*sorted(splits, key=lambda part: part.dim), broadcast, *([partial_sum] if has_partial else [])]
+    splits.sort(key=lambda part: part.dim)
+    return [*splits, broadcast, *([partial_sum] if has_partial else [])]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -70,8 +70,8 @@ def _leave(code: int) -> None:
 
 def _flush_files() -> None:
     for thing in gc.get_objects():
-        if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not thing.closed:
-            with contextlib.suppress(OSError):  # nobody reads it any more
+        if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
                 thing.flush()
     ctypes.CDLL(None).fflush(None)  # and what C code wrote
 
