@@ -1,9 +1,8 @@
 """An exchange on JAX in which all ranks do alike: shards are of one shape on each side, and so are pieces of a round.
 
 Ranks differ only in where their pieces start, which they look up by their place, and in which of what came they take
-for a piece (`World.chosen`). Sums go by reduce-scatters, copies by
-all-gathers and trades by all-to-alls where they lie so (`rounds.sums`, `rounds.gathers`, `World.complete`), all else in
-rounds of `ppermute`.
+for a piece (`World.chosen`). Sums go by reduce-scatters, copies by all-gathers and trades by all-to-alls where they lie
+so (`rounds.sums`, `rounds.gathers`, `World.complete`), all else in rounds of `ppermute`.
 """
 
 from __future__ import annotations

@@ -134,12 +134,14 @@ def refined(placement: Placement) -> Placement:
 
 
 def _primes(size: int) -> list[int]:
-    found = []
-    for factor in range(2, size + 1):
-        while size % factor == 0:
+    found, factor = [], 2
+    while factor * factor <= size:
+        if size % factor == 0:
             found.append(factor)
             size //= factor
-    return found or [1]
+        else:
+            factor += 1
+    return [*found, size]
 
 
 def _around_exchanges(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
@@ -161,8 +163,10 @@ def _around_exchanges(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
                 continue
             first, last = named_step(source, before), named_step(after, target)
             if first is not None and last is not None:
-                exchange = Step.of("exchange", Exchange(before, after, _unchanged(before, after)))
-                steps = (first, named_step(before, after) or exchange, last)
+                middle = named_step(before, after)
+                if middle is None:
+                    middle = Step.of("exchange", Exchange(before, after, _unchanged(before, after)))
+                steps = (first, middle, last)
                 yield tuple(step for step in steps if step.exchange.source != step.exchange.target)
 
 
