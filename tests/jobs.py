@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def run(backend: str, folder: str, parts: list[str]) -> None:
     import keras_flow as kf
     from tests import quick
 
+    tempfile.tempdir = folder  # one for all ranks, which outlives them
     quick.set_options(backend)
     kf.init(4)
     seconds = {}
