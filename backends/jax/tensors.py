@@ -66,18 +66,23 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, jax.Array]] | None:
     shards = {ranks[shard.device]: shard.data for shard in value.addressable_shards}
     sharding = value.sharding
     if isinstance(sharding, NamedSharding):
-        placement = Placement(
-            np.vectorize(ranks.__getitem__, otypes=[int])(sharding.mesh.devices), sharding.mesh.axis_names
-        )
-        return Layout(placement, _nd_sbp(sharding.spec, placement), value.shape), shards
+        devices = np.vectorize(ranks.__getitem__, otypes=[int])(sharding.mesh.devices)
+        return _layout(devices, sharding.mesh.axis_names, sharding.spec, value.shape), shards
     if len(shards) == 1:
         return Layout(Placement(list(shards)), broadcast, value.shape), shards
     raise FlowError(f"a layout with named axes is needed to read an array; this one has {sharding}")
 
 
-def _nd_sbp(spec: PartitionSpec, placement: Placement) -> dict:
+def _layout(ranks: np.ndarray, names: Sequence[str], spec: PartitionSpec, shape: Sequence[int]) -> Layout:
+    """Axes that split one dim are outer and inner as the spec names them, as those of a placement are by their order:
+    where these differ the placement has its axes in the order of the spec."""
     parts = {}
     for dim, axes in enumerate(spec):
         for axis in (axes,) if isinstance(axes, str) else axes or ():
             parts[axis] = Split(dim)
-    return parts
+    order = list(range(len(names)))
+    if any(isinstance(axes, tuple) and list(axes) != sorted(axes, key=names.index) for axes in spec):
+        named = [names.index(axis) for axis in parts]
+        order = [*named, *(place for place in order if place not in named)]
+    placement = Placement(ranks.transpose(order), [names[place] for place in order])
+    return Layout(placement, parts, tuple(shape))

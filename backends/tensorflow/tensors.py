@@ -44,14 +44,15 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
-    """By a tape of its own."""
+    """By a tape of its own, which tells tensors apart: one that is given twice has two gradients."""
+    values = [tf.identity(value) for value in values]
     with tf.GradientTape() as tape:
         tape.watch(values)
         results = function(*values)
 
     def pullback(*cotangents: tf.Tensor) -> list:
         gradients = tape.gradient(
-            results, list(values), list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO
+            results, values, list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 

@@ -6,12 +6,14 @@ compare. So a program whose ranks differ ends with the first differing call, and
 
 from __future__ import annotations
 
+import hashlib
+
 import torch.distributed as dist
 
 from keras_flow.backends.torch.devices import world
 from keras_flow.errors import FlowError
 
-#: calls kept of those since the last exchange
+#: calls kept as texts of those since the last exchange; of earlier ones a digest
 _KEPT = 200
 #: entries that stay in the store
 _LAG = 1000
@@ -19,14 +21,15 @@ _LAG = 1000
 _calls: list[str] = []
 _number = 0
 _skipped = 0
+_digest = b""
 
 
 def note(call: str) -> None:
     """An operator was called."""
-    global _skipped
+    global _skipped, _digest
     _calls.append(call)
     if len(_calls) > _KEPT:
-        del _calls[0]
+        _digest = hashlib.blake2b(_digest + _calls.pop(0).encode(), digest_size=8).digest()
         _skipped += 1
 
 
@@ -36,13 +39,13 @@ def check(exchange: str) -> None:
     Raises:
         FlowError: another rank called something else; it names the first differing call.
     """
-    global _number, _skipped
+    global _number, _skipped, _digest
     if world().size == 1:
         return
     store = dist.distributed_c10d._get_default_store()  # private: torch 2.13 has no public name for the job's store
-    mine = [f"{_skipped} calls", *_calls, exchange]
+    mine = [f"{_skipped} calls before the last {_KEPT}, together {_digest.hex()}", *_calls, exchange]
     _calls.clear()
-    _skipped = 0
+    _skipped, _digest = 0, b""
     _number += 1
     found = store.compare_set(f"keras_flow/sequence/{_number}", "", "\n".join(mine)).decode().split("\n")
     if _number > _LAG and world().local_ranks[0] == 0:

@@ -2,7 +2,7 @@
 
 A row holds if the operator, run by each rank on its shards, gives the shards of the logical result. The rows follow
 OneFlow's (`GetSbp` of its operators), with those of linear operators completed: P passes through whatever is linear in
-an argument while the others are broadcast. `tests/signatures` checks each row by running it.
+an argument while the others are broadcast. `tests/tensors` checks each row by running it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _of(
     "log2", "logical_not", "reciprocal", "round", "rsqrt", "sign", "sigmoid", "log_sigmoid", "sin", "sinh",
     "sqrt", "square", "tan", "tanh", "trunc", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu",
     "silu", "swish", "softplus", "softsign", "hard_sigmoid", "hard_tanh", "hard_silu", "hard_swish",
-    "tanh_shrink", "soft_shrink", "hard_shrink", "sparse_plus", "squareplus", "mish", "clip", "power", "mod",
+    "tanh_shrink", "soft_shrink", "hard_shrink", "sparse_plus", "squareplus", "clip", "power", "mod",
     "floor_divide", "arctan2", "maximum", "minimum", "equal", "not_equal", "less", "less_equal", "greater",
     "greater_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor",
     "zeros_like", "ones_like", "full_like", "nan_to_num", "binary_crossentropy",
@@ -98,7 +98,7 @@ def _divide(call: Call) -> Iterator[Row]:
         yield Row((P, *[B] * (len(call.inputs) - 1)), (P,))
 
 
-@_of("negative", "identity", "real", "imag", "conj")
+@_of("negative", "real", "imag", "conj")
 def _linear(call: Call) -> Iterator[Row]:
     yield from _aligned(call)
     yield _same(call, P)
@@ -187,11 +187,14 @@ def _attention(call: Call) -> Iterator[Row]:
 
 @_of("conv")
 def _conv(call: Call) -> Iterator[Row]:
-    """Inputs [batch, positions..., channels] and kernels [positions..., in, out]: rows, out-channels, in-channels."""
+    """Inputs [batch, positions..., channels] and kernels [positions..., in, out]: rows, channels, or groups of them."""
     x, kernel = call.inputs
     channel = 1 if call.option("data_format") == "channels_first" else len(x) - 1
+    groups = x[channel] // kernel[-2]
     yield Row((S(0), B), (S(0),))
-    if kernel[-2] == x[channel]:  # not grouped
+    if groups > 1 and groups % call.ranks == 0:
+        yield Row((S(channel), S(len(kernel) - 1)), (S(channel),))
+    if groups == 1:
         yield Row((B, S(len(kernel) - 1)), (S(channel),))
         yield Row((S(channel), S(len(kernel) - 2)), (P,))
     yield Row((P, B), (P,))
@@ -439,16 +442,17 @@ def _setitem(call: Call) -> Iterator[Row]:
 @_of("take")
 def _take(call: Call) -> Iterator[Row]:
     """[..., axis, ...] by indices of any shape: a table split along the axis gives zeros for rows that others hold."""
-    table, indices = call.inputs
+    table, *chosen = call.inputs  # indices may be one number
+    whole, ndim = (B,) * len(chosen), len(chosen[0]) if chosen else 0
+    yield Row((P, *whole), (P,))
     if call.option("axis") is None:
         return
     axis = int(call.option("axis")) % len(table)
-    yield from (Row((B, S(dim)), (S(axis + dim),)) for dim in range(len(indices)))
+    yield from (Row((B, S(dim)), (S(axis + dim),)) for dim in range(ndim))
     for dim in range(len(table)):
         if dim != axis:
-            yield Row((S(dim), B), (S(dim if dim < axis else dim + len(indices) - 1),))
-    yield Row((S(axis), B), (P,))
-    yield Row((P, B), (P,))
+            yield Row((S(dim), *whole), (S(dim if dim < axis else dim + ndim - 1),))
+    yield Row((S(axis), *whole), (P,))
 
 
 @_of("take_along_axis")

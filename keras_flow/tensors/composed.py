@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from keras_flow import sbp as _sbp
 from keras_flow.sbp import Split
 from keras_flow.signatures.call import dims_of
 from keras_flow.tensors import explanation
@@ -15,12 +16,12 @@ from keras_flow.tensors.global_tensor import GlobalTensor, summed
 Composition = Callable[[], Any]
 
 
-#: name and arguments, tensors by their layouts -> whether the composition receives fewer bytes
+#: name and arguments, tensors by their layouts -> whether the composition costs less
 _decided: dict[tuple[str, str], bool] = {}
 
 
 def cheaper(name: str, arguments: Mapping[str, Any], composition: Composition, plain: Composition) -> Any:
-    """The result of that which receives fewer bytes; the plain operator where they are equal."""
+    """The result of that which receives fewer bytes, or holds less on a rank where these are equal."""
     from keras import tree
 
     parts = tree.map_structure(
@@ -28,7 +29,7 @@ def cheaper(name: str, arguments: Mapping[str, Any], composition: Composition, p
     )
     key = (name, repr(parts))
     if key not in _decided:
-        _decided[key] = explanation.bytes_of(composition) < explanation.bytes_of(plain)
+        _decided[key] = explanation.cost_of(composition) < explanation.cost_of(plain)
     return composition() if _decided[key] else plain()
 
 
@@ -53,30 +54,44 @@ def _over(name: str, default: Any = None) -> Callable[[Callable[..., Any]], Call
     return wrap
 
 
-def _float(x: GlobalTensor) -> GlobalTensor:
-    import keras
-
+def _as(x: GlobalTensor, dtype: str) -> GlobalTensor:
     from keras_flow.tensors import ops
 
-    return x if "float" in x.dtype else ops.cast(x, keras.config.floatx())
+    return x if x.dtype == dtype else ops.cast(x, dtype)
+
+
+def _precise(x: GlobalTensor) -> GlobalTensor:
+    """In float32 at least, which is what Keras computes statistics in."""
+    import keras
+
+    return _as(x, keras.backend.result_type(x.dtype, "float32"))
+
+
+def _float(dtype: str) -> str:
+    """The dtype of statistics of a tensor."""
+    import keras
+
+    return keras.backend.result_type(dtype, float)
 
 
 @_over("x")
 def _mean(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
-    x = _float(arguments["x"])
+    x = _precise(arguments["x"])
     count = math.prod(x.shape[dim] for dim in dims)
-    return ops.divide(ops.sum(x, axis=dims, keepdims=arguments["keepdims"]), float(count))
+    mean = ops.divide(ops.sum(x, axis=dims, keepdims=arguments["keepdims"]), float(count))
+    return _as(mean, _float(arguments["x"].dtype))
 
 
 @_over("x")
 def _var(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
-    x = _float(arguments["x"])
+    x = _precise(arguments["x"])
     off = x - _whole(ops.mean(x, axis=dims, keepdims=True))
-    return ops.mean(ops.square(off), axis=dims, keepdims=arguments["keepdims"])
+    variance = ops.mean(ops.square(off), axis=dims, keepdims=arguments["keepdims"])
+    return _as(variance, _float(arguments["x"].dtype))
 
 
 @_over("x")
@@ -106,6 +121,7 @@ def _logsumexp(arguments: dict, dims: tuple[int, ...]) -> Any:
 
     x = arguments["x"]
     top = _still(ops.max(x, axis=dims, keepdims=True))
+    top = ops.where(ops.isfinite(top), top, 0.0)  # where all are -inf, so is the result
     total = ops.log(ops.sum(ops.exp(x - top), axis=dims, keepdims=True)) + top
     return total if arguments["keepdims"] else ops.squeeze(total, dims)
 
@@ -142,7 +158,7 @@ def _whole(x: GlobalTensor) -> GlobalTensor:
 def _norm(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
-    x, order = arguments["x"], arguments.get("ord")
+    x, order = _as(arguments["x"], _float(arguments["x"].dtype)), arguments.get("ord")
     if order is None or (order in (2, "fro") and (len(dims) == 1 or order == "fro")):
         return ops.sqrt(ops.sum(ops.square(x), axis=dims, keepdims=arguments["keepdims"]))
     if order == 1 and len(dims) == 1:
@@ -158,10 +174,11 @@ def _norm(arguments: dict, dims: tuple[int, ...]) -> Any:
 def _moments(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
-    x, keep = arguments["x"], arguments["keepdims"]
-    mean = ops.mean(x, axis=dims, keepdims=True)
-    variance = ops.var(x, axis=dims, keepdims=keep)
-    return mean if keep else ops.squeeze(mean, dims), variance
+    x, keep, dtype = _precise(arguments["x"]), arguments["keepdims"], arguments["x"].dtype
+    found = ops.mean(x, axis=dims, keepdims=keep), ops.var(x, axis=dims, keepdims=keep)
+    if dtype == "float16":  # as `keras.ops`: what is too large for it becomes its largest number
+        found = tuple(ops.clip(one, -65504.0, 65504.0) for one in found)
+    return tuple(_as(one, _float(dtype)) for one in found)
 
 
 def _by_axes(arguments: Mapping[str, Any]) -> Composition | None:
@@ -171,59 +188,77 @@ def _by_axes(arguments: Mapping[str, Any]) -> Composition | None:
 
 @_over("x", -1)
 def _rms_normalization(arguments: dict, dims: tuple[int, ...]) -> Any:
-    from keras_flow.tensors import ops
-
-    x = arguments["x"]
-    scaled = x * ops.rsqrt(_whole(ops.mean(ops.square(x), axis=dims, keepdims=True)) + arguments["epsilon"])
-    scale = arguments.get("scale")
-    return scaled if scale is None else scaled * _along(scale, x, dims)
+    x, scale = _precise(arguments["x"]), arguments["scale"]
+    result = _scaled(x, x, dims, arguments["epsilon"])
+    return _as(result if scale is None else result * scale, arguments["x"].dtype)
 
 
 @_over("x", -1)
 def _layer_normalization(arguments: dict, dims: tuple[int, ...]) -> Any:
     from keras_flow.tensors import ops
 
-    x = arguments["x"]
+    x, gamma, beta = _precise(arguments["x"]), arguments["gamma"], arguments["beta"]
     off = x - _whole(ops.mean(x, axis=dims, keepdims=True))
-    variance = _whole(ops.mean(ops.square(off), axis=dims, keepdims=True))
-    result = off * ops.rsqrt(variance + (arguments.get("epsilon") or 1e-3))
-    gamma, beta = arguments.get("gamma"), arguments.get("beta")
+    is_rms = arguments.get("kwargs", {}).get("rms_scaling", False)  # Keras's older argument, which knows no beta
+    result = _scaled(x if is_rms else off, off, dims, arguments["epsilon"])
     if gamma is not None:
         result = result * _along(gamma, x, dims)
-    return result if beta is None else result + _along(beta, x, dims)
+    if beta is not None and not is_rms:
+        result = result + _along(beta, x, dims)
+    return _as(result, arguments["x"].dtype)
+
+
+def _scaled(x: GlobalTensor, off: GlobalTensor, dims: Sequence[int], epsilon: float | None) -> GlobalTensor:
+    """`x` by the root of the mean square of `off`."""
+    import keras
+
+    from keras_flow.tensors import ops
+
+    square = _whole(ops.mean(ops.square(off), axis=dims, keepdims=True))
+    return x * ops.rsqrt(square + (keras.config.epsilon() if epsilon is None else epsilon))
 
 
 def _along(vector: GlobalTensor, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
     from keras_flow.tensors import ops
 
-    return ops.reshape(vector, [x.shape[dim] if dim in dims else 1 for dim in range(x.ndim)])
+    return ops.reshape(_as(_beside(x, vector), x.dtype), [x.shape[dim] if dim in dims else 1 for dim in range(x.ndim)])
+
+
+def _beside(x: GlobalTensor, value: Any) -> GlobalTensor:
+    """An array, whole on every rank of `x`."""
+    from keras_flow.tensors.creation import tensor
+
+    if isinstance(value, GlobalTensor):
+        return value
+    return tensor(value, placement=x.placement, sbp=(_sbp.broadcast,) * x.placement.ndim)
 
 
 def _categorical_crossentropy(arguments: Mapping[str, Any]) -> Composition | None:
     output = arguments["output"]
-    axis = int(arguments["axis"]) % output.ndim
-    if not _cuts(output, (axis,)):
+    axis = _class_axis(arguments)
+    if axis is None:
         return None
 
     def made() -> Any:
         from keras_flow.tensors import ops
 
-        return ops.negative(ops.sum(arguments["target"] * _log_probabilities(arguments, axis), axis=axis))
+        target = _beside(output, arguments["target"])
+        return ops.negative(ops.sum(target * _log_probabilities(arguments, axis), axis=axis))
 
     return made
 
 
 def _sparse_categorical_crossentropy(arguments: Mapping[str, Any]) -> Composition | None:
-    output, target = arguments["output"], arguments["target"]
-    axis = int(arguments["axis"]) % output.ndim
-    if not _cuts(output, (axis,)):
+    output = arguments["output"]
+    axis = _class_axis(arguments)
+    if axis is None:
         return None
 
     def made() -> Any:
         from keras_flow.tensors import ops
         from keras_flow.tensors.running import run
 
-        classes = target
+        classes = _beside(output, arguments["target"])
         if classes.ndim == output.ndim and classes.shape[-1] == 1:
             classes = ops.squeeze(classes, -1)
         chosen = run(
@@ -240,6 +275,15 @@ def _sparse_categorical_crossentropy(arguments: Mapping[str, Any]) -> Compositio
         return ops.negative(ops.sum(chosen * _log_probabilities(arguments, axis), axis=axis))
 
     return made
+
+
+def _class_axis(arguments: Mapping[str, Any]) -> int | None:
+    """The dim of the classes, where it is split."""
+    output = arguments["output"]
+    if not isinstance(output, GlobalTensor):
+        return None
+    axis = int(arguments["axis"]) % output.ndim
+    return axis if _cuts(output, (axis,)) else None
 
 
 def _log_probabilities(arguments: Mapping[str, Any], axis: int) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from keras_flow import sbp as _sbp
 from keras_flow.errors import FlowError
@@ -17,7 +18,7 @@ from keras_flow.tensors import engine, philox
 from keras_flow.tensors.global_tensor import GlobalTensor, is_described
 
 
-def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: str | None = None) -> GlobalTensor:
+def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """A global tensor with the value of an array, a number or nested lists, the same on every process.
 
     Args:
@@ -32,21 +33,21 @@ def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: str | None 
     """
     array = np.asarray(value)
     if dtype is None:
-        dtype = array.dtype.name if array.dtype.itemsize < 8 else _default_dtype(array)
+        dtype = dtype_of(array)
     return _made(array.shape, placement, sbp, dtype, lambda slices: array[slices])
 
 
-def zeros(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: str | None = None) -> GlobalTensor:
+def zeros(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """Zeros. Shape as one sequence or as numbers."""
     return full(shape, 0, placement=placement, sbp=sbp, dtype=dtype or _floatx())
 
 
-def ones(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: str | None = None) -> GlobalTensor:
+def ones(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """Ones. Shape as one sequence or as numbers."""
     return full(shape, 1, placement=placement, sbp=sbp, dtype=dtype or _floatx())
 
 
-def full(shape: Any, value: Any, *, placement: Placement, sbp: SbpSpec, dtype: str | None = None) -> GlobalTensor:
+def full(shape: Any, value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """One number everywhere."""
     named = dtype or _default_dtype(np.asarray(value))
     sizes = _shape(shape)
@@ -62,11 +63,13 @@ def arange(
     *,
     placement: Placement,
     sbp: SbpSpec,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
 ) -> GlobalTensor:
     """Evenly spaced values, as `keras.ops.arange`."""
     if stop is None:
         start, stop = 0, start
+    if step == 0:
+        raise FlowError(f"kf.arange from {start} to {stop} by steps of 0; a step is above or below 0")
     count = max(0, int(np.ceil((stop - start) / step)))
     named = dtype or _default_dtype(np.asarray([start, stop, step]))
     return _made(
@@ -74,18 +77,29 @@ def arange(
     )
 
 
-def rand(*shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: str | None = None) -> GlobalTensor:
+def rand(
+    *shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike | None = None
+) -> GlobalTensor:
     """Uniform in [0, 1)."""
-    return _drawn(shape, placement, sbp, seed, dtype or _floatx(), philox.uniform)
+    named = _standard(dtype or _floatx())
+    one = engine.numpy_dtype(named).type(1)
+    below = float(np.nextafter(one, -one))  # what is drawn above it would be rounded up to 1
+
+    def draw(seed: int, stream: int, indices: np.ndarray) -> np.ndarray:
+        return np.minimum(philox.uniform(seed, stream, indices), below)
+
+    return _drawn(shape, placement, sbp, seed, named, draw)
 
 
-def randn(*shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: str | None = None) -> GlobalTensor:
+def randn(
+    *shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike | None = None
+) -> GlobalTensor:
     """Standard normal."""
     return _drawn(shape, placement, sbp, seed, dtype or _floatx(), philox.normal)
 
 
 def randint(
-    low: int, high: int, shape: Any, *, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: str = "int32"
+    low: int, high: int, shape: Any, *, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike = "int32"
 ) -> GlobalTensor:
     """Whole numbers from `low` up, below `high`."""
     if not 0 < high - low < 2**32:
@@ -107,7 +121,8 @@ def to_global(local: Any, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
 
     Args:
         local: where this process drives one rank, its array; else rank -> array, for the ranks that it drives. A rank
-            outside the placement gives an empty array, or none.
+            outside the placement gives an empty array, or none. Numpy's 64 bits become fewer as in `kf.tensor`; the
+            engine's own arrays keep their dtype.
         placement: ranks.
         sbp: how the shards make up the logical tensor. With B the value of the first rank of each axis counts.
 
@@ -123,13 +138,15 @@ def _made(
     shape: Sequence[int],
     placement: Placement,
     sbp: SbpSpec,
-    dtype: str,
+    dtype: DTypeLike,
     block: Callable[[tuple[slice, ...]], np.ndarray],
 ) -> GlobalTensor:
     engine.check_placement(placement)
+    dtype = _standard(dtype)
     layout = Layout(placement, sbp, shape)
     shards = {}
     if not is_described():
+        engine.tensor_engine().note_call(f"making {dtype}{list(shape)} as ({_sbp.text(layout.nd_sbp)})")
         for rank in engine.local_ranks():
             if placement.contains(rank):
                 value = block(layout.local_slices(rank)).astype(engine.numpy_dtype(dtype))
@@ -150,11 +167,12 @@ def _drawn(
     placement: Placement,
     sbp: SbpSpec,
     seed: Any,
-    dtype: str,
+    dtype: DTypeLike,
     draw: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> GlobalTensor:
     sizes = _shape(shape)
     number, stream = _seed(seed)
+    engine.tensor_engine().note_call(f"drawing with seed {number}, {stream}")
     return _made(sizes, placement, sbp, dtype, lambda slices: draw(number, stream, philox.indices_of(sizes, slices)))
 
 
@@ -179,6 +197,18 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(parts[0]) if len(parts) == 1 and isinstance(parts[0], Sequence) else parts
 
 
+def _standard(dtype: DTypeLike) -> str:
+    """The name of a dtype, given as `keras.ops` takes it: a name, a type, or numpy's or the engine's own."""
+    import keras
+
+    try:
+        name = keras.backend.standardize_dtype(dtype)
+        engine.numpy_dtype(name)
+    except (TypeError, ValueError) as error:
+        raise FlowError(f"{dtype!r} is no dtype of numbers; 'float32', 'int32' and 'bool' are, for example") from error
+    return name
+
+
 def _floatx() -> str:
     import keras
 
@@ -189,3 +219,8 @@ def _default_dtype(array: np.ndarray) -> str:
     if array.dtype.kind == "f":
         return _floatx()
     return "int32" if array.dtype.kind in "iu" else array.dtype.name
+
+
+def dtype_of(array: np.ndarray | np.generic) -> str:
+    """The dtype that an array's global tensor has unless another is asked for: its own, but for 64 bits."""
+    return array.dtype.name if array.dtype.itemsize < 8 else _default_dtype(np.asarray(array))

@@ -111,10 +111,13 @@ class GlobalTensor:
             grad_sbp: layout of the gradient that passes back through here; None leaves it as it comes.
 
         Raises:
-            FlowError: a split dim out of range, an nd_sbp of another length than the placement has axes.
+            FlowError: a split dim out of range, an nd_sbp of another length than the placement has axes, ranks that
+                the job does not have.
         """
         from keras_flow.tensors import gradients
 
+        if placement is not None:
+            engine.check_placement(placement)
         target = Layout(placement or self.placement, self.sbp if sbp is None else sbp, self.shape)
         if target == self.layout and grad_sbp is None:
             return self
@@ -151,6 +154,8 @@ class GlobalTensor:
 
     def numpy(self) -> np.ndarray:
         """The logical tensor on every process; a collective on several: all processes call."""
+        if is_described():
+            raise FlowError("kf.explain knows layouts only; this program asks for the values of a tensor")
         if len(engine.local_ranks()) == engine.world_size():  # one process sees all shards
             return combine(self.layout, {rank: engine.as_numpy(value) for rank, value in self._shards.items()})
         whole = Placement(range(engine.world_size()), type=self.placement.type)
@@ -192,6 +197,26 @@ class GlobalTensor:
 
     def __int__(self) -> int:
         return int(self._number("int"))
+
+    def __index__(self) -> int:
+        if "int" not in self.dtype:
+            raise TypeError(f"a global tensor of dtype {self.dtype} is no index: whole numbers are")
+        return int(self._number("int"))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    def __contains__(self, value: object) -> bool:
+        from keras_flow.tensors import ops
+
+        return bool(ops.any(self == value))
+
+    @property
+    def T(self) -> GlobalTensor:
+        """Dims in reverse order."""
+        from keras_flow.tensors import ops
+
+        return ops.transpose(self)
 
     def _number(self, kind: str) -> Any:
         if self.size != 1:
@@ -238,6 +263,19 @@ class GlobalTensor:
     __ge__ = _operator("greater_equal")
     __neg__ = _unary("negative")
     __abs__ = _unary("absolute")
+
+    def __pos__(self) -> GlobalTensor:
+        return self
+
+    def __invert__(self) -> GlobalTensor:
+        from keras_flow.tensors import ops
+
+        return ops.logical_not(self) if self.dtype == "bool" else ops.bitwise_invert(self)
+
+    def __round__(self, digits: int | None = None) -> GlobalTensor:
+        from keras_flow.tensors import ops
+
+        return ops.round(self, digits or 0)
 
     def __getitem__(self, key: object) -> GlobalTensor:
         from keras_flow.tensors import indexing

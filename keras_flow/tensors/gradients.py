@@ -7,7 +7,9 @@ On an axis where all inputs and outputs are B every rank does the same, so a cot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,14 +35,14 @@ class _Record:
 
 
 @dataclass
-class _Tape:
+class Tape:
     """What was done to tensors that depend on the arguments, in order."""
 
     watched: set[int]
     records: list[_Record] = field(default_factory=list)
 
 
-_tape: ContextVar[_Tape | None] = ContextVar("tape", default=None)
+_tape: ContextVar[Tape | None] = ContextVar("tape", default=None)
 
 
 def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | None = None) -> Callable[..., Any]:
@@ -52,22 +54,50 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
 
     Returns:
         A function of the same arguments: (value, gradients). Gradients have the structure of the argument, or of a
-        tuple of arguments, and lie as these do, a P argument's as B.
+        tuple of arguments, and lie as these do, a P argument's as B. `kf.explain` takes it too.
 
     Raises:
         FlowError: the result is not one number, nothing to differentiate, one inside another, or the engine has no
             gradients.
     """
+    return ValueAndGrad(function, argnums)
 
-    def wrapped(*args: Any, **kwargs: Any) -> tuple[GlobalTensor, Any]:
+
+@dataclass(frozen=True)
+class ValueAndGrad:
+    """What `value_and_grad` returns."""
+
+    function: Callable[..., Any]
+    argnums: int | Sequence[int] | None
+
+    def __str__(self) -> str:
+        return f"kf.value_and_grad({getattr(self.function, '__name__', self.function)})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[GlobalTensor, Any]:
         from keras import tree
 
-        places = (
-            tuple(range(len(args))) if argnums is None else (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        chosen, value, tape = self.recorded(args, kwargs)
+        found = back(tape, [(value, seed_of(value))])
+        gradients: Any = tree.map_structure(
+            lambda leaf: at_leaf(leaf, found) if isinstance(leaf, GlobalTensor) else None, chosen
         )
-        chosen = [args[place] for place in places]
-        leaves = [leaf for leaf in tree.flatten(chosen) if isinstance(leaf, GlobalTensor)]
-        for leaf in leaves:
+        whole = value.to_global(sbp=(_sbp.broadcast,) * value.placement.ndim)
+        single = isinstance(self.argnums, int) or (self.argnums is None and len(args) == 1)
+        return whole, gradients[0] if single else tuple(gradients)
+
+    def recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list, GlobalTensor, Tape]:
+        """The arguments to differentiate, as the function was given them, its value, and the tape."""
+        given = list(args)
+        places = range(len(args)) if self.argnums is None else np.atleast_1d(self.argnums).tolist()
+        for place in places:
+            if not -len(args) <= place < len(args):
+                raise FlowError(
+                    f"kf.value_and_grad: argnums names argument {place}; the function was given {len(args)}"
+                )
+            given[place] = fresh(args[place])
+        chosen = [given[place] for place in places]
+        leaves = floats_of(chosen)
+        for leaf in tensors_of(chosen):
             if not _is_float(leaf.dtype):
                 raise FlowError(
                     f"kf.value_and_grad: an argument of dtype {leaf.dtype} has no gradient; leave it out by argnums"
@@ -76,26 +106,56 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
             raise FlowError("kf.value_and_grad was given no global tensor to differentiate")
         if _tape.get() is not None:
             raise FlowError("kf.value_and_grad inside another: gradients of gradients are not there yet")
-        tape = _Tape({id(leaf) for leaf in leaves})
-        token = _tape.set(tape)
-        try:
-            value = function(*args, **kwargs)
-        finally:
-            _tape.reset(token)
+        value, tape = record(lambda: self.function(*given, **kwargs), leaves)
         if not isinstance(value, GlobalTensor) or value.size != 1:
             found = f"shape {value.shape}" if isinstance(value, GlobalTensor) else type(value).__name__
             raise FlowError(
                 f"kf.value_and_grad: the function must return a global tensor with one element, got {found}"
             )
-        found = _back(tape, value)
-        gradients: Any = tree.map_structure(
-            lambda leaf: _at_leaf(leaf, found) if isinstance(leaf, GlobalTensor) else None, chosen
-        )
-        whole = value.to_global(sbp=(_sbp.broadcast,) * value.placement.ndim)
-        single = isinstance(argnums, int) or (argnums is None and len(args) == 1)
-        return whole, gradients[0] if single else tuple(gradients)
+        return chosen, value, tape
 
-    return wrapped
+
+def fresh(structure: Any) -> Any:
+    """The structure with other tensors that share the shards: one that is given twice is two to a tape."""
+    from keras import tree
+
+    return tree.map_structure(
+        lambda leaf: GlobalTensor(leaf.layout, leaf.dtype, leaf._shards) if isinstance(leaf, GlobalTensor) else leaf,
+        structure,
+    )
+
+
+def tensors_of(structure: Any) -> list[GlobalTensor]:
+    """The global tensors of a structure."""
+    from keras import tree
+
+    return [leaf for leaf in tree.flatten(structure) if isinstance(leaf, GlobalTensor)]
+
+
+def floats_of(structure: Any) -> list[GlobalTensor]:
+    """Those that have gradients."""
+    return [leaf for leaf in tensors_of(structure) if _is_float(leaf.dtype)]
+
+
+def record(program: Callable[[], Any], leaves: Sequence[GlobalTensor]) -> tuple[Any, Tape]:
+    """What a program returns, and what it did to tensors that depend on the leaves."""
+    tape = Tape({id(leaf) for leaf in leaves})
+    with _taped_by(tape):
+        return program(), tape
+
+
+@contextlib.contextmanager
+def _taped_by(tape: Tape | None) -> Iterator[None]:
+    token = _tape.set(tape)
+    try:
+        yield
+    finally:
+        _tape.reset(token)
+
+
+def untaped() -> AbstractContextManager[None]:
+    """Inside, nothing is recorded."""
+    return _taped_by(None)
 
 
 def is_taped(inputs: Sequence[GlobalTensor]) -> bool:
@@ -149,12 +209,23 @@ def differentiated(
     return plain, pullback
 
 
-def _back(tape: _Tape, value: GlobalTensor) -> dict[int, GlobalTensor]:
-    """id of a tensor -> its gradient, in whatever layout it came."""
-    from keras_flow.tensors import creation, ops
+def seed_of(result: GlobalTensor) -> GlobalTensor:
+    """Ones, laid as the gradient of a result lies at no cost: as the result does, but B for P."""
+    from keras_flow.tensors import creation
 
-    seed = creation.full_like_layout(value, np.ones(value.shape))
-    found = {id(value): seed}
+    return creation.ones(result.shape, placement=result.placement, sbp=summed(result.sbp), dtype=result.dtype)
+
+
+def back(tape: Tape, seeds: Sequence[tuple[GlobalTensor, GlobalTensor]]) -> dict[int, GlobalTensor]:
+    """id of a tensor -> its gradient, in whatever layout it came.
+
+    Args:
+        tape: what was done.
+        seeds: results, each with its gradient.
+    """
+    from keras_flow.tensors import ops
+
+    found = {id(result): seed for result, seed in seeds}
 
     def gather(tensor: GlobalTensor, gradient: GlobalTensor) -> None:
         before = found.get(id(tensor))
@@ -219,7 +290,8 @@ def _dual(nd_sbp: NdSbp, same: Sequence[Sbp | None]) -> NdSbp:
     return tuple(swapped.get(part, part) if one is None else one for part, one in zip(nd_sbp, same, strict=True))
 
 
-def _at_leaf(leaf: GlobalTensor, found: Mapping[int, GlobalTensor]) -> GlobalTensor:
+def at_leaf(leaf: GlobalTensor, found: Mapping[int, GlobalTensor]) -> GlobalTensor:
+    """The gradient of an argument, laid as this is, but B for P."""
     from keras_flow.tensors import creation
 
     target = Layout(leaf.placement, summed(leaf.sbp), leaf.shape)

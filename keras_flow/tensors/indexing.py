@@ -9,6 +9,8 @@ from typing import Any
 from keras_flow.errors import FlowError
 from keras_flow.tensors.global_tensor import GlobalTensor
 
+_INSTEAD = ". kf.ops.take chooses by an array of whole numbers, kf.ops.where by a condition"
+
 
 def get(x: GlobalTensor, key: object) -> GlobalTensor:
     """`x[key]`. Another global tensor of whole numbers takes rows: `kf.ops.take(x, key, axis=0)`."""
@@ -17,9 +19,7 @@ def get(x: GlobalTensor, key: object) -> GlobalTensor:
 
     if isinstance(key, GlobalTensor):
         if "int" not in key.dtype:
-            raise FlowError(
-                f"an index of dtype {key.dtype}: whole numbers are legal; kf.ops.where chooses by a condition"
-            )
+            raise FlowError(f"an index of dtype {key.dtype}: whole numbers are legal{_INSTEAD}")
         return ops.take(x, key, axis=0)
     entries, new = _entries(x.shape, key)
     taken = run("getitem", _get, {"x": x, "key": entries})
@@ -44,7 +44,15 @@ def put(x: GlobalTensor, key: object, value: object) -> GlobalTensor:
     )
     if not isinstance(value, GlobalTensor):
         value = full_like_layout(x, np.asarray(value))
-    if value.shape != shape:
+    extra = max(0, value.ndim - len(shape))
+    kept = value.shape[extra:]
+    if value.shape[:extra] != (1,) * extra or any(
+        n not in (1, m) for n, m in zip(kept[::-1], shape[::-1], strict=False)
+    ):
+        raise FlowError(f"x[...] = value: a value of shape {value.shape} for a place of shape {shape}")
+    if extra:
+        value = ops.reshape(value, kept)
+    if kept != shape:
         value = ops.broadcast_to(value, shape)
     return run("setitem", _put, {"x": x, "values": value, "key": entries})
 
@@ -73,7 +81,10 @@ def _entries(shape: Sequence[int], key: object) -> tuple[list[Any], list[int]]:
     count = sum(part is not None and part is not Ellipsis for part in parts)
     if count > len(shape):
         raise IndexError(f"too many indices for a tensor of shape {tuple(shape)}: {count}")
-    if Ellipsis not in [part for part in parts if part is Ellipsis]:
+    wide = sum(part is Ellipsis for part in parts)
+    if wide > 1:
+        raise IndexError(f"an index has one ... at most, not {wide}")
+    if not wide:
         parts.append(Ellipsis)
     where = next(place for place, part in enumerate(parts) if part is Ellipsis)
     parts[where : where + 1] = [slice(None)] * (len(shape) - count)
@@ -92,9 +103,12 @@ def _entries(shape: Sequence[int], key: object) -> tuple[list[Any], list[int]]:
             continue
         try:
             index = operator.index(part)  # type: ignore[arg-type]
+            if isinstance(part, bool):
+                raise TypeError("True and False are conditions")
         except TypeError as error:
             raise FlowError(
-                f"an index is a number, a slice, ... or None, or a global tensor of whole numbers; got {part!r}"
+                "an index is a whole number, a slice, ... or None, or, to read, one global tensor of whole numbers; "
+                f"got {part!r}{_INSTEAD}"
             ) from error
         if not -length <= index < length:
             raise IndexError(f"index {index} is out of range for dim {len(entries)} of length {length}")

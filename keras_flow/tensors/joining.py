@@ -20,6 +20,8 @@ def join(local: Any, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
     """See `kf.to_global`."""
     import keras
 
+    from keras_flow.tensors.creation import dtype_of
+
     engine.check_placement(placement)
     here = engine.local_ranks()
     if isinstance(local, Mapping):
@@ -35,9 +37,10 @@ def join(local: Any, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
     arrays = {}
     for rank in mine:
         value = shards[rank]
-        arrays[rank] = (
-            engine.put(np.asarray(value), rank) if isinstance(value, (np.ndarray, list, float, int)) else value
-        )
+        if isinstance(value, (np.ndarray, np.generic, list, tuple, float, int)):
+            array = np.asarray(value)
+            value = engine.put(array.astype(engine.numpy_dtype(dtype_of(array)), copy=False), rank)
+        arrays[rank] = value
     facts = engine.tensor_engine().agree_on(
         {
             rank: (tuple(int(n) for n in value.shape), keras.backend.standardize_dtype(value.dtype))

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
 from keras_flow.signatures import Call
@@ -51,11 +53,31 @@ _REDUCTIONS = frozenset(["sum", "mean", "max", "min", "amax", "amin", "prod", "a
 _SHAPE_ARGUMENT = {"reshape": "newshape", "broadcast_to": "shape"}
 
 
+#: parameters of tensors, for which a list of numbers may stand
+_TENSORS = frozenset(
+    ["x", "x1", "x2", "y", "condition", "indices", "values", "target", "output", "gamma", "beta", "scale", "offset"]
+)
+
+
 def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter, with defaults."""
+    """Arguments by parameter, with defaults; lists of numbers that stand for tensors as arrays."""
+    import keras
+
     found = _signature(function).bind(*args, **kwargs)
     found.apply_defaults()
-    return dict(found.arguments)
+    if "data_format" in found.arguments:
+        found.arguments["data_format"] = found.arguments["data_format"] or keras.config.image_data_format()
+    return {name: _array(value) if name in _TENSORS else value for name, value in found.arguments.items()}
+
+
+def _array(value: Any) -> Any:
+    from keras import tree
+
+    if isinstance(value, (list, tuple)) and all(
+        isinstance(one, (int, float, np.generic)) for one in tree.flatten(value)
+    ):
+        return np.asarray(value)
+    return value
 
 
 @functools.cache
@@ -81,21 +103,39 @@ def called(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     return operator(*args, **kwargs)
 
 
-def _take(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, table: Any, indices: Any) -> Any:
-    """Rows of a table that is split along the rows: those that other ranks hold are zeros."""
+def _take(
+    call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, table: Any, indices: Any = None
+) -> Any:
+    """Rows of a table that is split along the rows: those that other ranks hold are zeros.
+
+    An index out of range stays so in the shard: engines raise, or fill with NaN (JAX), as they do on one device.
+    """
     from keras import ops
 
+    if indices is None:
+        indices = ops.convert_to_tensor(call.option("indices"))
+    if call.option("axis") is None:
+        return ops.take(ops.reshape(table, (-1,)), indices, axis=0)  # Keras 3.15 wraps by the first dim on torch
     axis = int(call.option("axis")) % len(call.inputs[0])
     if not any(part == Split(axis) for part in inputs[0].nd_sbp):
         return None
     part, length = inputs[0].local_slices(rank)[axis], call.inputs[0][axis]
-    wrapped = ops.where(indices < 0, indices + length, indices)
-    is_here = ops.logical_and(wrapped >= part.start, wrapped < part.stop)
     if part.stop == part.start:
         return ops.zeros(outputs[0].local_shape(rank), table.dtype)
-    rows: Any = ops.take(table, ops.where(is_here, wrapped - part.start, 0), axis=axis)
+    wrapped = ops.where(indices < 0, indices + length, indices)
+    is_here = ops.logical_and(wrapped >= part.start, wrapped < part.stop)
+    is_elsewhere = ops.logical_and(ops.logical_not(is_here), ops.logical_and(wrapped >= 0, wrapped < length))
+    own = ops.where(is_here, wrapped - part.start, ops.where(is_elsewhere, 0, length))
+    rows: Any = ops.take(table, own, axis=axis)
     shape = (1,) * axis + tuple(indices.shape) + (1,) * (len(call.inputs[0]) - axis - 1)
-    return ops.where(ops.reshape(is_here, shape), rows, ops.zeros((), rows.dtype))
+    return ops.where(ops.reshape(is_elsewhere, shape), ops.zeros((), rows.dtype), rows)
+
+
+def _squeeze(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, x: Any) -> Any:
+    """A dim that the split leaves one element of stays."""
+    from keras import ops
+
+    return ops.reshape(x, outputs[0].local_shape(rank))
 
 
 def _one_hot(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, indices: Any) -> Any:
@@ -199,15 +239,39 @@ def _setitem(
             cut.append(slice(None) if whole else slice(place, place + count))
         else:
             indices.append([entry])
-    import numpy as np
-
     grid = np.stack([one.ravel() for one in np.meshgrid(*indices, indexing="ij")], -1)
     chosen = values[tuple(cut)] if cut else values
     return ops.scatter_update(target, grid, ops.reshape(ops.cast(chosen, target.dtype), (len(grid),)))
 
 
+def _conv(
+    inputs: Any,
+    kernel: Any,
+    strides: Any = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: Any = 1,
+) -> Any:
+    """`keras.ops.conv`; that of Keras 3.15 computes with kernels of groups, but does not describe it."""
+    import keras
+
+    if isinstance(inputs, keras.KerasTensor):
+        channels = inputs.shape[1 if data_format == "channels_first" else -1]
+        if channels % kernel.shape[-2] == 0:
+            kernel = keras.KerasTensor((*kernel.shape[:-2], channels, kernel.shape[-1]), kernel.dtype)
+    return keras.ops.conv(inputs, kernel, strides, padding, data_format, dilation_rate)
+
+
+def function_of(name: str) -> Callable[..., Any] | None:
+    """What computes an operator of `keras.ops`, and describes its result where it is given `KerasTensor`s."""
+    import keras
+
+    return functools.update_wrapper(_conv, keras.ops.conv) if name == "conv" else getattr(keras.ops, name, None)
+
+
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "take": _take,
+    "squeeze": _squeeze,
     "one_hot": _one_hot,
     "getitem": _getitem,
     "setitem": _setitem,

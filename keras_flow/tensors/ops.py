@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_flow.tensors import composed
-from keras_flow.tensors.local import bound
+from keras_flow.tensors.local import bound, function_of
 from keras_flow.tensors.running import run
 
 
@@ -42,9 +42,7 @@ class Operator:
 def __getattr__(name: str) -> Operator:
     if name.startswith("_"):
         raise AttributeError(name)
-    import keras
-
-    function = getattr(keras.ops, name, None)
+    function = function_of(name)
     if function is None:
         raise AttributeError(f"keras.ops has no operator {name!r}, and so has kf.ops")
     made = Operator(name, function)

@@ -48,7 +48,8 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
     if (watching := watcher()) is not None:
         watching.chosen(call, choice)
     else:
-        engine.tensor_engine().note_call(f"kf.ops.{name} of {[(one.shape, one.dtype) for one in inputs]}")
+        given = ", ".join(f"{one.dtype}{list(one.shape)} as ({_sbp.text(one.sbp)})" for one in inputs)
+        engine.tensor_engine().note_call(f"kf.ops.{name} of {given}{f', {options}' if options else ''}")
     results = _compute(call, choice, function, tensors, inputs, [one.dtype for one in outputs])
     return tree.pack_sequence_as(described, results)
 
@@ -95,7 +96,7 @@ def on_ranks(
     placement = laid[0].placement
     shards: list[dict[int, Any]] = [{} for _ in layouts]
     pullbacks: dict[int, Callable[..., list]] = {}
-    is_taped = gradients.is_taped(inputs) and not is_described()
+    is_taped = gradients.is_taped(inputs)
     if not is_described():
         for rank in engine.local_ranks():
             if not placement.contains(rank):
@@ -128,24 +129,40 @@ def _is_global(leaf: object) -> bool:
     return isinstance(leaf, GlobalTensor)
 
 
+#: parameters of operators of two operands, which broadcast but in products of vectors
+_OPERANDS = ("x1", "x2")
+_PRODUCTS = frozenset(["dot", "inner", "tensordot", "vdot"])
+
+
 def _as_tensors(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with numpy arrays beside global tensors made global, whole on every rank."""
+    """The arguments, with numpy arrays beside global tensors made global, whole on every rank.
+
+    A numpy number that is an operand keeps its dtype, which counts in promotion, as in `keras.ops`; 64 bits become 32,
+    as those of `kf.tensor`. Others (an axis, a limit of `clip`) are Python's.
+    """
     from keras import tree
 
-    found = next((leaf for leaf in tree.flatten(list(arguments.values())) if _is_global(leaf)), None)
-    if found is None:
+    from keras_flow.tensors import creation
+
+    leaves = [leaf for leaf in tree.flatten(list(arguments.values())) if _is_global(leaf)]
+    if not leaves:
         raise FlowError(
             f"kf.ops.{name} was given no global tensor; make one with kf.tensor(value, placement=..., sbp=...)"
         )
+    placement = leaves[0].placement
 
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray) and leaf.ndim:
-            from keras_flow.tensors.creation import tensor
+    def one(key: str, leaf: Any) -> Any:
+        if not isinstance(leaf, (np.ndarray, np.generic)):
+            return leaf
+        if not leaf.ndim:
+            if key not in _OPERANDS or name in _PRODUCTS:
+                return leaf.item()
+            if not leaves[0].ndim:
+                return leaf.astype(engine.numpy_dtype(creation.dtype_of(leaf)))[()]
+            leaf = leaf.reshape(1)  # torch promotes no array to the dtype of one without dims
+        return creation.tensor(leaf, placement=placement, sbp=(_sbp.broadcast,) * placement.ndim)
 
-            return tensor(leaf, placement=found.placement, sbp=(_sbp.broadcast,) * found.placement.ndim)
-        return leaf.item() if isinstance(leaf, (np.ndarray, np.generic)) else leaf
-
-    return {key: tree.map_structure(one, value) for key, value in arguments.items()}
+    return {key: tree.map_structure(functools.partial(one, key), value) for key, value in arguments.items()}
 
 
 def _check_one_placement(name: str, inputs: Sequence[GlobalTensor]) -> None:

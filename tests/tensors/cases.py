@@ -154,4 +154,45 @@ CASES = [
         smooth=False,
     ),
     Case("binary_crossentropy", {"target": positive(4, 6) / 9, "output": positive(4, 6) / 9}, {}, 3, smooth=False),
+    _one("squeeze", floats(2, 1, 4), 4),
+    Case("conv", {"inputs": floats(4, 6, 8), "kernel": floats(3, 2, 4)}, {}, 5),
+    _one("take", floats(4, 6), 4, indices=-2, axis=0),
+    Case("take", {"x": floats(4, 6), "indices": numbers(24, 5)}, {}, 2),
+]
+
+
+def _each(names: str, *arrays: np.ndarray, rows: int = 3, parameters: str = "x1 x2", **options: Any) -> list[Case]:
+    """A case for each name."""
+    tensors = {"x": arrays[0]} if len(arrays) == 1 else dict(zip(parameters.split(), arrays, strict=True))
+    return [Case(name, tensors, options, rows) for name in names.split()]
+
+
+_whole, _other = numbers(9, 4, 6) - 4, numbers(9, 4, 6) - 4
+
+#: the names of the table that `CASES` leaves out; numpy runs them
+EVERY_NAME = [
+    *_each("abs absolute arcsinh arctan ceil celu cos cosh elu erf exp2 expm1 floor gelu hard_shrink", floats(4, 6)),
+    *_each("hard_sigmoid hard_silu hard_swish hard_tanh isfinite leaky_relu log_sigmoid", floats(4, 6)),
+    *_each("ones_like relu6 round selu sigmoid sign silu sin sinh soft_shrink softplus softsign", floats(4, 6)),
+    *_each("sparse_plus square squareplus swish tan tanh tanh_shrink trunc zeros_like", floats(4, 6)),
+    *_each("arccos arcsin arctanh erfinv", floats(4, 6) / 2.1),
+    *_each("arccosh log log10 log1p log2 reciprocal rsqrt sqrt", positive(4, 6) + 0.6),
+    *_each("isinf isnan nan_to_num", np.where(floats(4, 6) < 0, np.array([np.nan, np.inf, 1] * 2, "float32"), -np.inf)),
+    *_each("logical_not", numbers(2, 4, 6) > 0),
+    *_each("real imag conj", floats(4, 6), rows=4),
+    *_each("full_like", floats(4, 6), fill_value=7.5),
+    *_each("arctan2 minimum", floats(4, 6), floats(4, 6)),
+    *_each("floor_divide mod", floats(4, 6), positive(6)),
+    *_each("floor_divide mod", _whole, np.abs(_other) + 1),
+    *_each("true_divide", floats(4, 6), positive(6), rows=4),
+    *_each("equal not_equal greater greater_equal less_equal", _whole, _other),
+    *_each("logical_and logical_or logical_xor", _whole > 0, _other > 0),
+    *_each("bitwise_and bitwise_or bitwise_xor", _whole, _other, parameters="x y"),
+    *_each("dot", floats(4, 6), floats(6, 8), rows=6),
+    *_each("dot", floats(2, 4, 6), floats(6), rows=5),
+    *_each("all", numbers(9, 4, 6) > 0, rows=2, axis=1),
+    *_each("amax amin argmin count_nonzero", _whole, rows=2, axis=1),
+    *_each("moments", floats(4, 6), rows=1, axes=(1,)),
+    *_each("normalize", floats(4, 6), rows=2, axis=1),
+    *_each("array_split", floats(4, 6), indices_or_sections=4, axis=1),
 ]

@@ -283,11 +283,24 @@ def wrong_arrays() -> Iterator[str]:
     if not np.array_equal(unseeded[0], unseeded[1]) or np.array_equal(unseeded[0], unseeded[2]):
         yield "without a seed, keras.utils.set_random_seed should decide"
     x = kf.arange(6, placement=MESH, sbp="S(0),B")
+    half = kf.tensor(np.asarray([1, 2], "float16"), placement=MESH, sbp="S(0),B")
     tests: dict[str, Callable[[], bool]] = {
         "arange": lambda: x.numpy().tolist() == [0, 1, 2, 3, 4, 5] and x.dtype == "int32",
         "len": lambda: len(x) == 6 and [int(one) for one in x] == list(range(6)),
         "numbers": lambda: np.allclose((2.5 * x - np.float32(1)).numpy(), 2.5 * np.arange(6) - 1),
         "arrays": lambda: np.array_equal((np.ones(6, "int32") + x).numpy(), np.arange(6) + 1),
+        "a numpy number has a dtype": lambda: (
+            np.allclose((half * np.float32(1e5)).numpy(), [1e5, 2e5]) and (half * 3.0).dtype == "float16"
+        ),
+        "one of 64 bits has 32": lambda: (x + np.int64(1)).dtype == "int32" and (x + np.float64(1)).dtype == "float32",
+        "an index": lambda: list(range(x[3])) == [0, 1, 2] and x[x[2]].numpy() == 2,
+        "in, ~, round, format, T": lambda: (
+            5 in x
+            and 6 not in x
+            and (~(x > 2)).numpy().tolist() == [True] * 3 + [False] * 3
+            and f"{round(x[1] / 3, 1):.2f}" == "0.30"
+            and kf.ones(2, 3, placement=MESH, sbp="S(0),B").T.shape == (3, 2)
+        ),
         "truth": lambda: bool(kf.ops.all(x < 6)) and float(kf.ops.sum(x)) == 15.0,
         "comparison": lambda: np.array_equal((x == 3).numpy(), np.arange(6) == 3),
         "promotion": lambda: (x + kf.ones(6, placement=MESH, sbp="B,B", dtype="float16")).dtype == "float16",
@@ -315,6 +328,8 @@ def wrong_arrays() -> Iterator[str]:
         ("two placements", lambda: small + kf.tensor(value, placement=MESH, sbp="B,B")),
         ("split", lambda: x.to_global(sbp="S(1),B")),
         ("2 axes", lambda: x.to_global(sbp="B")),
+        ("ranks \\[4\\]", lambda: x.to_global(kf.Placement([0, 4]), sbp="B")),
+        ("layouts only", lambda: kf.explain(kf.value_and_grad(lambda a: kf.ops.sum(a) * float(a[0])), half)),
         ("ranks \\[9\\]", lambda: kf.zeros(3, placement=kf.Placement([0, 9]), sbp="B")),
         ("kf.ops", lambda: kf.explain(len, x)),
         ("no global tensor", lambda: kf.ops.add(1, 2)),
@@ -375,11 +390,14 @@ def wrong_engine() -> Iterator[str]:
     for wrong in (lambda w: kf.value_and_grad(passes)(w)[0], lambda w: w.__setitem__(0, 1.0) or passes(w), lambda w: w):
         with pytest.raises(kf.FlowError):
             kf.value_and_grad(wrong)(x)
+    yield from _wrong_gradients()
     if keras.backend.backend() == "numpy":
         return
     back = kf.global_tensor(x.to_engine())
     if back.layout != x.layout or not np.array_equal(back.numpy(), x.numpy()):
         yield "the engine's own array and back"
+    if keras.backend.backend() == "jax":
+        yield from _wrong_order_of_axes()
     distribution = kf.ModelParallel(
         kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), rules={"kernel": {"model": sbp.split(1)}}
     )
@@ -390,6 +408,43 @@ def wrong_engine() -> Iterator[str]:
         yield f"a variable under a scope is {kernel!r}"
     if not np.array_equal(kernel.numpy(), keras.ops.convert_to_numpy(model.weights[0])):
         yield "the value of a variable under a scope"
+
+
+def _wrong_order_of_axes() -> Iterator[str]:
+    """An array of JAX that is split by the inner axis of its mesh first."""
+    import jax
+
+    mesh = jax.sharding.Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("a", "b"))
+    value = np.arange(8, dtype="float32")
+    array = jax.device_put(value, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("b", "a"))))
+    if not np.array_equal(kf.global_tensor(array).numpy(), value):
+        yield "a jax.Array split by its mesh's inner axis first"
+
+
+def _wrong_gradients() -> Iterator[str]:
+    """Of a tensor that is given twice or used beside the arguments, and what an explanation says of them."""
+    import pytest
+
+    x = kf.tensor(np.asarray([1, 2, 3], "float32"), placement=MESH, sbp="S(0),B")
+    _, (one, two) = kf.value_and_grad(lambda a, b: kf.ops.sum(a * b * b))(x, x)
+    if one.numpy().tolist() != [1, 4, 9] or two.numpy().tolist() != [2, 8, 18]:
+        yield "gradients of a tensor that is given twice"
+    if kf.value_and_grad(lambda a: kf.ops.sum(a * x))(x)[1].numpy().tolist() != [1, 2, 3]:
+        yield "the gradient beside a tensor of the program"
+    with pytest.raises(kf.FlowError, match="argument 1"):
+        kf.value_and_grad(lambda a: a, argnums=1)(x)
+
+    v = kf.randn(8, 6, placement=MESH, sbp="S(0),B", seed=1)
+    w = kf.randn(6, 4, placement=MESH, sbp="B,S(1)", seed=2)
+    differentiated = kf.value_and_grad(lambda v, w: kf.ops.sum(kf.ops.square(kf.ops.matmul(v, w))))
+    explained = kf.explain(differentiated, v, w)
+    came = [sbp.text(line.came.nd_sbp) for line in explained.gradients if line.came is not None]
+    if came != ["S(0),P", "P,S(1)"] or explained.bytes != 0 or explained.gradient_bytes != 4 * (48 * 2 + 24 * 2):
+        yield f"the explanation: {explained}"
+    if [line.laid for line in explained.gradients] != [one.layout for one in differentiated(v, w)[1]]:
+        yield "the gradients do not lie as the explanation says"
+    if "of [6, 4] comes as (P,S(1)), is laid as (B,S(1)), 192 bytes" not in str(kf.explain(kf.ops.matmul, v, w)):
+        yield f"the explanation of an operator: {kf.explain(kf.ops.matmul, v, w)}"
 
 
 CHECKS = {"rows": wrong_rows, "operators": wrong_operators, "arrays": wrong_arrays, "engine": wrong_engine}
