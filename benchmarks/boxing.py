@@ -193,7 +193,7 @@ def table(records: list[dict]) -> str:
         "| engine, ranks, MB | pairs | kf / engine, bytes | with a P in the source | time | over 1.1x |",
         "|---|---|---|---|---|---|",
         *(_summary(group, found) for group, found in _grouped(records)),
-        *(_overall(backend, records) for backend in sorted({record["backend"] for record in records})),
+        *(row for backend in sorted({record["backend"] for record in records}) for row in _overall(backend, records)),
         "",
         "By classes of pairs:",
         "",
@@ -204,7 +204,7 @@ def table(records: list[dict]) -> str:
     for (backend, hierarchy, size), found in _grouped(records):
         for kind in CLASSES:
             of_kind = [record for record in found if record["class"] == kind]
-            for rival in sorted({name for record in of_kind for name in record["received"]} - {OURS}):
+            for rival in sorted(_ways(of_kind)):
                 both = _both_do(of_kind, rival)
                 lines.append(f"| {backend} {hierarchy} {size:g} | {kind} | {rival} | {_row(both, rival, size)} |")
         lines += [f"| {backend} {hierarchy} {size:g} | noise | {row} |" for row in _noise(found)]
@@ -251,12 +251,23 @@ def _summary(group: tuple, found: list[dict]) -> str:
     return f"| {backend} {hierarchy} {size:g} | {len(both)} | {moved[0]} | {moved[1]} | {time} | {slower} |"
 
 
-def _overall(backend: str, records: list[dict]) -> str:
-    """An engine with all hierarchies and sizes; slow pairs of the large sizes."""
+def _overall(backend: str, records: list[dict]) -> list[str]:
+    """An engine with all hierarchies and sizes, and slow pairs of the large sizes; its default way first."""
     own = [record for record in records if record["backend"] == backend]
-    both, rival = _both_do(own, DEFAULTS[backend]), DEFAULTS[backend]
-    _, slower = _times(_ratios([record for record in both if record["megabytes"] >= LARGE], rival))
-    return f"| {backend}, all | {len(both)} | | | {_times(_ratios(both, rival))[0]} | {slower} of {LARGE} MB and more |"
+    default = DEFAULTS[backend]
+    rows = []
+    for rival in sorted(_ways(own), key=lambda name: name != default):
+        both = _both_do(own, rival)
+        time, _ = _times(_ratios(both, rival))
+        _, slower = _times(_ratios([record for record in both if record["megabytes"] >= LARGE], rival))
+        name = f"{backend}, all" if rival == default else f"{backend}, all, against {rival}"
+        rows.append(f"| {name} | {len(both)} | | | {time} | {slower} of {LARGE} MB and more |")
+    return rows
+
+
+def _ways(records: list[dict]) -> set[str]:
+    """The engine's own ways."""
+    return {name for record in records for name in record["received"]} - {OURS}
 
 
 def _at_first(record: dict) -> dict:
@@ -265,7 +276,7 @@ def _at_first(record: dict) -> dict:
 
 
 def _is_slow(record: dict) -> bool:
-    return any(ratio > LIMIT for ratio in _ratios([record], DEFAULTS[record["backend"]]))
+    return any(ratio > LIMIT for rival in _ways([record]) for ratio in _ratios([record], rival))
 
 
 def _times(ratios: list[float]) -> tuple[str, str]:
