@@ -396,6 +396,10 @@ def wrong_engine() -> Iterator[str]:
     back = kf.global_tensor(x.to_engine())
     if back.layout != x.layout or not np.array_equal(back.numpy(), x.numpy()):
         yield "the engine's own array and back"
+    if any(_address(value) != _address(x._shards[rank]) for rank, value in back._shards.items()):
+        yield "the engine's own array and back copies"
+    if kf.env.process_index() == 0 and "sbp=(S(0),S(1))" not in repr(x):  # other processes do not take part
+        yield "repr"
     if keras.backend.backend() == "jax":
         yield from _wrong_order_of_axes()
     distribution = kf.ModelParallel(
@@ -408,6 +412,17 @@ def wrong_engine() -> Iterator[str]:
         yield f"a variable under a scope is {kernel!r}"
     if not np.array_equal(kernel.numpy(), keras.ops.convert_to_numpy(model.weights[0])):
         yield "the value of a variable under a scope"
+
+
+def _address(value: Any) -> int:
+    """Where an engine's array lies in memory."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        return value.unsafe_buffer_pointer()
+    if keras.backend.backend() == "torch":
+        return value.data_ptr()
+    return np.frombuffer(memoryview(value), "uint8").__array_interface__["data"][0]
 
 
 def _wrong_order_of_axes() -> Iterator[str]:
