@@ -122,7 +122,8 @@ def _take(
     part, length = inputs[0].local_slices(rank)[axis], call.inputs[0][axis]
     if part.stop == part.start:
         return ops.zeros(outputs[0].local_shape(rank), table.dtype)
-    wrapped = ops.where(indices < 0, indices + length, indices)
+    wide: Any = ops.cast(indices, "int64" if length > 2**31 - 1 else "int32")  # 8 bits have no room for the length
+    wrapped: Any = ops.where(wide < 0, wide + length, wide)
     is_here = ops.logical_and(wrapped >= part.start, wrapped < part.stop)
     is_elsewhere = ops.logical_and(ops.logical_not(is_here), ops.logical_and(wrapped >= 0, wrapped < length))
     own = ops.where(is_here, wrapped - part.start, ops.where(is_elsewhere, 0, length))
