@@ -51,9 +51,7 @@ def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Cal
         results = function(*values)
 
     def pullback(*cotangents: tf.Tensor) -> list:
-        gradients = tape.gradient(
-            results, values, list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        gradients = tape.gradient(results, values, list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     return results, pullback

@@ -6,11 +6,14 @@ one rank's partners cost.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from keras_flow.layout import Layout, balanced
 from keras_flow.sbp import Broadcast, PartialSum, Split
@@ -24,6 +27,12 @@ Coords = Mapping[int, int]
 def volume(box: Box) -> int:
     """Elements of a box."""
     return math.prod(stop - start for start, stop in box)
+
+
+@functools.lru_cache(maxsize=8)
+def array_of(ranks: tuple[int, ...]) -> np.ndarray:
+    """[ranks]: the ranks as an array, which is not to be written into."""
+    return np.array(ranks, np.int64)
 
 
 def intersection(one: Box, other: Box) -> Box:
@@ -85,12 +94,16 @@ class Cells:
     @cached_property
     def classes(self) -> int:
         """Number of summands of each element: the product of the P axes' sizes."""
-        return math.prod(self.sizes[axis] for axis in self.class_axes)
+        return self.sizes_of(self.class_axes)
 
     @cached_property
     def copies(self) -> int:
         """Number of ranks that hold the same values: the product of the B axes' sizes."""
-        return math.prod(self.sizes[axis] for axis in self.copy_axes)
+        return self.sizes_of(self.copy_axes)
+
+    def sizes_of(self, axes: Iterable[int]) -> int:
+        """How many coordinates there are on `axes`: the product of their sizes."""
+        return math.prod(self.sizes[axis] for axis in axes)
 
     def rank_at(self, coords: Coords) -> int:
         """The rank at these coordinates, one for each axis of the placement."""
@@ -171,3 +184,38 @@ class Cells:
         for axis in axes:
             value = value * self.sizes[axis] + coords[axis]
         return value
+
+    def ranges(self, box: Box) -> list[range]:
+        """For each axis the coordinates among which those of all cells with elements in `box` are."""
+        found = [range(size) for size in self.sizes]
+        for dim, (first, last) in enumerate(box):
+            start, stop = 0, self.layout.shape[dim]
+            for axis in self.axes_of_dim[dim]:
+                low = balanced_index(stop - start, self.sizes[axis], max(first - start, 0))
+                high = balanced_index(stop - start, self.sizes[axis], min(last, stop) - start - 1)
+                found[axis] = range(low, high + 1)
+                if low != high:
+                    break
+                start, stop = (start + bound for bound in balanced(stop - start, self.sizes[axis], low))
+        return found
+
+    def congruent(self, ranges: Sequence[range], remainder: int, modulus: int) -> Iterator[dict[int, int]]:
+        """Coordinates on all axes, within ranges, whose number leaves a remainder; from the last axis to the first.
+
+        On each axis only those are tried with which the axes before it can reach the remainder.
+        """
+
+        def descend(axis: int, stride: int, left: int) -> Iterator[dict[int, int]]:
+            if axis < 0:
+                yield {}
+                return
+            outer = math.gcd(stride * self.sizes[axis], modulus) if axis else modulus
+            common = math.gcd(stride, outer)
+            step = outer // common
+            fits = left // common * pow(stride // common, -1, step) % step
+            wanted = ranges[axis]
+            for index in range(wanted.start + (fits - wanted.start) % step, wanted.stop, step):
+                for rest in descend(axis - 1, stride * self.sizes[axis], left - index * stride):
+                    yield {**rest, axis: index}
+
+        yield from descend(len(self.sizes) - 1, 1, remainder)

@@ -36,6 +36,23 @@ def named_step(source: Layout, target: Layout) -> Step | None:
     return Step.of(kind, Exchange(source, target, _unchanged(source, target)))
 
 
+def fits_kind(step: Step) -> bool:
+    """Whether a step does what its kind says."""
+    exchange = step.exchange
+    if step.kind == "exchange":
+        return True
+    if exchange.same_placement:
+        return step == named_step(exchange.source, exchange.target)
+    ends = exchange.source, exchange.target  # a permute may lead to the same ranks with their axes in another order
+    same_ranks = len({tuple(sorted(end.placement.ranks)) for end in ends}) == 1
+    return (
+        step.kind == "permute"
+        and same_ranks
+        and all(map(_is_permutable, ends))
+        and _same_grid(exchange.of_source, exchange.of_target)
+    )
+
+
 def axis_by_axis(source: Layout, target: Layout, order: Iterable[int]) -> list[tuple[Layout, Layout]]:
     """The layouts before and after each change of one axis, in this order; axes that do not change are left out."""
     stations, at = [source], list(source.nd_sbp)

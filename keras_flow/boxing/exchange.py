@@ -23,10 +23,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from keras_flow.boxing.cells import Box, Cells, Coords, volume
+import numpy as np
+
+from keras_flow.boxing.cells import Box, Cells, Coords, array_of, intersection, volume
 from keras_flow.boxing.pieces import Lacking, Piece, Share, Shares, Transfer, whole
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, balanced
+from keras_flow.placements import Placement
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,18 @@ class Exchange:
         one, other = self.source.placement, self.target.placement
         return one.ranks == other.ranks and one.hierarchy == other.hierarchy
 
+    @cached_property
+    def ranks_of_source(self) -> np.ndarray:
+        """[ranks]: the ranks of the source in order."""
+        return array_of(self.source.placement.ranks)
+
     def layout_of(self, buffer: str) -> Layout:
         """What a buffer of the executors lies as: `result` as the target, `source` and `combined` as the source."""
         return self.target if buffer == "result" else self.source
+
+    def holders(self, phase: str) -> Placement:
+        """The placement of those who send in a phase."""
+        return (self.target if phase == "gather" else self.source).placement
 
     # who holds, who wants ------------------------------------------------------------------------------------------
 
@@ -307,9 +319,12 @@ class Exchange:
         if own is None:
             return
         cell = {axis: own[axis] for axis in self.of_source.split_axes}
+        if not self.same_placement and not self.table:
+            yield from self._served(own, cell)
+            return
         # mergers send to any owner; else, on one placement, a receiver asks the holder with its own coordinates on the
         # source's copy axes
-        same = (*self.of_source.copy_axes, *self.apart) if self.same_placement and not self.table else self.apart
+        same = (*self.of_source.copy_axes, *self.apart) if not self.table else self.apart
         fixed = {axis: own[axis] for axis in same}
         cells = self.of_target
         for wanted, box in cells.overlapping(self.of_source.box_at(own), fixed):
@@ -317,6 +332,21 @@ class Exchange:
             for choice in cells.spread(free, fixed):
                 at = dict(sorted({**wanted, **choice}.items()))
                 yield cell, box, at, cells.rank_at(at)
+
+    def _served(
+        self, own: dict[int, int], cell: dict[int, int]
+    ) -> Iterator[tuple[dict[int, int], Box, dict[int, int], int]]:
+        """The same between placements: a receiver asks the copy that its number leads to."""
+        source, target = self.of_source, self.of_target
+        held, found = source.box_at(own), []
+        if volume(held) == 0:
+            return
+        for at in target.congruent(target.ranges(held), source.number(source.copy_axes, own), source.copies):
+            box = intersection(held, target.box_at(at))
+            if volume(box):
+                found.append((box, target.number(tuple(at), at), at))
+        for box, _, at in sorted(found, key=lambda one: one[:2]):  # atom by atom
+            yield cell, box, at, target.rank_at(at)
 
     def elements_received(self, rank: int, phase: str) -> int:
         """Elements that `rank` receives from others in a phase."""
@@ -354,25 +384,45 @@ class Exchange:
             FlowError: an axis that does not exist, ranges that do not fill their atom, ranks that cannot do what
             they should.
         """
-        axes = range(self.source.placement.ndim)
-        if self.source.shape != self.target.shape:
-            raise FlowError(f"{where}: layouts of two shapes, {list(self.source.shape)} and {list(self.target.shape)}")
-        if self.apart and not (self.same_placement and all(axis in axes for axis in self.apart)):
+        source, target = self.source, self.target
+        if source.shape != target.shape:
+            raise FlowError(f"{where}: layouts of two shapes, {list(source.shape)} and {list(target.shape)}")
+        axes = range(source.placement.ndim)
+        if self.apart and not (
+            self.same_placement
+            and sorted(set(self.apart)) == list(self.apart)
+            and all(axis in axes and source.nd_sbp[axis] == target.nd_sbp[axis] for axis in self.apart)
+        ):
             raise FlowError(
-                f"{where}: groups along axes need one placement that has the axes; apart is {list(self.apart)}"
+                f"{where}: groups along axes need one placement that has the axes, in order, and leave what they hold; "
+                f"apart is {list(self.apart)}"
             )
+        if self.table and (self.apart or self.summed == 1 or self.has_families):
+            raise FlowError(f"{where}: shares are for sums of all ranks together, into a target without P")
         for box, shares in self.table.items():
-            done = 0
-            for share in sorted(shares, key=lambda one: one.piece.start):
-                if share.piece.start != done or share.piece.stop <= share.piece.start:
-                    break
-                done = share.piece.stop
-                if not self.target.placement.contains(share.owner) or not (
-                    share.merger == share.owner or self.source.placement.contains(share.merger)
-                ):
-                    raise FlowError(f"{where}: rank {share.merger} or {share.owner} is not in the layouts of the step")
-            if done != volume(box):
-                raise FlowError(
-                    f"{where}: the ranges of the box {[list(bounds) for bounds in box]} do not fill its {volume(box)} "
-                    "elements one after the other"
-                )
+            self._check_shares(box, shares, where)
+
+    def _check_shares(self, box: Box, shares: tuple[Share, ...], where: str) -> None:
+        """Whether the box is an atom, its ranges fill it, and their ranks want or hold it."""
+        at = f"{where}: the box {[list(bounds) for bounds in box]}"
+        bounds = zip(box, self.source.shape, strict=True)
+        first = tuple((start, start + 1) for start, _ in box)
+        if not all(0 <= start < stop <= length for (start, stop), length in bounds):
+            raise FlowError(f"{at} is no part of the shape {list(self.source.shape)}")
+        (cell, _), (wanted, _) = (next(cells.overlapping(first)) for cells in (self.of_source, self.of_target))
+        if box != intersection(self.of_source.box_at(cell), self.of_target.box_at(wanted)):
+            raise FlowError(f"{at} of its shares is not the common box of two cells")
+        ranges = sorted((share.piece.start, share.piece.stop) for share in shares)
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        if [0, *stops] != [*starts, volume(box)] or any(start >= stop for start, stop in ranges):
+            raise FlowError(f"{at}: its ranges do not fill its {volume(box)} elements one after the other")
+        for share in shares:
+            if not self.target.placement.contains(share.owner) or not (
+                share.merger == share.owner or self.source.placement.contains(share.merger)
+            ):
+                raise FlowError(f"{where}: rank {share.merger} or {share.owner} is not in the layouts of the step")
+            own = self.of_target.coords_of(share.owner)
+            if any(own[axis] != index for axis, index in wanted.items()):
+                raise FlowError(f"{at}: rank {share.owner} should own a range, but its shard does not have the box")
+            if share.merger != share.owner and not self.holds(share.merger, cell):
+                raise FlowError(f"{at}: rank {share.merger} should merge a range, but holds nothing of the box")

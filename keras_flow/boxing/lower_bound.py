@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.boxing.cells import volume
+from keras_flow.boxing.counting import total
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.layout import Layout, itemsize
 
@@ -32,32 +32,10 @@ def lower_bound(source: Layout, target: Layout, dtype: object = "float32") -> in
     Raises:
         FlowError: no such dtype.
     """
-    exchange = Exchange(source, target)
-    total = 0
-    for cell in exchange.of_source.spread(exchange.of_source.split_axes):
-        for wanted, box in exchange.of_target.overlapping(exchange.of_source.box_at(cell)):
-            total += volume(box) * _receipts(exchange, cell, wanted)
-    return total * itemsize(dtype)
+    return total(Exchange(source, target)) * itemsize(dtype)
 
 
 def rank_lower_bound(source: Layout, target: Layout, rank: int, dtype: object = "float32") -> int:
     """Bytes that `rank` must receive where neither layout has a P: what it needs and does not hold."""
     exchange = Exchange(source, target)
     return exchange.elements_received(rank, "move") * itemsize(dtype)
-
-
-def _receipts(exchange: Exchange, cell: dict[int, int], wanted: dict[int, int]) -> int:
-    """Messages that each element of an atom needs."""
-    summands = [{**cell, **choice} for choice in exchange.of_source.spread(exchange.of_source.class_axes)]
-    families: dict[tuple[int, ...], list[int]] = {}
-    for at, rank in exchange.destinations(wanted):
-        families.setdefault(tuple(at[axis] for axis in exchange.of_target.copy_axes), []).append(rank)
-    lacking = [
-        sum(not any(exchange.holds(rank, summand) for rank in family) for summand in summands)
-        for family in families.values()
-    ]
-    p, m = len(summands), len(families)
-    if p == 1:
-        return sum(lacking)
-    collected = p - 1 + m - 1 + (min(lacking) == p)
-    return min(collected, sum(lacking)) if exchange.of_target.class_axes else collected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from keras_flow.boxing.chains import COUNTED, axis_by_axis, chain, is_uniform, named_step
 from keras_flow.boxing.exchange import Exchange
@@ -46,6 +47,8 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
     if topology is None:
         return direct
     candidates = [direct, *(BoxingPlan(source, target, name, steps) for steps in _chains(source, target))]
+    if len(candidates) == 1:
+        return replace(direct, chosen="time on the given topology")
     times = [(plan_time(one, topology), one.total_bytes, len(one.steps)) for one in candidates]
     best = min(range(len(candidates)), key=times.__getitem__)
     least = min(bytes_ for _, bytes_, _ in times)

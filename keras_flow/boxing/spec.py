@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from keras_flow import sbp as _sbp
+from keras_flow.boxing import counting
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.pieces import Transfer
 from keras_flow.layout import Layout, itemsize
@@ -59,9 +62,51 @@ class Step:
         """Whether summands are added."""
         return any(phase in ("combine", "reduce", "merge") for phase in self.phases)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether no rank receives anything."""
+        return self.kind in ("local_slice", "local_keep")
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all ranks are sure to receive the same."""
+        source, target = self.exchange.source, self.exchange.target
+        even = source.divides and target.divides and self.kind not in ("permute", "exchange")
+        return even and (
+            self.kind != "all_reduce"
+            or math.prod(target.local_shape(target.placement.ranks[0])) % self.exchange.summed == 0
+        )
+
     def elements_received(self, rank: int) -> int:
         """Elements that `rank` receives from others."""
-        return sum(self.exchange.elements_received(rank, phase) for phase in self.phases)
+        return sum(sum(self._messages(rank, phase)) for phase in self.phases)
+
+    def largest_message(self, rank: int, phase: str) -> int:
+        """Elements of the largest message that `rank` receives in a phase."""
+        return max(self._messages(rank, phase), default=0)
+
+    def _messages(self, rank: int, phase: str) -> list[int]:
+        """Elements of the messages that `rank` receives from others in a phase."""
+        if self.exchange.source.placement.size > counting.LISTED:
+            return counting.arrivals(self.exchange, rank, phase)[1].tolist()
+        return [part.piece.size for part in self.exchange.receives(rank, phase) if part.sender != rank]
+
+    @cached_property
+    def total(self) -> int:
+        """Elements that all ranks together receive."""
+        if self.is_local:
+            return 0
+        if self.is_uniform:
+            target = self.exchange.target.placement
+            each = (counting.arrivals(self.exchange, target.ranks[0], phase)[1] for phase in self.phases)
+            return target.size * int(sum(sizes.sum() for sizes in each))
+        return counting.total(self.exchange)
+
+    @cached_property
+    def closed_loads(self) -> dict[int, int] | None:
+        """Elements that ranks receive, of all that receive any; None where each would have to be asked."""
+        found = np.zeros(0, np.int64) if self.is_local else counting.loads(self.exchange)
+        return None if found is None else dict(zip(self.exchange.target.placement.ranks, found.tolist(), strict=False))
 
     def __str__(self) -> str:
         source, target = self.exchange.source, self.exchange.target
@@ -114,7 +159,8 @@ class BoxingPlan:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks that take part, those of the source first."""
-        return tuple(dict.fromkeys((*self.source.placement.ranks, *self.target.placement.ranks)))
+        before, after = self.source.placement.ranks, self.target.placement.ranks
+        return before if before == after else tuple(dict.fromkeys((*before, *after)))
 
     def for_rank(self, rank: int) -> Iterator[RankPart]:
         """The part of one rank, phase by phase, in time proportional to its partners."""
@@ -137,12 +183,25 @@ class BoxingPlan:
     @cached_property
     def total_bytes(self) -> int:
         """Bytes received, summed over ranks."""
-        return sum(self.bytes_received(rank) for rank in self.ranks)
+        return self.itemsize * sum(step.total for step in self.steps)
+
+    @cached_property
+    def loads(self) -> dict[int, int]:
+        """Bytes that each rank receives from other ranks."""
+        closed = [step.closed_loads for step in self.steps]
+        return {
+            rank: self.itemsize
+            * sum(
+                step.elements_received(rank) if loads is None else loads.get(rank, 0)
+                for step, loads in zip(self.steps, closed, strict=True)
+            )
+            for rank in self.ranks
+        }
 
     @cached_property
     def most_loaded(self) -> int:
         """Bytes received by the rank that receives most."""
-        return max(self.bytes_received(rank) for rank in self.ranks)
+        return max(self.loads.values())
 
     def peak_bytes(self, rank: int) -> int:
         """Most bytes that `rank` needs at a time, its source shard included, messages being handled one by one."""
@@ -151,25 +210,15 @@ class BoxingPlan:
             source, target = step.exchange.source, step.exchange.target
             held = self._local(source, rank) + self._local(target, rank)
             for phase in step.phases:
-                parts = list(step.exchange.receives(rank, phase))
-                message = max((part.piece.size for part in parts if part.sender != rank), default=0)
                 if phase == "combine":
-                    held += sum({part.piece: part.piece.size for part in parts}.values())
-                peak = max(peak, held + message)
+                    pieces = {part.piece for part in step.exchange.receives(rank, phase)}
+                    held += sum(piece.size for piece in pieces)
+                peak = max(peak, held + step.largest_message(rank, phase))
         return peak * self.itemsize
 
     def memory_limit(self, rank: int) -> int:
         """Bytes that no plan may exceed on `rank`: twice the larger of its source and target shard, and one message."""
-        message = max(
-            (
-                part.piece.size
-                for step in self.steps
-                for phase in step.phases
-                for part in step.exchange.receives(rank, phase)
-                if part.sender != rank
-            ),
-            default=0,
-        )
+        message = max((step.largest_message(rank, phase) for step in self.steps for phase in step.phases), default=0)
         return (2 * max(self._local(self.source, rank), self._local(self.target, rank)) + message) * self.itemsize
 
     def _local(self, layout: Layout, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""Topology: an alpha-beta model of the links between ranks, on two levels (inside a host, between hosts).
+"""Topology: an alpha-beta model of the links between ranks: inside a host, between hosts, along axes.
 
 A message of n bytes takes `latency + n / bandwidth` (Hockney's model). In one phase of a plan a rank handles its
 messages one by one; the ranks of a host share the host's link to the others.
@@ -6,19 +6,26 @@ messages one by one; the ranks of a host share the host's link to the others.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from keras_flow.boxing.cells import array_of
+from keras_flow.boxing.counting import arrivals
 from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
     from keras_flow.boxing.spec import BoxingPlan, Step
 
-#: ranks up to which each is looked at; of more, evenly spaced hosts stand for the others
+#: ranks up to which each is looked at; of more, a rank on each of two hosts stands for the others
 LOOKED_AT = 64
 
 
@@ -54,6 +61,8 @@ class Topology:
         ranks_per_host: ranks of one host; None means that all ranks are on one.
         inside: link between two ranks of a host.
         between: a host's link to the other hosts, shared by its ranks; None takes `inside`.
+        axes: name of an axis of the placement -> each rank's own link along it. A message takes the link of the
+            outermost axis on which its two ranks differ, where that axis has one.
 
     Example:
         >>> hosts = Topology(4, inside=Link(5e-6, 200e9), between=Link(2e-5, 12.5e9))
@@ -64,6 +73,11 @@ class Topology:
     ranks_per_host: int | None = None
     inside: Link = Link(10e-6, 10e9)
     between: Link | None = None
+    axes: Mapping[str, Link] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self):
+        if self.ranks_per_host is not None and self.ranks_per_host < 1:
+            raise FlowError(f"a host has 1 rank or more, got ranks_per_host={self.ranks_per_host}")
 
     @classmethod
     def measured(cls, path: str | Path, backend: str) -> Topology:
@@ -91,38 +105,62 @@ class Topology:
         """The host of a rank."""
         return rank // self.ranks_per_host if self.ranks_per_host else 0
 
+    def hosts(self, ranks: np.ndarray) -> np.ndarray:
+        """The hosts of ranks."""
+        return ranks // self.ranks_per_host if self.ranks_per_host else np.zeros_like(ranks)
+
+    def along_axes(
+        self, placement: Placement, rank: int, senders: np.ndarray, bytes_: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Seconds of the messages that `rank` receives over links of axes, and which messages take others."""
+        rest = np.ones(len(senders), bool)
+        seconds = 0.0
+        if self.axes and len(senders) and placement.contains(rank):
+            here = placement.coordinates(rank)
+            coords = np.array([placement.coordinates(sender) for sender in senders.tolist()])
+            outermost = np.argmax(coords != np.array(here), axis=1)
+            for number, name in enumerate(placement.axis_names):
+                along = outermost == number
+                if name in self.axes:
+                    seconds += self.axes[name].time(int(along.sum()), int(bytes_[along].sum()))
+                    rest &= ~along
+        return seconds, rest
+
 
 def plan_time(plan: BoxingPlan, topology: Topology) -> float:
     """Modelled seconds of a plan: the phases one after the other, each as long as its slowest rank and host link."""
-    return sum(_step_time(step, plan, topology) for step in plan.steps)
+    looked = _looked_at(plan.ranks, topology)
+    phases = [(step, phase) for step in plan.steps if not step.is_local for phase in step.phases]
+    return sum(_phase_time(step, phase, plan.itemsize, looked, topology) for step, phase in phases)
 
 
-def _step_time(step: Step, plan: BoxingPlan, topology: Topology) -> float:
-    hosts: dict[int, list[int]] = defaultdict(list)
-    for rank in plan.ranks:
-        hosts[topology.host(rank)].append(rank)
-    numbers = sorted(hosts)
-    if len(plan.ranks) > LOOKED_AT:
-        wanted = max(1, LOOKED_AT // max(len(ranks) for ranks in hosts.values()))
-        numbers = sorted({numbers[len(numbers) * k // wanted] for k in range(wanted)} | {numbers[0], numbers[-1]})
-    seconds = 0.0
-    for phase in step.phases:
-        slowest_inside = slowest_link = 0.0
-        for number in numbers:
-            outside_bytes = most_outside = 0
-            ranks = hosts[number]
-            looked = ranks[:: max(1, len(ranks) // LOOKED_AT)]
-            for rank in looked:
-                inside, outside = [0, 0], [0, 0]
-                for part in step.exchange.receives(rank, phase):
-                    if part.sender != rank:
-                        level = inside if topology.host(part.sender) == number else outside
-                        level[0] += 1
-                        level[1] += part.piece.size * plan.itemsize
-                slowest_inside = max(slowest_inside, topology.inside.time(*inside))
-                outside_bytes += outside[1]
-                most_outside = max(most_outside, outside[0])
-            link = topology.between or topology.inside
-            slowest_link = max(slowest_link, link.time(most_outside, outside_bytes * len(ranks) / len(looked)))
-        seconds += slowest_inside + slowest_link
-    return seconds
+@functools.lru_cache(maxsize=8)
+def _looked_at(ranks: tuple[int, ...], topology: Topology) -> list[tuple[np.ndarray, int]]:
+    """Of each host that is looked at the ranks that are, and how many it has."""
+    numbers = array_of(ranks)
+    hosts = topology.hosts(numbers)
+    order = np.argsort(hosts, kind="stable")
+    edges = np.flatnonzero(np.diff(hosts[order], prepend=-1, append=-1))
+    found = list(itertools.pairwise(edges.tolist()))
+    if len(ranks) <= LOOKED_AT:
+        return [(numbers[order[start:stop]], stop - start) for start, stop in found]
+    middle = len(found) // 2
+    return [(numbers[order[[(start + stop) // 2]]], stop - start) for start, stop in sorted({found[0], found[middle]})]
+
+
+def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: Topology) -> float:
+    slowest_rank = slowest_link = 0.0
+    for ranks, count in looked:
+        outside_bytes = most_outside = 0
+        for rank in ranks:
+            senders, sizes = arrivals(step.exchange, int(rank), phase)
+            seconds, rest = topology.along_axes(step.exchange.holders(phase), int(rank), senders, sizes * itemsize)
+            inside = rest & (topology.hosts(senders) == topology.host(int(rank)))
+            outside = rest & ~inside
+            seconds += topology.inside.time(int(inside.sum()), int(sizes[inside].sum()) * itemsize)
+            slowest_rank = max(slowest_rank, seconds)
+            outside_bytes += int(sizes[outside].sum()) * itemsize
+            most_outside = max(most_outside, int(outside.sum()))
+        link = topology.between or topology.inside
+        slowest_link = max(slowest_link, link.time(most_outside, outside_bytes * count / len(ranks)))
+    return slowest_rank + slowest_link

@@ -51,6 +51,8 @@ def boxing(
             raise FlowError(f"a hierarchy of {lengths} has {int(np.prod(lengths))} ranks, {len(numbers)} are listed")
         return Placement(np.reshape(numbers, lengths))
 
+    for file, ending in ((png, ".png"), (svg, ".svg")):
+        _check_file(file, ending)
     lengths = tuple(_ints(shape, "shape")) if shape.strip() else ()
     before = Layout(placement(hierarchy, ranks), source, lengths)
     after = Layout(placement(target_hierarchy or hierarchy, target_ranks or ranks), target, lengths)
@@ -66,13 +68,31 @@ def boxing(
         print(made.explain())
         print(f"modelled time: {made.time(topology) * 1e3:.4g} ms")
     if rank is not None:
+        if rank not in made.ranks:
+            raise FlowError(f"--rank {rank} is not in the plan: it has {len(made.ranks)} ranks, {_few(made.ranks)}")
         _print_part(made, rank)
     for file in (png, svg):
         if file is not None:
             from keras_flow.boxing.picture import draw
 
-            draw(made, file)
+            try:
+                draw(made, file)
+            except OSError as error:
+                raise FlowError(f"the picture {file} cannot be written: {error.strerror}") from error
             typer.echo(f"picture: {file}", err=json_)
+
+
+def _check_file(file: Path | None, ending: str) -> None:
+    if file is None:
+        return
+    if file.suffix != ending:
+        raise FlowError(f"--{ending[1:]} writes a file that ends in {ending}, got {file}")
+    if not file.parent.is_dir():
+        raise FlowError(f"--{ending[1:]} {file}: there is no folder {file.parent}")
+
+
+def _few(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:16])) + ", ..." * (len(ranks) > 16)
 
 
 def _print_part(plan, rank: int) -> None:

@@ -1,15 +1,19 @@
-"""The bound equals an exhaustive search over all ways to move and add the summands of one element."""
+"""The bound equals an exhaustive search over all ways to move and add the summands of one element, and its formula."""
 
 from __future__ import annotations
 
 import itertools
+import math
+import random
 
 import pytest
+from hypothesis import given, settings
 
 from keras_flow import sbp
 from keras_flow.boxing import lower_bound
 from keras_flow.layout import Layout
 from tests.boxing.cases import all_nd_sbps, grid
+from tests.boxing.test_planner import layouts
 
 RANKS = range(4)
 
@@ -82,3 +86,48 @@ def test_against_exhaustive_search(after):
                 remembered[key] = fewest_receipts(key[0], (1 << len(numbers)) - 1, list(key[1]), 6)
             found += remembered[key]
         assert lower_bound(source, target, "uint8") == found, (before, after)
+
+
+def by_the_formula(source: Layout, target: Layout) -> int:
+    """The bound as its docstring states it, element by element, from nothing but the layouts."""
+    parts = zip(source.nd_sbp, source.placement.hierarchy, strict=True)
+    p = math.prod(size for part, size in parts if part == sbp.partial_sum)
+
+    def at(layout: Layout, rank: int, kind: sbp.Sbp) -> tuple[int, ...]:
+        coordinates = zip(layout.placement.coordinates(rank), layout.nd_sbp, strict=True)
+        return tuple(index for index, part in coordinates if part == kind)
+
+    def having(layout: Layout, element: tuple[int, ...]) -> list[int]:
+        return [
+            rank
+            for rank in layout.placement.ranks
+            if all(
+                x in range(part.start, part.stop) for x, part in zip(element, layout.local_slices(rank), strict=True)
+            )
+        ]
+
+    total = 0
+    for element in itertools.product(*map(range, source.shape)):
+        held = {rank: at(source, rank, sbp.partial_sum) for rank in having(source, element)}
+        families: dict[tuple[int, ...], list[int]] = {}
+        for rank in having(target, element):
+            families.setdefault(at(target, rank, sbp.broadcast), []).append(rank)
+        lacking = [p - len({held[rank] for rank in family if rank in held}) for family in families.values()]
+        collected = p - 1 + len(families) - 1 + (min(lacking) == p)
+        total += sum(lacking) if p == 1 else min(collected, sum(lacking)) if target.has_partial else collected
+    return total
+
+
+@settings(max_examples=300, deadline=None)
+@given(layouts())
+def test_any_pair_has_the_bound_of_the_formula(pair):
+    source, target = pair
+    assert lower_bound(source, target, "uint8") == by_the_formula(source, target)
+
+
+@pytest.mark.parametrize("hierarchy", [(2, 4), (2, 2, 2), (3, 2)])
+def test_pairs_have_the_bound_of_the_formula(hierarchy):
+    every = all_nd_sbps(len(hierarchy))
+    for before, after in random.Random(1).sample([(one, other) for one in every for other in every], 80):
+        source, target = (Layout(grid(hierarchy), one, (8, 5)) for one in (before, after))
+        assert lower_bound(source, target, "uint8") == by_the_formula(source, target), (before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_flow import sbp
-from keras_flow.boxing import BoxingPlan, lower_bound, plan, simulate
+from keras_flow.boxing import BoxingPlan, Link, Topology, lower_bound, plan, simulate
 from keras_flow.boxing.balance import least_limit
 from keras_flow.boxing.chains import by_collectives
 from keras_flow.errors import FlowError
@@ -30,6 +31,7 @@ def check(source: Layout, target: Layout) -> BoxingPlan:
         rank: n for rank in made.ranks if (n := made.bytes_received(rank))
     }
     assert made.total_bytes == lower_bound(source, target, "float64"), made
+    assert made.total_bytes == sum(made.bytes_received(rank) for rank in made.ranks), made
     assert all(made.peak_bytes(rank) <= made.memory_limit(rank) for rank in made.ranks), made
     assert BoxingPlan.from_json(made.to_json()) == made
     return made
@@ -50,6 +52,7 @@ def test_every_pair_on_8_ranks(hierarchy, shape):
         for after in all_nd_sbps(len(hierarchy)):
             made = plan(Layout(grid(hierarchy), before, shape), Layout(grid(hierarchy), after, shape))
             assert made.total_bytes == lower_bound(made.source, made.target), made
+            assert all(made.peak_bytes(rank) <= made.memory_limit(rank) for rank in made.ranks), made
 
 
 def test_pairs_on_2x2x2():
@@ -199,6 +202,57 @@ def test_large_placements_are_described_not_listed():
         assert len(str(made.to_json())) < 2000
     partners = {part.sender for one in made.for_rank(777) for part in one.receives}
     assert 0 < len(partners) < 100
+
+
+HOSTS = Topology(8, inside=Link(1e-6, 200e9), between=Link(1e-5, 12e9))
+
+
+def seconds(function) -> float:
+    """Least processor time of five runs."""
+    times = []
+    for _ in range(5):
+        begin = time.process_time()
+        function()
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+@pytest.mark.parametrize("topology", [None, HOSTS], ids=["bytes", "time"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("S(0),B", "B,S(1)"),
+        ("S(0),S(0)", "S(1),S(0)"),
+        ("S(0),S(1)", "S(1),S(0)"),
+        ("B,S(0)", "S(0),S(1)"),
+        ("S(1),P", "B,B"),
+        ("P,S(0)", "S(0),P"),
+        ("S(0),P", "P,B"),
+    ],
+)
+def test_planning_for_65536_ranks_is_quick(before, after, topology):
+    source, target = (Layout(grid((64, 1024)), nd_sbp, (65536, 65536)) for nd_sbp in (before, after))
+    # with a topology the chains are timed too: 10 to 50 ms on a machine that is busy
+    assert seconds(lambda: plan(source, target, topology=topology)) < (0.15 if topology else 0.05)
+    assert seconds(lambda: plan(source, target, topology=topology).total_bytes) < 0.25
+    assert plan(source, target).total_bytes == lower_bound(source, target)
+
+
+@pytest.mark.parametrize(
+    ("other", "before", "after", "partners"),
+    [
+        (np.arange(65536)[::-1].reshape(64, 1024), "S(0),B", "B,S(1)", 126),
+        (np.arange(32768).reshape(64, 512), "B,B", "S(0),S(1)", 0),
+        (np.arange(32768).reshape(64, 512), "S(0),B", "B,S(1)", 94),
+        (np.arange(65536).reshape(1024, 64), "B,B", "S(0),B", 0),
+    ],
+)
+def test_one_ranks_part_costs_its_partners(other, before, after, partners):
+    source = Layout(grid((64, 1024)), before, (65536, 65536))
+    made = plan(source, Layout(Placement(other), after, (65536, 65536)))
+    parts = list(made.for_rank(20777))
+    assert sum(len(part.sends) + len(part.receives) for part in parts) == partners
+    assert seconds(lambda: list(made.for_rank(20777))) < 0.05
 
 
 def test_two_shapes():

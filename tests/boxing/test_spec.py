@@ -12,6 +12,7 @@ import pytest
 from keras_flow.boxing import BoxingPlan, Link, Topology, plan, simulate
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, combine
+from keras_flow.placements import Placement
 from tests.boxing.cases import grid, logical_tensor, shards_of
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "boxing-plan.schema.json"
@@ -44,40 +45,98 @@ def test_schema_accepts_plans_and_refuses_others():
         jsonschema.validate(json.loads(json.dumps(broken)), schema)
 
 
-def broken(change) -> dict:
-    data = copy.deepcopy(json.loads(json.dumps(a_plan().to_json())))
+def broken(change, made: BoxingPlan) -> dict:
+    data = copy.deepcopy(json.loads(json.dumps(made.to_json())))
     change(data)
     return data
+
+
+def step(data: dict) -> dict:
+    return data["steps"][0]
+
+
+def ranges(data: dict) -> list:
+    return step(data)["shares"][0]["ranges"]
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda data: data.update(version=2), r"has version 2, this keras_flow reads version 1"),
+        (lambda data: data.update(version=True), r"has version True, this keras_flow reads version 1"),
         (lambda data: data.update(format="other"), r'it needs "format": "keras_flow.boxing"'),
         (lambda data: data.pop("steps"), r"cannot be read: KeyError: 'steps'"),
-        (lambda data: data["steps"][0].update(kind="teleport"), r"step 0 of the boxing plan: unknown kind 'teleport'"),
-        (lambda data: data["steps"][0]["shares"][0]["ranges"][0].__setitem__(3, 5), r"do not fill its"),
-        (lambda data: data["steps"][0]["shares"][0]["ranges"][0].__setitem__(1, 9), r"is not in the layouts"),
-        (lambda data: data["steps"][0].update(apart=[7]), r"apart is \[7\]"),
-        (lambda data: data["target"].update(sbp="B,B", splits=[[], []]), r"its target is"),
+        (lambda data: data.update(colour="red"), r"unknown fields \['colour'\]"),
+        (lambda data: data.update(dtype="foo"), r"'foo' is not a dtype"),
+        (lambda data: data.update(dtype=None), r"dtype and chosen are text, got None"),
+        (lambda data: data.update(shape=[64.0, 48]), r"plan.shape\[0\]: 64.0 is neither text nor a whole number"),
+        (lambda data: data.update(steps=[]), r"has no steps, but must lead from Layout\(S\(0\),P of"),
+        (lambda data: data["placements"][0]["ranks"].update(count=3), r"3 ranks with the hierarchy \[2, 2\]"),
+        (lambda data: data["placements"][0].update(hierarchy=[-2, -2]), r"4 ranks with the hierarchy \[-2, -2\]"),
+        (lambda data: data["placements"][0].update(type="cuda"), r"is not written as"),
+        (lambda data: data["source"].update(placement=-1), r"has 1 placements, a layout names placement -1"),
+        (lambda data: data["target"].update(placement=1), r"has 1 placements, a layout names placement 1"),
+        (lambda data: data["source"].update(copies=[0]), r"do not fit its sbp 'S\(0\),P'"),
+        (lambda data: data["source"].update(summands=[]), r"do not fit its sbp 'S\(0\),P'"),
         (lambda data: data["source"].update(sbp="S(0),S(1)"), r"do not fit its sbp"),
+        (
+            lambda data: data["target"].update(sbp="B,B", splits=[[], []], copies=[0, 1]),
+            r"its target is",
+        ),
+        (lambda data: step(data).update(kind="teleport"), r"step 0 of the boxing plan: unknown kind 'teleport'"),
+        (lambda data: step(data).update(kind="all_gather"), r"with apart \[\] is no all_gather"),
+        (lambda data: step(data)["phases"].pop(0), r"its phases are \['reduce'\], its layouts need \['combine', 'red"),
+        (lambda data: step(data)["phases"].reverse(), r"its phases are \['reduce', 'combine'\]"),
+        (lambda data: step(data).update(apart=[7]), r"apart is \[7\]"),
+        (lambda data: step(data).update(apart=[0]), r"apart is \[0\]"),
+        (lambda data: step(data)["shares"].append(step(data)["shares"][0]), r"stands twice in its shares"),
+        (lambda data: step(data)["shares"][0]["box"].pop(), r"cannot be read: ValueError"),
+        (lambda data: step(data)["shares"][0].update(box=[[0, 64], [0, 48]]), r"is not the common box of two cells"),
+        (lambda data: step(data)["shares"][0].update(box=[[0, 64], [0, 49]]), r"is no part of the shape \[64, 48\]"),
+        (lambda data: ranges(data)[0].__setitem__(3, 5), r"do not fill its"),
+        (lambda data: ranges(data).append(list(ranges(data)[0])), r"do not fill its 768 elements"),
+        (lambda data: ranges(data)[0].__setitem__(1, 9), r"is not in the layouts"),
+        (lambda data: ranges(data)[0].__setitem__(1, 3), r"rank 3 should own a range, but its shard does not have"),
+        (lambda data: ranges(data)[0].__setitem__(0, 3), r"rank 3 should merge a range, but holds nothing of the box"),
     ],
 )
 def test_bad_json(change, text):
     with pytest.raises(FlowError, match=text):
-        BoxingPlan.from_json(broken(change))
+        BoxingPlan.from_json(broken(change, a_plan()))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change", "text"),
+    [
+        (
+            "P,P",
+            "B,B",
+            lambda data: step(data).update(kind="exchange", phases=["reduce"]),
+            r"need \['reduce', 'gather'\]",
+        ),
+        ("P,B", "B,B", lambda data: step(data).update(apart=[]), r"with apart \[\] is no all_reduce"),
+        ("P,B", "B,B", lambda data: step(data).update(apart=[1, 1]), r"apart is \[1, 1\]"),
+        ("S(0),B", "S(0),P", lambda data: step(data).update(kind="local_slice"), r"is no local_slice"),
+        (
+            "S(0),B",
+            "B,B",
+            lambda data: step(data)["shares"].append({"box": [[0, 1]] * 2, "ranges": []}),
+            r"shares are for sums",
+        ),
+    ],
+)
+def test_bad_json_of_collectives(before, after, change, text):
+    made = plan(Layout(grid((2, 2)), before, (64, 48)), Layout(grid((2, 2)), after, (64, 48)))
+    with pytest.raises(FlowError, match=text):
+        BoxingPlan.from_json(broken(change, made))
 
 
 def test_a_wrong_plan_gives_wrong_numbers():
-    """The check of the other tests can fail: a plan whose mergers were exchanged does not give the tensor."""
-    data = a_plan().to_json()
-    ranges = data["steps"][0]["shares"][0]["ranges"]
-    ranges[0][1] = data["steps"][0]["shares"][-1]["ranges"][0][1]  # another owner
-    made = a_plan()
-    logical = logical_tensor(made.source.shape)
-    out = simulate(data, shards_of(made.source, logical))
-    assert not np.array_equal(combine(made.target, out), logical)
+    """The check of the other tests can fail: the plan of another pair of the same shapes does not give the tensor."""
+    source, target = Layout(grid((2, 2)), "S(0),P", (64, 48)), Layout(grid((2, 2)), "S(0),S(0)", (64, 48))
+    other = plan(Layout(grid((2, 2)), "P,S(0)", (64, 48)), target)
+    out = simulate(other, shards_of(source, logical_tensor(source.shape)))
+    assert not np.array_equal(combine(target, out), logical_tensor(source.shape))
 
 
 def test_missing_shard():
@@ -110,6 +169,29 @@ def test_topology_prefers_fewer_bytes_between_hosts():
 def test_bad_link():
     with pytest.raises(FlowError, match="bandwidth above 0"):
         Link(0.0, 0.0)
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+def test_a_host_has_ranks(ranks):
+    with pytest.raises(FlowError, match=f"a host has 1 rank or more, got ranks_per_host={ranks}"):
+        Topology(ranks)
+
+
+def test_links_along_axes():
+    """Every axis has its link; by time the quick one brings what came over the slow one too."""
+    mesh = Placement([[0, 1], [2, 3]], ("host", "chip"))
+    slow, quick = Link(1.0, 1024.0), Link(2.0, 4096.0)
+    links = Topology(axes={"host": slow, "chip": quick})
+    along = plan(Layout(mesh, "S(0),B", (64, 64)), Layout(mesh, "B,B", (64, 64)))
+    assert along.time(links) == slow.time(1, 8192)
+    across = plan(Layout(mesh, "B,S(0)", (64, 64)), Layout(mesh, "B,B", (64, 64)))
+    assert across.time(links) == quick.time(1, 8192)
+    both = Layout(mesh, "S(0),S(1)", (64, 64))
+    at_once = plan(both, Layout(mesh, "B,B", (64, 64)))
+    assert at_once.time(links) == slow.time(2, 8192) + quick.time(1, 4096)
+    chosen = plan(both, Layout(mesh, "B,B", (64, 64)), topology=links)
+    assert len(chosen.steps) == 2
+    assert chosen.time(links) == slow.time(1, 4096) + quick.time(1, 8192)
 
 
 def test_topology_as_doctor_measured_it(tmp_path):

@@ -24,7 +24,28 @@ def test_plan_in_words():
     assert "local_slice in groups along axis1: S(0),B -> S(0),S(1)" in out
     assert "all_gather in groups along axis0: S(0),S(1) -> B,S(1)" in out
     assert "67.11 MB by all ranks together (at the lower bound), at most 8.389 MB by one" in out
+    assert "groups: 2 of 4 ranks along axis1, the first [0, 1, 2, 3]" in out
+    assert "groups: 4 of 2 ranks along axis0, the first [0, 4]" in out
+    assert "ranks 0-7: 8,388,608 bytes each" in out
+    assert "lower bound: 67,108,864 bytes" in out
     assert "modelled time: " in out
+
+
+def test_amounts_of_ranks_that_receive_differently():
+    out = run("S(0)", "B", "--shape", "6,5", "--hierarchy", "4")
+    assert "groups: one of all 4 ranks" in out
+    assert "ranks 2-3: 100 bytes each" in out
+    assert "ranks 0-1: 80 bytes each" in out
+    assert "lower bound: 360 bytes" in out
+
+
+def test_many_ranks():
+    """Nothing is written out for each of them."""
+    out = run("S(0),P", "P,B", "--shape", "65536,65536", "--hierarchy", "64,1024")
+    assert len(out) < 2000
+    assert "on 64 x 1024 ranks" in out
+    assert "lower bound: 35,150,012,350,464 bytes" in out
+    assert "of 16 that were looked at" in out
 
 
 def test_json_is_a_plan():
@@ -54,6 +75,10 @@ def test_picture(tmp_path, kind):
         (("S(0)", "B", "--shape", "4,x"), r"--shape takes whole numbers"),
         (("S(0)", "B", "--ranks", "0,1"), r"has 4 ranks, 2 are listed"),
         (("S(0)", "B", "--between", "fast"), r"--between takes latency and bandwidth"),
+        (("S(0)", "B", "--rank", "99"), r"--rank 99 is not in the plan: it has 4 ranks, 0, 1, 2, 3"),
+        (("S(0)", "B", "--svg", "x.txt"), r"--svg writes a file that ends in .svg, got x.txt"),
+        (("S(0)", "B", "--svg", "noext"), r"--svg writes a file that ends in .svg, got noext"),
+        (("S(0)", "B", "--png", "/nonexist/x.png"), r"--png /nonexist/x.png: there is no folder /nonexist"),
         (("Q", "B"), r"cannot read 'Q' in the nd_sbp"),
     ],
 )

@@ -1,0 +1,231 @@
+"""An executor written from docs/boxing-spec.md alone: it reads the JSON form and calls nothing of keras_flow.
+
+That it gives the right tensors proves that the specification is complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from math import prod
+
+import numpy as np
+import pytest
+
+from keras_flow.boxing import BoxingPlan, plan
+from keras_flow.boxing.chains import by_collectives
+from keras_flow.layout import Layout
+from keras_flow.placements import Placement
+from tests.boxing.cases import all_nd_sbps, families, grid, logical_tensor, shards_of
+
+
+class Side:
+    """A layout of the JSON form: the box and the coordinates of every rank."""
+
+    def __init__(self, data, layout):
+        placement = data["placements"][layout["placement"]]
+        ranks, self.sizes = placement["ranks"], placement["hierarchy"]
+        if isinstance(ranks, dict):
+            ranks = [ranks["first"] + ranks["stride"] * k for k in range(ranks["count"])]
+        self.shape, self.layout, self.ranks = data["shape"], layout, ranks
+        self.split = sorted(one["axis"] for dim in layout["splits"] for one in dim)
+        self.copies, self.summands = layout["copies"], layout["summands"]
+        self.at = dict(zip(ranks, itertools.product(*map(range, self.sizes)), strict=True))
+        self.rank_at = {at: rank for rank, at in self.at.items()}
+        self.box = {rank: self.box_of(at) for rank, at in self.at.items()}
+
+    def box_of(self, at):
+        box = []
+        for length, splits in zip(self.shape, self.layout["splits"], strict=True):
+            start = 0
+            for one in splits:
+                index, parts = at[one["axis"]], one["parts"]
+                start += index * (length // parts) + min(index, length % parts)
+                length = length // parts + (index < length % parts)
+            box.append((start, start + length))
+        return tuple(box)
+
+    def on(self, rank, axes):
+        return tuple(self.at[rank][axis] for axis in axes)
+
+    def number(self, axes, coords):
+        value = 0
+        for axis, index in zip(axes, coords, strict=True):
+            value = value * self.sizes[axis] + index
+        return value
+
+
+class Step:
+    """The messages of each phase: (sender, receiver, box, start, stop, buffer that it is read from)."""
+
+    def __init__(self, data, step):
+        self.source, self.target = Side(data, step["source"]), Side(data, step["target"])
+        self.apart, self.phases = step["apart"], step["phases"]
+        self.table = {tuple(map(tuple, row["box"])): row["ranges"] for row in step["shares"]}
+        self.messages = {phase: [] for phase in self.phases}
+        source, target = self.source, self.target
+        self.same = (source.ranks, source.sizes) == (target.ranks, target.sizes)
+        fixed = [axis for axis in range(len(target.sizes)) if axis in target.split or axis in self.apart]
+        of_cell = {}
+        for rank in target.ranks:
+            of_cell.setdefault(target.on(rank, fixed), []).append(rank)
+        for wanting in of_cell.values():
+            for cell, of_source in {source.on(rank, source.split): source.box[rank] for rank in source.ranks}.items():
+                pairs = zip(of_source, target.box[wanting[0]], strict=True)
+                box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
+                if all(start < stop for start, stop in box):
+                    self.atom(cell, box, wanting)
+
+    def atom(self, cell, box, wanting):
+        source, target, size = self.source, self.target, prod(stop - start for start, stop in box)
+        group = target.at[wanting[0]]
+        summands = list(
+            itertools.product(
+                *([group[axis]] if axis in self.apart else range(source.sizes[axis]) for axis in source.summands)
+            )
+        )
+        shared = [axis for axis in target.summands if axis not in self.apart]
+        own = [axis for axis in range(len(target.sizes)) if axis not in shared]
+        members = {}
+        for rank in wanting:
+            members.setdefault(target.on(rank, own), []).append(rank)
+        has = {rank: source.on(rank, source.summands) for rank in wanting if self.holds(rank, cell)}
+        lacking = [
+            [one for one in summands if one not in [has.get(rank) for rank in some]] for some in members.values()
+        ]
+        p, m = len(summands), len(members)
+        fewest = p + m - 2 + all(len(one) == p for one in lacking)
+        if "move" in self.phases or ("merge" in self.phases and sum(map(len, lacking)) <= fewest):
+            phase = "move" if "move" in self.phases else "merge"
+            for family in members.values():
+                for summand in summands:
+                    number = source.number(source.split, cell)
+                    number += source.number(source.summands, summand) if phase == "merge" else 0
+                    keepers = [rank for rank in family if has.get(rank) == summand]
+                    receiver = (keepers or [family[number % len(family)]])[0]
+                    sender = self.sender(cell, summand, receiver)
+                    self.messages[phase].append((sender, receiver, box, 0, size, "source"))
+            return
+        owners = [rank for rank in wanting if rank in has] or wanting
+        base, more = divmod(size, len(owners))
+        starts = [k * base + min(k, more) for k in range(len(owners) + 1)]
+        equal = [[one, one, starts[k], starts[k + 1]] for k, one in enumerate(owners)]
+        for number, (merger, owner, *bounds) in enumerate(self.table.get(box, equal)):
+            left_out = has.get(owner) if merger != owner else None
+            for summand in summands:
+                if summand != left_out:
+                    message = (self.sender(cell, summand, merger), merger, box, *bounds, "source")
+                    self.messages["reduce" if merger == owner else "combine"].append(message)
+            if merger != owner:
+                self.messages["reduce"].append((merger, owner, box, *bounds, "combined"))
+                if owner in has:
+                    self.messages["reduce"].append((owner, owner, box, *bounds, "source"))
+            for family in members.values():
+                if owner not in family:
+                    self.messages["gather"].append((owner, family[number % len(family)], box, *bounds, "result"))
+
+    def holds(self, rank, cell):
+        return rank in self.source.at and self.source.on(rank, self.source.split) == cell
+
+    def sender(self, cell, summand, receiver):
+        source, at = self.source, {}
+        if self.holds(receiver, cell) and source.on(receiver, source.summands) == summand:
+            return receiver
+        at.update(zip(source.split, cell, strict=True))
+        at.update(zip(source.summands, summand, strict=True))
+        if receiver not in self.target.at or self.same:
+            copy = source.on(receiver, source.copies)
+        else:
+            number = self.target.ranks.index(receiver) % prod(source.sizes[axis] for axis in source.copies)
+            copy = list(itertools.product(*(range(source.sizes[axis]) for axis in source.copies)))[number]
+        at.update(zip(source.copies, copy, strict=True))
+        return source.rank_at[tuple(at[axis] for axis in range(len(source.sizes)))]
+
+    def run(self, shards):
+        buffers = {"source": shards}
+        for phase in self.phases:
+            name, side = ("combined", self.source) if phase == "combine" else ("result", self.target)
+            if name not in buffers:
+                shape = {rank: [stop - start for start, stop in box] for rank, box in side.box.items()}
+                buffers[name] = {rank: np.zeros(shape[rank]) for rank in side.ranks}
+            sent = [
+                (one, self.region(buffers[one[5]], one[5], one[0], one[2]).reshape(-1)[one[3] : one[4]].copy())
+                for one in self.messages[phase]
+            ]
+            for (_, receiver, box, start, stop, _), values in sent:
+                region = self.region(buffers[name], name, receiver, box)
+                flat = region.reshape(-1).copy()
+                flat[start:stop] += values
+                region[...] = flat.reshape(region.shape)
+        return buffers["result"]
+
+    def region(self, buffer, name, rank, box):
+        whole = (self.target if name == "result" else self.source).box[rank]
+        inside = [slice(a - c, b - c) for (a, b), (c, _) in zip(box, whole, strict=True)]
+        return buffer[rank][(*inside, ...)]
+
+
+def execute(data, shards):
+    """The shards after all steps, and the elements that each rank received from others."""
+    received = {}
+    for one in data["steps"]:
+        step = Step(data, one)
+        for sender, receiver, _, start, stop, _ in itertools.chain(*step.messages.values()):
+            if sender != receiver:
+                received[receiver] = received.get(receiver, 0) + stop - start
+        shards = step.run(shards)
+    return shards, received
+
+
+def check(made: BoxingPlan) -> None:
+    logical = logical_tensor(made.source.shape)
+    out, received = execute(json.loads(json.dumps(made.to_json())), shards_of(made.source, logical))
+    for summands, slices in families(made.target):
+        assert np.array_equal(sum(out[rank] for rank in summands), logical[slices]), made
+    assert {rank: 8 * n for rank, n in received.items() if n} == {rank: n for rank, n in made.loads.items() if n}, made
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (5, 7)])
+def test_every_pair_on_2x2(shape):
+    for before, after in itertools.product(all_nd_sbps(2), repeat=2):
+        made = plan(Layout(grid((2, 2)), before, shape), Layout(grid((2, 2)), after, shape), "float64")
+        check(made)
+        if shape == (8, 12):
+            check(by_collectives(made))
+
+
+def test_groups_along_axes_of_an_exchange():
+    """What JAX runs instead of some exchanges: steps that leave axes as they are, on placements with finer axes."""
+    apart = 0
+    for before, after in itertools.product(all_nd_sbps(2), repeat=2):
+        made = by_collectives(
+            plan(Layout(grid((2, 4)), before, (8, 16)), Layout(grid((2, 4)), after, (8, 16)), "float64")
+        )
+        apart += any(step.kind == "exchange" and step.exchange.apart for step in made.steps)
+        check(made)
+    assert apart
+
+
+@pytest.mark.parametrize(("hierarchy", "shape"), [((2, 4), (13, 11)), ((2, 2, 2), (8, 12)), ((3, 2, 2), (5, 7))])
+def test_more_ranks(hierarchy, shape):
+    every = all_nd_sbps(len(hierarchy))
+    for before, after in random.Random(0).sample([(one, other) for one in every for other in every], 60):
+        check(plan(Layout(grid(hierarchy), before, shape), Layout(grid(hierarchy), after, shape), "float64"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([0, 1, 2, 3], [[0, 1], [2, 3]]),
+        ([[0, 1], [2, 3]], [1, 3]),
+        ([[0, 1], [2, 3]], [[4, 5, 6], [7, 8, 9]]),
+        ([[3, 1], [0, 2]], [[0, 1, 5], [6, 2, 3]]),
+        ([2], [[0, 1], [2, 3]]),
+    ],
+)
+def test_other_placements(one, other):
+    one, other = Placement(one), Placement(other)
+    pairs = list(itertools.product(all_nd_sbps(one.ndim), all_nd_sbps(other.ndim)))
+    for before, after in random.Random(0).sample(pairs, min(len(pairs), 60)):
+        check(plan(Layout(one, before, (5, 7)), Layout(other, after, (5, 7)), "float64"))
