@@ -21,7 +21,7 @@ WRITTEN = 8
 
 def amount(bytes_: float) -> str:
     """Bytes as text: `"1.5 MB"` (1 MB = 10^6 bytes)."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if bytes_ >= size:
             return f"{bytes_ / size:.4g} {unit}"
     return f"{bytes_:g} B"
