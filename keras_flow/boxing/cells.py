@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -178,8 +179,8 @@ class Cells:
             number, coords[axis] = divmod(number, self.sizes[axis])
         return coords
 
-    def number(self, axes: tuple[int, ...], coords: Coords) -> int:
-        """The number of these coordinates among all on `axes`, first axis slowest."""
+    def number(self, axes: Iterable[int], coords: Mapping[int, Any] | Sequence[Any]) -> Any:
+        """The number of these coordinates among all on `axes`, first axis slowest; numbers where they are arrays."""
         value = 0
         for axis in axes:
             value = value * self.sizes[axis] + coords[axis]

@@ -95,14 +95,6 @@ def _length(length: Array, parts: Array | int, index: Array | int) -> Array:
     return length // parts + (index < length % parts)
 
 
-def _number(cells: Cells, axes: Iterable[int], coords: Mapping[int, Array | int] | Sequence[Array]) -> Array:
-    """The numbers of coordinates among all on `axes`, first axis slowest."""
-    value = np.zeros((), np.int64)
-    for axis in axes:
-        value = value * cells.sizes[axis] + coords[axis]
-    return value
-
-
 def _begins(numbers: Array) -> Array:
     """Where in ordered numbers another one begins."""
     return np.diff(numbers, prepend=-1) != 0
@@ -167,7 +159,7 @@ class _AtTarget:
             common = common * np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
         self.wanted, self.common = self._of_ranks(wanted), self._of_ranks(common)
         split, apart = self.source.split_axes, exchange.apart
-        self.cell = self._of_ranks(_number(self.target, dict.fromkeys((*self.target.split_axes, *apart)), self.to))
+        self.cell = self._of_ranks(self.target.number(dict.fromkeys((*self.target.split_axes, *apart)), self.to))
         self.atom = self.cell * self.source.sizes_of(split) + self.in_source(split)
 
     def _of_ranks(self, values: Array | int) -> Array:
@@ -175,11 +167,11 @@ class _AtTarget:
 
     def in_source(self, axes: Iterable[int]) -> Array:
         """Numbers of the coordinates on axes of the source (any, where the rank is not in it)."""
-        return self._of_ranks(_number(self.source, axes, self.come))
+        return self._of_ranks(self.source.number(axes, self.come))
 
     def in_target(self, axes: Iterable[int]) -> Array:
         """Numbers of the coordinates on axes of the target."""
-        return self._of_ranks(_number(self.target, axes, self.to))
+        return self._of_ranks(self.target.number(axes, self.to))
 
 
 class _Arrivals:
@@ -245,15 +237,15 @@ class _Arrivals:
         return np.where(self.near, exchange.merges(cell, self.at), nowhere)
 
     def _messages(self, mask: Array, sizes: Array, coords: Mapping[int, Array | int]) -> tuple[Array, Array]:
-        place = _number(self.cells, self.at, {**self.at, **coords})
+        place = self.cells.number(self.at, {**self.at, **coords})
         mask, sizes, place = np.broadcast_arrays(mask & (sizes > 0), sizes, place)
         return self.exchange.ranks_of_source[place[mask]], sizes[mask]
 
     def _collected(self, phase: str) -> tuple[Array, Array]:
         """Cells or summands that nobody of the family holds, dealt among its members."""
-        number = _number(self.cells, self.cells.split_axes, self.index)
+        number = self.cells.number(self.cells.split_axes, self.index)
         if phase == "merge":
-            number = number + _number(self.cells, self.cells.class_axes, self.index)
+            number = number + self.cells.number(self.cells.class_axes, self.index)
         lacking = ~self._match(axis for axis in self.index if axis not in self.free)
         mine = lacking & (number % self.members == self.member)
         return self._messages(mine & self.merges if phase == "merge" else mine, self.volume, self.index)

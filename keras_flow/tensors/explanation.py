@@ -111,7 +111,6 @@ def _priced(option: Option) -> str:
 class _Watcher:
     """Notes choices and plans."""
 
-    bytes: int = 0
     held: int = 0
     lines: list[Line] = field(default_factory=list)
     before: list[BoxingPlan] = field(default_factory=list)
@@ -123,7 +122,6 @@ class _Watcher:
         self.before.clear()
 
     def relaid(self, plan: BoxingPlan) -> None:
-        self.bytes += plan.total_bytes
         self.plans.append(plan)
         if self.lines:
             last = self.lines[-1]
@@ -187,4 +185,4 @@ def cost_of(program: Callable[[], Any]) -> tuple[int, int]:
     watcher = _Watcher()
     with watched(watcher), gradients.untaped():
         program()
-    return watcher.bytes, watcher.held
+    return sum(plan.total_bytes for plan in watcher.plans), watcher.held

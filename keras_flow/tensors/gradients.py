@@ -96,8 +96,8 @@ class ValueAndGrad:
                 )
             given[place] = fresh(args[place])
         chosen = [given[place] for place in places]
-        leaves = floats_of(chosen)
-        for leaf in tensors_of(chosen):
+        leaves = tensors_of(chosen)
+        for leaf in leaves:
             if not _is_float(leaf.dtype):
                 raise FlowError(
                     f"kf.value_and_grad: an argument of dtype {leaf.dtype} has no gradient; leave it out by argnums"
