@@ -33,20 +33,22 @@ def total(exchange: Exchange) -> int:
         return int((at.wanted - at.common).sum())
     source, target = exchange.of_source, exchange.of_target
     held = np.flatnonzero(at.common)
-    family = at.in_target(axis for axis in target.copy_axes if axis not in exchange.apart)
-    holder = (at.atom * exchange.families + family) * source.classes + at.in_source(source.class_axes)
-    held = held[np.argsort(holder[held])]
-    # in this order lie together the holders of a summand in a family, a family's summands, an atom's families
-    holder, atom = holder[held], at.atom[held]
-    summands = np.add.accumulate(_begins(holder)) - 1  # counted through
-    first = np.flatnonzero(_begins(atom))
-    lacking = exchange.families * exchange.summed - np.diff(summands[first], append=summands[-1:] + 1)
+    # copies of a member that hold a summand; the member of which most do keeps it
+    summand = at.atom * source.classes + at.in_source(source.class_axes)
+    free = [axis for axis in target.class_axes if axis not in exchange.apart]
+    members = target.sizes_of(free)
+    member, copies = np.unique((summand * members + at.in_target(free))[held], return_counts=True)
+    kept, first = np.unique(member // members, return_index=True)
+    most = np.maximum.reduceat(copies, first) if held.size else copies
+    first = np.unique(kept // source.classes, return_index=True)[1]
+    held_by_keepers = np.add.reduceat(most, first) if held.size else most
     collected = exchange.summed + exchange.families - 2
+    lacking = exchange.families * exchange.summed - held_by_keepers
     if exchange.summed == 1:
         receipts = lacking
     else:
         receipts = np.minimum(lacking, collected) if exchange.has_families else np.full_like(lacking, collected)
-    volumes = at.common[held][first]
+    volumes = at.common[held][np.unique(at.atom[held], return_index=True)[1]]
     groups = math.prod(target.sizes[axis] for axis in exchange.apart if axis not in target.split_axes)
     saved = sum(int(n) * int(volumes[receipts == n].sum()) for n in np.unique(receipts))
     return (collected + 1) * (math.prod(exchange.source.shape) * groups - int(volumes.sum())) + saved
@@ -242,13 +244,27 @@ class _Arrivals:
         return self.exchange.ranks_of_source[place[mask]], sizes[mask]
 
     def _collected(self, phase: str) -> tuple[Array, Array]:
-        """Cells or summands that nobody of the family holds, dealt among its members."""
+        """Cells or summands that the rank's member keeps and the rank lacks."""
         number = self.cells.number(self.cells.split_axes, self.index)
         if phase == "merge":
             number = number + self.cells.number(self.cells.class_axes, self.index)
-        lacking = ~self._match(axis for axis in self.index if axis not in self.free)
-        mine = lacking & (number % self.members == self.member)
+        # where the target cell has holders, they are of the member with the summand's coordinates
+        here = self._match(axis for axis in self.index if axis in self.fixed)
+        tied = tuple(axis for axis in self.free if axis not in self.index)
+        turn = number % self.wanting.sizes_of(tied) if not self._all_copies_hold else 0
+        chosen = self._match(axis for axis in self.free if axis in self.index) & (
+            turn == self.wanting.number(tied, self.at)
+        )
+        mine = np.where(here, chosen, number % self.members == self.member) & ~self._match(self.index)
         return self._messages(mine & self.merges if phase == "merge" else mine, self.volume, self.index)
+
+    @property
+    def _all_copies_hold(self) -> bool:
+        """Whether all copies of a member hold what any of them holds."""
+        apart = self.exchange.apart
+        return all(
+            self.wanting.sizes[axis] == 1 for axis in self.wanting.copy_axes if axis in self.index and axis not in apart
+        )
 
     def _reduced(self) -> tuple[Array, Array]:
         """The other summands of the ranges that the rank owns."""
@@ -262,7 +278,7 @@ class _Arrivals:
         return self._messages(~self._match(self.index) & ~self.merges, sizes, self.index)
 
     def _gathered(self) -> tuple[Array, Array]:
-        """The ranges of the owners that are not in the rank's family, dealt among its members."""
+        """The ranges of the other copies of the rank's member."""
         among = tuple(axis for axis in self.at if axis not in self.fixed)
         holding = tuple(axis for axis in among if axis not in self.cells.split_axes)
         found = []
@@ -278,10 +294,13 @@ class _Arrivals:
             if axes:
                 lengths = [self.wanting.sizes[axis] for axis in axes]
                 owner |= dict(zip(axes, np.unravel_index(number, lengths), strict=True))
-            away = np.zeros((1, 1), bool)
+            away, same_member = np.zeros((1, 1), bool), np.ones((1, 1), bool)
             for axis in among:
-                away = away | (owner[axis] != self.at[axis]) if axis not in self.free else away
+                if axis in self.free:
+                    same_member = same_member & (owner[axis] == self.at[axis])
+                else:
+                    away = away | (owner[axis] != self.at[axis])
             sizes = _length(self.volume[place][:, None], len(number), number)
-            found.append(self._messages(away & (number % self.members == self.member), sizes, owner))
+            found.append(self._messages(away & same_member, sizes, owner))
         senders, sizes = zip(*found, strict=True)
         return np.concatenate(senders), np.concatenate(sizes)

@@ -10,10 +10,16 @@ destinations. What follows is decided atom by atom, by rules that every rank can
   summands of a range except the owner's own, and the owner receives the sum from it. It takes the same bytes, and
   load from the owners (`keras_flow.boxing.balance`).
 - `gather`: after `reduce`. Every destination receives the ranges of the other owners.
-- `merge`: P in source and target, for atoms where it takes fewer receipts than `reduce` and `gather`. Summands that
-  are in a family stay; each other one moves to one rank of the family.
+- `merge`: P in source and target, for atoms where it takes fewer receipts than `reduce` and `gather`. Each summand is
+  kept by one *member*, the one of which most copies hold it.
 
-Where the target has a P, ranks that differ on its P axes form one *family*: their values must add up to the element.
+Where the target has a P, ranks that differ on its P axes form one *family*: their values must add up to the element. Ranks
+with the same coordinates on the P axes are one *member*, of which each family has a copy. A layout is a promise: ranks that
+differ only on a B axis hold equal shards. So all families divide an element among their members in the same way.
+
+Example, `S(0),B -> B,P` on ranks [[0, 1], [2, 3]]: ranks 0 and 1 hold the upper rows, 2 and 3 the lower. Families are [0, 1]
+and [2, 3], members {0, 2} and {1, 3}. The upper rows are held by a copy of either member, so the rows' number decides: cell
+0 is kept by member {0, 2}, rank 2 receives it from rank 0; cell 1 by member {1, 3}, rank 1 receives it from rank 3.
 """
 
 from __future__ import annotations
@@ -140,20 +146,61 @@ class Exchange:
         """
         yield from getattr(self, f"_{phase}")(cell, box, rank, at, only)
 
-    def _family(self, at: Coords) -> list[int]:
-        """The ranks that share a value with the one at these target coordinates, by their number on the P axes."""
+    def _member(self, cell: Coords, summand: Coords, at: Coords, number: int) -> Coords:
+        """The member that keeps a summand of a cell, the same in all families: coordinates on the target's P axes.
+
+        It is the one of which most copies hold the summand. Of several the first where all their copies hold it, so that
+        nothing moves, else the one that `number` leads to, so that the load is spread.
+        """
+        free = tuple(axis for axis in self.of_target.class_axes if axis not in self.apart)
+        if not free:
+            return {}
+        if self.same_placement:
+            return self._member_on_one_placement(free, {**cell, **summand}, at, number)
+        counts = self._copies_of_members(free, {**cell, **summand}, at)
+        most = max(counts.values(), default=0)
+        if not most:
+            return self.of_target.numbered(free, number % self.of_target.sizes_of(free))
+        best = sorted(member for member, count in counts.items() if count == most)
+        return dict(zip(free, best[0 if most == self.families else number % len(best)], strict=True))
+
+    def _member_on_one_placement(self, free: tuple[int, ...], wanted: Coords, at: Coords, number: int) -> Coords:
+        """The same in closed form: on one placement coordinates mean the same rank."""
         cells = self.of_target
-        fixed = {axis: index for axis, index in at.items() if axis not in cells.class_axes or axis in self.apart}
-        return [cells.rank_at(coords) for coords in cells.spread(tuple(range(len(cells.sizes))), fixed)]
+        if any(wanted[axis] != at[axis] for axis in cells.split_axes if axis in wanted):  # nobody here holds it
+            return cells.numbered(free, number % cells.sizes_of(free))
+        tied = tuple(axis for axis in free if axis not in wanted)
+        if self._copies_that_hold == self.families:
+            number = 0
+        chosen = cells.numbered(tied, number % cells.sizes_of(tied))
+        return {axis: wanted[axis] if axis in wanted else chosen[axis] for axis in free}
+
+    @cached_property
+    def _copies_that_hold(self) -> int:
+        """How many copies of a member hold a summand that any of them holds, on one placement."""
+        source, target = self.of_source, self.of_target
+        known = (*source.split_axes, *source.class_axes)
+        return self.families // target.sizes_of(
+            axis for axis in target.copy_axes if axis in known and axis not in self.apart
+        )
+
+    def _copies_of_members(self, free: tuple[int, ...], wanted: Coords, at: Coords) -> dict[tuple[int, ...], int]:
+        """Member -> how many of its copies hold a summand, of the members of which any does."""
+        counts: dict[tuple[int, ...], int] = {}
+        for copy in self.of_source.spread(self.of_source.copy_axes):
+            rank = self.of_source.rank_at({**wanted, **copy})
+            if not self.target.placement.contains(rank):
+                continue
+            coords = self.of_target.coords_of(rank)
+            if all(coords[axis] == at[axis] for axis in self.of_target.split_axes):
+                member = tuple(coords[axis] for axis in free)
+                counts[member] = counts.get(member, 0) + 1
+        return counts
 
     def _move(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
-        family = self._family(at)
+        number = self.of_source.number(self.of_source.split_axes, cell)
         for summand in self.summands(at, only):  # one: where P is not changed, the summand of the group
-            wanted = {**cell, **summand}
-            keeper = next((member for member in family if self.holds(member, wanted)), None)
-            if keeper is None:
-                keeper = family[self.of_source.number(self.of_source.split_axes, cell) % len(family)]
-            if keeper == rank:
+            if all(at[axis] == index for axis, index in self._member(cell, summand, at, number).items()):
                 yield Transfer(self.sender(cell, summand, rank, at), rank, whole(box))
 
     def shares(self, cell: Coords, box: Box, at: Coords) -> Shares:
@@ -178,38 +225,31 @@ class Exchange:
         return {}
 
     def merges(self, cell: Coords, at: Coords) -> bool:
-        """Whether the families of an atom each collect the summands that they lack, instead of receiving the sum."""
+        """Whether each summand of an atom moves to the member that keeps it, instead of into one sum."""
         if not self.has_families:
             return False
         lacking = self._lacking_on_one_placement(cell, at) if self.same_placement else self._lacking(cell, at)
-        collected = self.summed + self.families - 2 + (lacking.least == self.summed)
-        return lacking.total <= collected
+        return lacking.total <= self.summed + self.families - 2 + lacking.everything
 
     def _lacking(self, cell: Coords, at: Coords) -> Lacking:
-        """How many summands of an atom the families lack."""
-        counts = []
-        for choice in self.of_target.spread(self.of_target.copy_axes, {axis: at[axis] for axis in self.apart}):
-            held = {
-                tuple(self.summand_of(rank).items())
-                for rank in self._family({**at, **choice})
-                if self.holds(rank, cell)
-            }
-            counts.append(self.summed - len(held))
-        return Lacking(sum(counts), min(counts))
+        """What the members that keep an atom's summands lack of them."""
+        free = tuple(axis for axis in self.of_target.class_axes if axis not in self.apart)
+        most = [
+            max(self._copies_of_members(free, {**cell, **summand}, at).values(), default=0)
+            for summand in self.summands(at)
+        ]
+        return Lacking(self.families * self.summed - sum(most), not any(most))
 
     def _lacking_on_one_placement(self, cell: Coords, at: Coords) -> Lacking:
         """The same in closed form: on one placement coordinates mean the same rank."""
         source, target = self.of_source, self.of_target
         if any(cell[axis] != at[axis] for axis in target.split_axes if axis in cell):
-            return Lacking(self.families * self.summed, self.summed)
-        holding = self.families
-        for axis in target.copy_axes:
-            if axis in cell and axis not in self.apart:
-                holding //= target.sizes[axis]
-        held = math.prod(
-            source.sizes[axis] for axis in source.class_axes if axis in target.class_axes and axis not in self.apart
+            return Lacking(self.families * self.summed, True)
+        # of the summands those with the target cell's own coordinates on its split axes are held there
+        here = self.summed // source.sizes_of(
+            axis for axis in source.class_axes if axis in target.split_axes and axis not in self.apart
         )
-        return Lacking(self.families * self.summed - holding * held, self.summed - held)
+        return Lacking(self.families * self.summed - here * self._copies_that_hold, False)
 
     def _reduce(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
         if self.merges(cell, at):
@@ -246,35 +286,24 @@ class Exchange:
         if self.merges(cell, at):
             return
         shares = self.shares(cell, box, at)
-        for number, share in shares.all if only is None else shares.owned.get(only, ()):
+        for _, share in shares.all if only is None else shares.owned.get(only, ()):
             # an owner has its range already: it is the one of its family that keeps the value
-            if share.owner != rank and self._keeper(share.owner, number, at) == rank:
+            if share.owner != rank and self._keeper(share.owner, at) == rank:
                 yield Transfer(share.owner, rank, share.piece, "result")
 
-    def _keeper(self, owner: int, number: int, at: Coords) -> int:
-        """The rank of the family at `at` that keeps a range: its owner, else one by the range's number."""
+    def _keeper(self, owner: int, at: Coords) -> int:
+        """The rank of the family at `at` that keeps a range: the copy of its owner's member."""
         cells = self.of_target
-        free = tuple(axis for axis in cells.class_axes if axis not in self.apart)
-        if not free:
-            return cells.rank_at(at)
         coords = cells.coords_of(owner)
-        if all(coords[axis] == index for axis, index in at.items() if axis not in free):
-            return owner
-        size = math.prod(cells.sizes[axis] for axis in free)
-        return cells.rank_at({**at, **cells.numbered(free, number % size)})
+        return cells.rank_at({**at, **{axis: coords[axis] for axis in cells.class_axes if axis not in self.apart}})
 
     def _merge(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
         if not self.merges(cell, at):
             return
-        family = self._family(at)
         cells = self.of_source
         for summand in self.summands(at, only):
-            number = cells.number(cells.class_axes, summand)
-            wanted = {**cell, **summand}
-            keeper = next((member for member in family if self.holds(member, wanted)), None)
-            if keeper is None:
-                keeper = family[(cells.number(cells.split_axes, cell) + number) % len(family)]
-            if keeper == rank:
+            number = cells.number(cells.split_axes, cell) + cells.number(cells.class_axes, summand)
+            if all(at[axis] == index for axis, index in self._member(cell, summand, at, number).items()):
                 yield Transfer(self.sender(cell, summand, rank, at), rank, whole(box))
 
     # one rank's part -------------------------------------------------------------------------------------------------

@@ -71,10 +71,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Lacking:
-    """How many summands the families of an atom lack: all together, and the one that lacks least."""
+    """What the members that keep an atom's summands lack: receipts of all copies together, and whether all is lacking."""
 
     total: int
-    least: int
+    everything: bool
 
 
 def whole(box: Box) -> Piece:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_flow.boxing.cells import Box
+from keras_flow.boxing.cells import Box, Cells
 from keras_flow.boxing.json_form import from_json
 from keras_flow.boxing.pieces import WRITES, Piece
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -19,7 +19,11 @@ Counts = dict[int, int]
 
 
 def simulate(
-    plan: BoxingPlan | Mapping, shards: Mapping[int, np.ndarray], *, counts: Counts | None = None
+    plan: BoxingPlan | Mapping,
+    shards: Mapping[int, np.ndarray],
+    *,
+    counts: Counts | None = None,
+    check_copies: bool = True,
 ) -> dict[int, np.ndarray]:
     """Run a plan on numpy shards. Only the plan's JSON form is read.
 
@@ -27,21 +31,43 @@ def simulate(
         plan: the plan, or its JSON form.
         shards: rank -> array of the source layout's local shape.
         counts: if given, elements that each rank received are added here.
+        check_copies: whether the shards given, and those after each step, are checked to be equal on ranks that differ
+            only along axes with B, as every layout promises.
 
     Returns:
         rank -> array of the target layout's local shape.
 
     Raises:
-        FlowError: a rank's shard is missing or has another shape.
+        FlowError: a rank's shard is missing or has another shape, or copies are not equal.
     """
     data = plan.to_json() if isinstance(plan, BoxingPlan) else plan
     read = from_json(data)
     check_shards(read.source, shards, read.source.placement.ranks)
     held = {rank: np.asarray(shards[rank]) for rank in read.source.placement.ranks}
     dtype = next(iter(held.values())).dtype
-    for step in read.steps:
+    if check_copies:
+        _check_copies(read.source, held, "the shards given")
+    for number, step in enumerate(read.steps):
         held = _run(step, held, dtype, counts)
+        if check_copies:
+            _check_copies(step.exchange.target, held, f"after step {number} ({step})")
     return held
+
+
+def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) -> None:
+    """Whether ranks that differ only along axes with B hold equal shards (up to rounding: copies may add in other orders)."""
+    cells = Cells(layout)
+    if not cells.copy_axes:
+        return
+    first: dict[tuple[int, ...], int] = {}
+    for rank in layout.placement.ranks:
+        at = cells.coords_of(rank)
+        same = first.setdefault(tuple(at[axis] for axis in at if axis not in cells.copy_axes), rank)
+        if not np.allclose(shards[same], shards[rank], rtol=1e-6, atol=1e-9, equal_nan=True):
+            raise FlowError(
+                f"{where}: ranks {same} and {rank} differ only along axes with B, so the layout {layout} promises that "
+                "they hold equal shards; they do not"
+            )
 
 
 def _run(step: Step, held: dict[int, np.ndarray], dtype: np.dtype, counts: Counts | None) -> dict[int, np.ndarray]:

@@ -53,3 +53,12 @@ def families(layout: Layout):
         at = placement.coordinates(rank)
         found.setdefault(tuple(-1 if axis in partial else at[axis] for axis in range(len(at))), []).append(rank)
     return [(ranks, layout.local_slices(ranks[0])) for ranks in found.values()]
+
+
+def copies(layout: Layout) -> list[list[int]]:
+    """The ranks that differ only along axes with B, and so hold equal shards."""
+    found: dict[tuple, list[int]] = {}
+    for rank in layout.placement.ranks:
+        parts = zip(layout.placement.coordinates(rank), layout.nd_sbp, strict=True)
+        found.setdefault(tuple(-1 if part == sbp.broadcast else index for index, part in parts), []).append(rank)
+    return list(found.values())

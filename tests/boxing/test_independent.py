@@ -17,7 +17,7 @@ from keras_flow.boxing import BoxingPlan, plan
 from keras_flow.boxing.chains import by_collectives
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
-from tests.boxing.cases import all_nd_sbps, families, grid, logical_tensor, shards_of
+from tests.boxing.cases import all_nd_sbps, copies, families, grid, logical_tensor, shards_of
 
 
 class Side:
@@ -91,19 +91,24 @@ class Step:
         for rank in wanting:
             members.setdefault(target.on(rank, own), []).append(rank)
         has = {rank: source.on(rank, source.summands) for rank in wanting if self.holds(rank, cell)}
-        lacking = [
-            [one for one in summands if one not in [has.get(rank) for rank in some]] for some in members.values()
-        ]
+        copies = {}  # member -> its ranks, one in each family
+        for rank in wanting:
+            copies.setdefault(target.on(rank, shared), []).append(rank)
+        holding = {
+            one: {member: sum(has.get(rank) == one for rank in ranks) for member, ranks in copies.items()}
+            for one in summands
+        }
         p, m = len(summands), len(members)
-        fewest = p + m - 2 + all(len(one) == p for one in lacking)
-        if "move" in self.phases or ("merge" in self.phases and sum(map(len, lacking)) <= fewest):
+        fewest = p + m - 2 + (not has)
+        lacking = sum(m - max(counts.values()) for counts in holding.values())
+        if "move" in self.phases or ("merge" in self.phases and lacking <= fewest):
             phase = "move" if "move" in self.phases else "merge"
-            for family in members.values():
-                for summand in summands:
-                    number = source.number(source.split, cell)
-                    number += source.number(source.summands, summand) if phase == "merge" else 0
-                    keepers = [rank for rank in family if has.get(rank) == summand]
-                    receiver = (keepers or [family[number % len(family)]])[0]
+            for summand in summands:
+                number = source.number(source.split, cell)
+                number += source.number(source.summands, summand) if phase == "merge" else 0
+                most = max(holding[summand].values())
+                best = sorted(member for member, count in holding[summand].items() if count == most)
+                for receiver in copies[best[0 if most == m else number % len(best)]]:
                     sender = self.sender(cell, summand, receiver)
                     self.messages[phase].append((sender, receiver, box, 0, size, "source"))
             return
@@ -111,7 +116,7 @@ class Step:
         base, more = divmod(size, len(owners))
         starts = [k * base + min(k, more) for k in range(len(owners) + 1)]
         equal = [[one, one, starts[k], starts[k + 1]] for k, one in enumerate(owners)]
-        for number, (merger, owner, *bounds) in enumerate(self.table.get(box, equal)):
+        for merger, owner, *bounds in self.table.get(box, equal):
             left_out = has.get(owner) if merger != owner else None
             for summand in summands:
                 if summand != left_out:
@@ -121,9 +126,9 @@ class Step:
                 self.messages["reduce"].append((merger, owner, box, *bounds, "combined"))
                 if owner in has:
                     self.messages["reduce"].append((owner, owner, box, *bounds, "source"))
-            for family in members.values():
-                if owner not in family:
-                    self.messages["gather"].append((owner, family[number % len(family)], box, *bounds, "result"))
+            for rank in copies[target.on(owner, shared)]:
+                if rank != owner:
+                    self.messages["gather"].append((owner, rank, box, *bounds, "result"))
 
     def holds(self, rank, cell):
         return rank in self.source.at and self.source.on(rank, self.source.split) == cell
@@ -183,6 +188,8 @@ def check(made: BoxingPlan) -> None:
     out, received = execute(json.loads(json.dumps(made.to_json())), shards_of(made.source, logical))
     for summands, slices in families(made.target):
         assert np.array_equal(sum(out[rank] for rank in summands), logical[slices]), made
+    for ranks in copies(made.target):
+        assert all(np.array_equal(out[rank], out[ranks[0]]) for rank in ranks), made
     assert {rank: 8 * n for rank, n in received.items() if n} == {rank: n for rank, n in made.loads.items() if n}, made
 
 

@@ -18,11 +18,17 @@ from tests.boxing.test_planner import layouts
 RANKS = range(4)
 
 
-def fewest_receipts(held: tuple[int, ...], everything: int, families: list[tuple[int, ...]], limit: int) -> int:
+def fewest_receipts(held: tuple[int, ...], everything: int, members: list[tuple[int, ...]], limit: int) -> int:
     """Breadth first: a state is, for each rank, the set of sums (bit sets of summands) that it can hold.
 
-    A receipt brings one sum that the sender has; a rank can add any disjoint sums of its own. It ends where in each
-    family the ranks can choose sums that make up the whole.
+    A receipt brings one sum that the sender has; a rank can add any disjoint sums of its own. It ends where each member
+    can take a sum that all its copies hold, so that the members' sums make up the whole.
+
+    Args:
+        held: bit set of the summand that each rank holds.
+        everything: bit set of all summands.
+        members: the ranks that are copies of each member.
+        limit: receipts after which the search gives up.
     """
 
     def closed(sums: frozenset[int]) -> frozenset[int]:
@@ -35,14 +41,20 @@ def fewest_receipts(held: tuple[int, ...], everything: int, families: list[tuple
         return frozenset(found)
 
     def lacking(state: tuple[frozenset[int], ...]) -> int:
-        """Families that are not done: each needs one more receipt at least."""
-        count = 0
-        for family in families:
-            reached = {0}
-            for rank in family:
-                reached |= {have | own for have in reached for own in state[rank] if not have & own}
-            count += everything not in reached
-        return count
+        """Receipts that are needed at least: copies without the sum of their member, where members share in the best way."""
+
+        def least(place: int, left: int) -> int:
+            if place == len(members):
+                return 0 if not left else 99
+            best = least(place + 1, left)
+            part = left
+            while part:
+                missing = sum(part not in state[rank] for rank in members[place])
+                best = min(best, missing + least(place + 1, left & ~part))
+                part = (part - 1) & left
+            return best
+
+        return least(0, everything)
 
     start = tuple(closed(frozenset({bits} if bits else ())) for bits in held)
     for allowed in range(limit + 1):
@@ -68,7 +80,7 @@ def test_against_exhaustive_search(after):
         source, target = Layout(mesh, before, (4, 4)), Layout(mesh, after, (4, 4))
         found = 0
         for element in itertools.product(range(4), range(4)):
-            held, families = [], {}
+            held, members = [], {}
             for rank in RANKS:
                 at = mesh.coordinates(rank)
                 inside = [
@@ -78,10 +90,10 @@ def test_against_exhaustive_search(after):
                 summand = tuple(at[axis] for axis, part in enumerate(before) if part == sbp.partial_sum)
                 held.append(summand if inside[0] else None)
                 if inside[1]:
-                    copy = tuple(at[axis] for axis, part in enumerate(after) if part == sbp.broadcast)
-                    families.setdefault(copy, []).append(rank)
+                    member = tuple(at[axis] for axis, part in enumerate(after) if part == sbp.partial_sum)
+                    members.setdefault(member, []).append(rank)
             numbers = {summand: 1 << k for k, summand in enumerate(sorted({one for one in held if one is not None}))}
-            key = (tuple(numbers.get(one, 0) for one in held), tuple(sorted(map(tuple, families.values()))))
+            key = (tuple(numbers.get(one, 0) for one in held), tuple(sorted(map(tuple, members.values()))))
             if key not in remembered:
                 remembered[key] = fewest_receipts(key[0], (1 << len(numbers)) - 1, list(key[1]), 6)
             found += remembered[key]
@@ -109,12 +121,23 @@ def by_the_formula(source: Layout, target: Layout) -> int:
     total = 0
     for element in itertools.product(*map(range, source.shape)):
         held = {rank: at(source, rank, sbp.partial_sum) for rank in having(source, element)}
-        families: dict[tuple[int, ...], list[int]] = {}
+        members: dict[tuple[int, ...], list[int]] = {}
         for rank in having(target, element):
-            families.setdefault(at(target, rank, sbp.broadcast), []).append(rank)
-        lacking = [p - len({held[rank] for rank in family if rank in held}) for family in families.values()]
-        collected = p - 1 + len(families) - 1 + (min(lacking) == p)
-        total += sum(lacking) if p == 1 else min(collected, sum(lacking)) if target.has_partial else collected
+            members.setdefault(at(target, rank, sbp.partial_sum), []).append(rank)
+        m = len(next(iter(members.values())))
+        summands = itertools.product(
+            *(
+                range(size)
+                for part, size in zip(source.nd_sbp, source.placement.hierarchy, strict=True)
+                if part == sbp.partial_sum
+            )
+        )
+        lacking = sum(
+            m - max(sum(held.get(rank) == one for rank in ranks) for ranks in members.values()) for one in summands
+        )
+        nobody = not any(rank in held for ranks in members.values() for rank in ranks)
+        collected = p - 1 + m - 1 + nobody
+        total += lacking if p == 1 else min(collected, lacking) if target.has_partial else collected
     return total
 
 

@@ -13,7 +13,7 @@ from keras_flow.boxing import BoxingPlan, Link, Topology, plan, simulate
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, combine
 from keras_flow.placements import Placement
-from tests.boxing.cases import grid, logical_tensor, shards_of
+from tests.boxing.cases import all_nd_sbps, grid, logical_tensor, shards_of
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "boxing-plan.schema.json"
 
@@ -205,3 +205,26 @@ def test_topology_as_doctor_measured_it(tmp_path):
     for wrong in (lambda: Topology.measured(file, "jax"), lambda: Topology.measured(tmp_path / "none.json", "torch")):
         with pytest.raises(FlowError, match="keras-flow doctor --bandwidth --json"):
             wrong()
+
+
+def test_layouts_keep_their_promise_through_all_chains_of_two():
+    """Random numbers as summands, so that a summand in the place of another shows; `simulate` checks the copies."""
+    mesh, shape = Placement([[0, 1], [2, 3]]), (4, 6)
+    every = [Layout(mesh, nd_sbp, shape) for nd_sbp in all_nd_sbps(2)]
+    plans = {(one, other): plan(one, other, "float64") for one in every for other in every}
+    logical = np.random.default_rng(0).normal(size=shape)
+    for source in every:
+        start = shards_of(source, logical)
+        for middle in every:
+            between = simulate(plans[source, middle], start)
+            for target in every:
+                out = simulate(plans[middle, target], between)
+                assert np.allclose(combine(target, out), logical, rtol=0, atol=1e-9), (source, middle, target)
+
+
+def test_copies_that_are_not_equal_are_found():
+    mesh = Placement([[0, 1], [2, 3]])
+    made = plan(Layout(mesh, "B,P", (2,)), Layout(mesh, "B,B", (2,)))
+    broken = {0: np.array([1.0, 0]), 1: np.array([0, 2.0]), 2: np.array([0, 2.0]), 3: np.array([1.0, 0])}
+    with pytest.raises(FlowError, match="ranks 0 and 2 differ only along axes with B"):
+        simulate(made, broken)
