@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends.hooking import Hook, is_placed
-from keras_flow.backends.jax import data, layers, trainer, variables
+from keras_flow.backends.jax import convolution, data, layers, trainer, variables
 
 _KERAS = "keras.src.backend.jax"
 
@@ -53,6 +53,16 @@ def hooks() -> tuple[Hook, ...]:
             "JAXTrainer.predict_on_batch",
             trainer.predict_on_batch,
             "the batch would be computed whole on every device",
+        ),
+        *(
+            Hook(
+                f"{_KERAS}.nn",
+                name,
+                convolution.by_own_rows,
+                "XLA counts the gradient of a kernel with groups once for each rank that has the same rows",
+                when=convolution.in_a_step,
+            )
+            for name in ("conv", "depthwise_conv")
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",

@@ -1,0 +1,70 @@
+"""Convolutions with groups on JAX: each rank computes its own rows, the kernel's gradient is summed over the ranks.
+
+XLA's partitioner counts the gradient of such a kernel once for each rank of an axis on which the rows are replicated, with
+Shardy and with GSPMD alike (`tests/engine_bugs/jax.py`), and gathers the rows in the forward pass where there are several
+groups (openxla/xla issue 47945). `shard_map` leaves it nothing to partition.
+
+Example, a depthwise kernel on a 2x2 placement whose first axis splits the rows: ranks 0 and 1 hold rows 0 to 3, ranks 2 and
+3 hold rows 4 to 7. Each rank's kernel gradient is that of its four rows, and the sum over the *first* axis is the gradient
+of the batch. The partitioner sums over both axes, which is twice as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from keras_flow.backends.jax.layouts import mesh
+from keras_flow.distributions.describing import is_describing
+from keras_flow.distributions.distribution import active
+
+
+def in_a_step(inputs: object, *args: object, **kwargs: object) -> bool:
+    """Condition: an operation of a step that is traced under a distribution of several ranks."""
+    distribution = active()
+    return isinstance(inputs, Tracer) and distribution is not None and not is_describing()
+
+
+def by_own_rows(
+    original: Callable[..., jax.Array], inputs: jax.Array, kernel: object, *args: object, **kwargs: object
+) -> jax.Array:
+    """Hook on `conv` and `depthwise_conv`: with groups, each rank convolves the rows that it holds.
+
+    Args:
+        original: Keras's function.
+        inputs: tensor [rows, ...]; rows that do not divide by the data ranks are convolved by every rank.
+        kernel: its variable or tensor, which every rank gets whole.
+        args: strides, padding, data format, dilation rate, of which the third says where the channels are.
+        kwargs: the same by name.
+    """
+    weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
+    if original.__name__ == "conv" and not _has_groups(inputs, weights, *args, **kwargs):
+        return original(inputs, kernel, *args, **kwargs)
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    divides = inputs.shape[0] % distribution.num_model_replicas == 0
+    rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
+    convolve = jax.shard_map(
+        lambda own, whole: original(own, whole, *args, **kwargs),
+        mesh=mesh(distribution.placement),
+        in_specs=(rows, PartitionSpec()),
+        out_specs=rows,
+    )
+    return convolve(inputs, weights)
+
+
+def _has_groups(
+    inputs: jax.Array,
+    kernel: jax.Array,
+    strides: object = 1,
+    padding: object = "valid",
+    data_format: str | None = None,
+    dilation_rate: object = 1,
+) -> bool:
+    from keras.src import backend
+
+    channels = inputs.shape[-1 if backend.standardize_data_format(data_format) == "channels_last" else 1]
+    return kernel.shape[-2] != channels
