@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
@@ -55,8 +55,15 @@ class Uneven:
     def tree_unflatten(cls, aux: tuple[int, NamedSharding], children: tuple[jax.Array]) -> Uneven:
         return cls(children[0], *aux)
 
-    def logical(self) -> jax.Array:
-        """The logical rows; inside a jitted step only."""
+    def logical(self, whole: bool = False) -> jax.Array:
+        """The logical rows; inside a jitted step only.
+
+        Args:
+            whole: every rank gets all of them, and no array has rows that do not divide.
+        """
+        if whole:
+            everywhere = NamedSharding(self.sharding.mesh, PartitionSpec())
+            return jax.lax.with_sharding_constraint(self.buffer, everywhere)[: self.rows]
         return jax.lax.with_sharding_constraint(self.buffer[: self.rows], self.sharding)
 
 
@@ -88,13 +95,20 @@ def put_batch(data: object) -> object:
     return tree.map_structure(lambda leaf: distribute_data_input(np.asarray, leaf), data)
 
 
-def logical(args: object) -> object:
-    """The logical values of a step's arguments."""
+def has_uneven(args: object) -> bool:
+    """Whether there are batches that do not divide among a step's arguments."""
+    return any(isinstance(leaf, Uneven) for leaf in jax.tree.leaves(args, is_leaf=_is_uneven))
+
+
+def logical(args: object, whole: bool = False) -> object:
+    """The logical values of a step's arguments; with `whole` on every rank."""
     return jax.tree.map(
-        lambda leaf: leaf.logical() if isinstance(leaf, Uneven) else leaf,
-        args,
-        is_leaf=lambda leaf: isinstance(leaf, Uneven),
+        lambda leaf: leaf.logical(whole) if isinstance(leaf, Uneven) else leaf, args, is_leaf=_is_uneven
     )
+
+
+def _is_uneven(leaf: object) -> bool:
+    return isinstance(leaf, Uneven)
 
 
 def _put(host: np.ndarray, sharding: NamedSharding) -> jax.Array:

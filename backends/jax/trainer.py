@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from keras_flow.backends.jax import data, devices, layouts
+from keras_flow.backends.jax import data, devices, layouts, partitioning
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def jit(original: Callable[..., object], function: Callable[..., object], **opti
     """Hook: slice padded batches inside the step; await each step where the client has too few threads."""
 
     def step(*args: object) -> object:
-        return function(*data.logical(args))  # type: ignore[misc]
+        return partitioning.on_rows_left_over(function, args) if data.has_uneven(args) else function(*args)
 
     compiled: Callable[..., object] = original(step, **options)  # type: ignore[assignment]
     if not devices.must_await_steps():
