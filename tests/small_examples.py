@@ -7,18 +7,18 @@ import importlib.util
 import io
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
 
-def main() -> dict[str, str]:
-    """Name -> what its main printed."""
+def main() -> Iterator[tuple[str, str]]:
+    """Each name, with what its main printed."""
     import keras
 
     model = os.path.join(tempfile.gettempdir(), "digits.keras")
     arguments = {"bytes_lm": (128, 1, 4), "custom_rules": (1,), "finetune_lora": (model, 1)}
-    printed = {}
     for name, given in arguments.items():
         spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
         assert spec is not None and spec.loader is not None
@@ -27,5 +27,4 @@ def main() -> dict[str, str]:
         keras.utils.clear_session()
         with contextlib.redirect_stdout(io.StringIO()) as out:
             example.main(*given)
-        printed[name] = out.getvalue()
-    return printed
+        yield name, out.getvalue()

@@ -36,7 +36,8 @@ EXPECTED = {
 @pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "one rank"])
 @pytest.mark.parametrize("engine", EXPECTED)
 def test_a_step(engine: str, layout: str, jobs: dict[str, Job]) -> None:
-    found = jobs[engine].result(PART)[layout]  # type: ignore[index]
+    found = jobs[engine].case(PART, layout)
+    assert isinstance(found, dict)
     assert found.pop("compilations in later epochs") == 0
     assert found.pop("traces in later epochs", 0) == 0
     assert {name: count for name, count in found.items() if count} == EXPECTED[engine][layout]

@@ -32,20 +32,17 @@ class Traced(keras.layers.Dense):
         return super().call(inputs, training)
 
 
-def main() -> dict[str, dict[str, float]]:
-    """Layout -> count -> how often in a step, or in all epochs after the first."""
+def main() -> Iterator[tuple[str, dict[str, float]]]:
+    """Each layout, with count -> how often in a step, or in all epochs after the first."""
     ranks = kf.env.get_world_size()
     with counting():
-        return {
-            "data parallel": measured(kf.DataParallel(kf.Placement(range(ranks), axis_names=("data",)))),
-            "tensor parallel": measured(
-                kf.ModelParallel(
-                    kf.Placement(range(ranks), axis_names=("model",)),
-                    rules={"up/kernel": {"model": kf.sbp.split(1)}, "down/kernel": {"model": kf.sbp.split(0)}},
-                )
-            ),
-            "one rank": measured(kf.DataParallel(kf.Placement([0], axis_names=("data",)))),
-        }
+        yield "data parallel", measured(kf.DataParallel(kf.Placement(range(ranks), axis_names=("data",))))
+        rules = {"up/kernel": {"model": kf.sbp.split(1)}, "down/kernel": {"model": kf.sbp.split(0)}}
+        yield (
+            "tensor parallel",
+            measured(kf.ModelParallel(kf.Placement(range(ranks), axis_names=("model",)), rules=rules)),
+        )
+        yield "one rank", measured(kf.DataParallel(kf.Placement([0], axis_names=("data",))))
 
 
 def measured(distribution: kf.DataParallel | kf.ModelParallel) -> dict[str, float]:

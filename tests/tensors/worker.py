@@ -465,19 +465,19 @@ def _wrong_gradients() -> Iterator[str]:
 CHECKS = {"rows": wrong_rows, "operators": wrong_operators, "arrays": wrong_arrays, "engine": wrong_engine}
 
 
-def main() -> dict[str, list[str]]:
-    """Check -> what is wrong."""
-    found: dict[str, list[str]] = {}
+def main() -> Iterator[tuple[str, list[str]]]:
+    """Each check, with what is wrong."""
+    seconds = []
     for name in CHECKS:
         start = time.monotonic()
         try:
-            found[name] = list(CHECKS[name]())
+            wrong = list(CHECKS[name]())
         except BaseException:
-            found[name] = [traceback.format_exc()]
             if not kf.backends.active.drives_all_ranks():
-                raise
-        found["draws"] = [
-            float.hex(float(one)) for one in kf.randn(6, placement=MESH, sbp="S(0),B", seed=2**40 + 1).numpy()
-        ]
-        found["seconds"] = [*found.get("seconds", ()), f"{name}: {time.monotonic() - start:.1f}"]
-    return found
+                raise  # the ranks may be at different places
+            wrong = [traceback.format_exc()]
+        yield name, wrong
+        seconds.append(f"{name}: {time.monotonic() - start:.1f}")
+    drawn = kf.randn(6, placement=MESH, sbp="S(0),B", seed=2**40 + 1).numpy()
+    yield "draws", [float.hex(float(one)) for one in drawn]
+    yield "seconds", seconds

@@ -4,6 +4,7 @@ import contextlib
 import os
 import traceback
 import warnings
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -182,14 +183,13 @@ def mirrored() -> None:
 PROGRAMS = {program.__name__: program for program in (created_sharded, steps, layouts, operations, mirrored)}
 
 
-def main() -> dict[str, str]:
-    """Name -> "ok", or what is wrong."""
-    found = {}
+def main() -> Iterator[tuple[str, str]]:
+    """Each name, with "ok" or what is wrong."""
     for name, program in PROGRAMS.items():
         keras.utils.clear_session()
         try:
             program()
-            found[name] = "ok"
+            result = "ok"
         except Exception:
-            found[name] = traceback.format_exc()
-    return found
+            result = traceback.format_exc()
+        yield name, result

@@ -11,4 +11,4 @@ pytestmark = pytest.mark.timeout(LIMIT)
 
 @pytest.mark.parametrize("name", ["created_sharded", "steps", "layouts", "operations", "mirrored"])
 def test_program(name: str, jobs: dict[str, Job]) -> None:
-    assert jobs["tensorflow"].result(PART)[name] == "ok"  # type: ignore[index]
+    assert jobs["tensorflow"].case(PART, name) == "ok"

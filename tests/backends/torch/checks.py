@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -329,10 +329,8 @@ def models_that_act_row_by_row_are_known() -> None:
     assert "subclassed model" in str(reason_against(Own()))
 
 
-def main() -> dict[str, str]:
-    """Run all checks on this rank: name -> "ok", or what is wrong on which rank."""
-    found = {}
+def main() -> Iterator[tuple[str, str]]:
+    """Run all checks on this rank: each name with "ok", or what is wrong on which rank."""
     for name, function in CHECKS.items():
         everyone = on_all_ranks(error_of(function))
-        found[name] = next((f"rank {r}: {text}" for r, text in enumerate(everyone) if text), "ok")
-    return found
+        yield name, next((f"rank {r}: {text}" for r, text in enumerate(everyone) if text), "ok")

@@ -11,4 +11,4 @@ pytestmark = pytest.mark.timeout(LIMIT)
 
 @pytest.mark.parametrize("name", list(checks.CHECKS))
 def test_check(name: str, jobs: dict[str, Job]) -> None:
-    assert jobs["torch"].result(PART)[name] == "ok"  # type: ignore[index]
+    assert jobs["torch"].case(PART, name) == "ok"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _KINDS = {
@@ -64,11 +65,10 @@ def set_environment(folder: Path) -> None:
     )
 
 
-def main() -> dict[str, dict]:
+def main() -> Iterator[tuple[str, dict]]:
     """Train one step of each model under each layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    results = {}
     for name, layout, distribution in models.all_layouts():
         before = set(_folder.iterdir())
         with distribution.scope():
@@ -77,13 +77,15 @@ def main() -> dict[str, dict]:
             model.train_on_batch(*models.data(model))
         new = sorted(set(_folder.iterdir()) - before)
         programs = [path.read_text() for path in new if path.name.endswith("after_optimizations.txt")]
-        results[f"{name} {layout}"] = {
-            "explained": said.as_json()["collectives"],
-            "counted": [found for text in programs for found in collectives(text)],
-            "peak explained": said.memory[0].peak,
-            "peak": max(_total(path.read_text()) for path in new if "memory-usage-report" in path.name),
-        }
-    return results
+        yield (
+            f"{name} {layout}",
+            {
+                "explained": said.as_json()["collectives"],
+                "counted": [found for text in programs for found in collectives(text)],
+                "peak explained": said.memory[0].peak,
+                "peak": max(_total(path.read_text()) for path in new if "memory-usage-report" in path.name),
+            },
+        )
 
 
 def _total(report: str) -> int:

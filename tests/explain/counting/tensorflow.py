@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ _KINDS = {
     "CollectiveReduce": "all_reduce",
     "CollectiveGather": "all_gather",
 }
+#: what `memory` needs of TensorFlow
+_COUNTED = {"TF_NUM_INTEROP_THREADS": "8", "TF_ENABLE_ONEDNN_OPTS": "1"}
 _SIZES = {"i1": 1, "i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
 _folder = Path()
 _CONSTANT = re.compile(
@@ -50,22 +53,25 @@ def _elements(kind: str) -> tuple[int, int]:
 
 
 def set_environment(folder: Path) -> None:
-    """Before TensorFlow is imported: DTensor writes its programs there; and ranks have threads enough, so that what
-    they hold at one time does not depend on the machine's cores."""
+    """Before TensorFlow is imported: DTensor writes its programs there, and memory is counted alike on every machine.
+
+    Ranks have threads enough, so that what they hold at one time does not depend on the number of cores. Convolutions
+    are those of oneDNN, which TensorFlow turns on by itself only for processors with AVX-512: others need more memory
+    for a while, and TensorFlow's allocator keeps no statistics without oneDNN (2.21).
+    """
     global _folder
     _folder = folder
     os.environ |= {
         "TF_DUMP_GRAPH_PREFIX": str(folder),
         "TF_CPP_VMODULE": "dtensor_mlir_passes=2",
-        "TF_NUM_INTEROP_THREADS": "8",
     }
+    os.environ |= _COUNTED
 
 
-def main() -> dict[str, dict]:
+def main() -> Iterator[tuple[str, dict]]:
     """Train one step of each model under each layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    results = {}
     for name, layout, distribution in models.all_layouts():
         before = set(_folder.iterdir())
         with distribution.scope():
@@ -74,8 +80,7 @@ def main() -> dict[str, dict]:
             model.train_on_batch(*models.data(model))
         new = sorted(path for path in set(_folder.iterdir()) - before if "BreakUpIslands" in path.name)
         counted = [found for path in new for found in collectives(path.read_text())]
-        results[f"{name} {layout}"] = {"explained": said, "counted": counted} | memory(name, distribution)
-    return results
+        yield f"{name} {layout}", {"explained": said, "counted": counted} | memory(name, distribution)
 
 
 def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:
@@ -118,6 +123,6 @@ def alone(name: str, layout: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":  # python -m tests.explain.counting.tensorflow mlp tp4
-    os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_NUM_INTEROP_THREADS": "8"}
+    os.environ |= {"KERAS_BACKEND": "tensorflow", **_COUNTED}
     found = alone(*sys.argv[1:])
     print(*sys.argv[1:], found, f"of the growth: {found['peak explained'] / found['growth']:.2f}")

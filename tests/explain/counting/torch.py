@@ -83,11 +83,10 @@ def set_environment(folder: Path) -> None:
     """Nothing is written."""
 
 
-def main() -> dict[str, dict]:
+def main() -> Iterator[tuple[str, dict]]:
     """On every rank: one step of each model under each layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    results = {}
     for name, layout, distribution in models.all_layouts():
         with distribution.scope():
             model = models.compiled(name)
@@ -98,13 +97,15 @@ def main() -> dict[str, dict]:
                 model.train_on_batch(x, y)
             held = said.memory[0].weights + said.memory[0].slots
             peaks = [_most_allocated(model, x, y) for _ in range(3)]
-        results[f"{name} {layout}"] = {
-            "explained": said.as_json()["collectives"],
-            "counted": counted,
-            "peak explained": said.memory[0].peak,
-            "peak": held + min(peaks),  # the others hold what Python's collector has not come to
-        }
-    return results
+        yield (
+            f"{name} {layout}",
+            {
+                "explained": said.as_json()["collectives"],
+                "counted": counted,
+                "peak explained": said.memory[0].peak,
+                "peak": held + min(peaks),  # the others hold what Python's collector has not come to
+            },
+        )
 
 
 def _most_allocated(model: keras.Model, x: np.ndarray, y: np.ndarray) -> int:
