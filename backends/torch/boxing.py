@@ -153,7 +153,10 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
     for step in _steps(plan):
         source, target = step.exchange.source, step.exchange.target
         members = _parties(step, plan.ranks)[rank]
-        native = step.kind if step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides) else None
+        communicates = _communicates(step, plan.ranks)
+        # along an axis of one rank, or of a tensor without elements, there is nothing to send, and no group for it
+        has_native = step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides)
+        native = step.kind if communicates and has_native else None
         holds = source.placement.contains(rank)
         target_shape = target.local_shape(rank) if target.placement.contains(rank) else None
         written: set[tuple[str, Piece]] = set()
@@ -164,7 +167,7 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
                 step,
                 rank,
                 members,
-                _communicates(step, plan.ranks),
+                communicates,
                 native,
                 tuple(phases),
                 source.local_shape(rank) if holds else (),
