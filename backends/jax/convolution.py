@@ -1,12 +1,12 @@
 """Convolutions with groups on JAX: each rank computes its own rows, the kernel's gradient is summed over the ranks.
 
-XLA's partitioner counts the gradient of such a kernel once for each rank of an axis on which the rows are replicated, with
-Shardy and with GSPMD alike (`tests/engine_bugs/jax.py`), and gathers the rows in the forward pass where there are several
-groups (openxla/xla issue 47945). `shard_map` leaves it nothing to partition.
+XLA's partitioner counts the gradient of such a kernel once for each rank of an axis on which the rows are replicated,
+with Shardy and with GSPMD alike (`tests/engine_bugs/jax.py`), and gathers the rows in the forward pass where there are
+several groups (openxla/xla issue 47945). `shard_map` leaves it nothing to partition.
 
-Example, a depthwise kernel on a 2x2 placement whose first axis splits the rows: ranks 0 and 1 hold rows 0 to 3, ranks 2 and
-3 hold rows 4 to 7. Each rank's kernel gradient is that of its four rows, and the sum over the *first* axis is the gradient
-of the batch. The partitioner sums over both axes, which is twice as much.
+Example, a depthwise kernel on a 2x2 placement whose first axis splits the rows: ranks 0 and 1 hold rows 0 to 3, ranks 2
+and 3 hold rows 4 to 7. Each rank's kernel gradient is that of its four rows, and the sum over the *first* axis is the
+gradient of the batch. The partitioner sums over both axes, which is twice as much.
 """
 
 from __future__ import annotations

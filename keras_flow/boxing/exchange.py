@@ -13,13 +13,15 @@ destinations. What follows is decided atom by atom, by rules that every rank can
 - `merge`: P in source and target, for atoms where it takes fewer receipts than `reduce` and `gather`. Each summand is
   kept by one *member*, the one of which most copies hold it.
 
-Where the target has a P, ranks that differ on its P axes form one *family*: their values must add up to the element. Ranks
-with the same coordinates on the P axes are one *member*, of which each family has a copy. A layout is a promise: ranks that
-differ only on a B axis hold equal shards. So all families divide an element among their members in the same way.
+Where the target has a P, ranks that differ on its P axes form one *family*: their values must add up to the element.
+Ranks with the same coordinates on the P axes are one *member*, of which each family has a copy. A layout is a promise:
+ranks that differ only on a B axis hold equal shards. So all families divide an element among their members in the same
+way.
 
-Example, `S(0),B -> B,P` on ranks [[0, 1], [2, 3]]: ranks 0 and 1 hold the upper rows, 2 and 3 the lower. Families are [0, 1]
-and [2, 3], members {0, 2} and {1, 3}. The upper rows are held by a copy of either member, so the rows' number decides: cell
-0 is kept by member {0, 2}, rank 2 receives it from rank 0; cell 1 by member {1, 3}, rank 1 receives it from rank 3.
+Example, `S(0),B -> B,P` on ranks [[0, 1], [2, 3]]: ranks 0 and 1 hold the upper rows, 2 and 3 the lower. Families are
+[0, 1] and [2, 3], members {0, 2} and {1, 3}. The upper rows are held by a copy of either member, so the rows' number
+decides: cell 0 is kept by member {0, 2}, rank 2 receives it from rank 0; cell 1 by member {1, 3}, rank 1 receives it
+from rank 3.
 """
 
 from __future__ import annotations
@@ -149,8 +151,8 @@ class Exchange:
     def _member(self, cell: Coords, summand: Coords, at: Coords, number: int) -> Coords:
         """The member that keeps a summand of a cell, the same in all families: coordinates on the target's P axes.
 
-        It is the one of which most copies hold the summand. Of several the first where all their copies hold it, so that
-        nothing moves, else the one that `number` leads to, so that the load is spread.
+        It is the one of which most copies hold the summand. Of several the first where all their copies hold it, so
+        that nothing moves, else the one that `number` leads to, so that the load is spread.
         """
         free = tuple(axis for axis in self.of_target.class_axes if axis not in self.apart)
         if not free:

@@ -15,19 +15,19 @@ def lower_bound(source: Layout, target: Layout, dtype: object = "float32") -> in
     where the target has a P one family of ranks that share the value.
 
     - Without a P in either: a destination that holds the element needs none, any other one receipt.
-    - With one in the source, and P nowhere in the target: p - 1 + m - 1, and one more where no destination holds a summand. Lower:
-      look at the ranks that one holder of each summand and the destinations make up. Messages that carry the element
-      join them, as edges join nodes. All p holders must be joined to a first destination that has the whole sum:
-      p - 1 messages if it holds a summand, else p; each further destination receives the sum, or what completes it, in
-      at least one message that was not needed for the first: m - 1. Upper: a tree that adds towards one destination
-      and spreads from it. For one group (P to S, P to B) these are reduce-scatter and all-reduce, (p - 1)/p and
-      2(p - 1)/p of the tensor per rank, optimal by Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-      clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
+    - With one in the source, and P nowhere in the target: p - 1 + m - 1, and one more where no destination holds a
+      summand. Lower: look at the ranks that one holder of each summand and the destinations make up. Messages that
+      carry the element join them, as edges join nodes. All p holders must be joined to a first destination that has the
+      whole sum: p - 1 messages if it holds a summand, else p; each further destination receives the sum, or what
+      completes it, in at least one message that was not needed for the first: m - 1. Upper: a tree that adds towards
+      one destination and spreads from it. For one group (P to S, P to B) these are reduce-scatter and all-reduce, (p -
+      1)/p and 2(p - 1)/p of the tensor per rank, optimal by Patarasuk and Yuan, "Bandwidth optimal all-reduce
+      algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
     - With a P in the target, families divide the element among their members, and each of the m copies of a member must
-      hold the same part: a layout is a promise. Let h(s) be how many copies hold a summand s at the member of which most
-      do. Either every summand stays with that member, sum of m - h(s) receipts; or all are collected into one sum, which
-      the copies of one member receive: p - 1 + m - 1, one more if no copy of any member holds a summand. The smaller
-      counts. Without a P in the source p is 1 and the first way is never worse: m - h.
+      hold the same part: a layout is a promise. Let h(s) be how many copies hold a summand s at the member of which
+      most do. Either every summand stays with that member, sum of m - h(s) receipts; or all are collected into one sum,
+      which the copies of one member receive: p - 1 + m - 1, one more if no copy of any member holds a summand. The
+      smaller counts. Without a P in the source p is 1 and the first way is never worse: m - h.
       On 2x2 this equals an exhaustive search (`tests/boxing/test_lower_bound.py`); on larger placements it is the least
       of these two ways, not proven least of all.
 

@@ -71,7 +71,8 @@ class Shares:
 
 @dataclass(frozen=True)
 class Lacking:
-    """What the members that keep an atom's summands lack: receipts of all copies together, and whether all is lacking."""
+    """What the members that keep an atom's summands lack: receipts of all copies together, and whether all is
+    lacking."""
 
     total: int
     everything: bool

@@ -55,7 +55,8 @@ def simulate(
 
 
 def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) -> None:
-    """Whether ranks that differ only along axes with B hold equal shards (up to rounding: copies may add in other orders)."""
+    """Whether ranks that differ only along axes with B hold equal shards (up to rounding: copies may add in other
+    orders)."""
     cells = Cells(layout)
     if not cells.copy_axes:
         return

@@ -41,7 +41,8 @@ def fewest_receipts(held: tuple[int, ...], everything: int, members: list[tuple[
         return frozenset(found)
 
     def lacking(state: tuple[frozenset[int], ...]) -> int:
-        """Receipts that are needed at least: copies without the sum of their member, where members share in the best way."""
+        """Receipts that are needed at least: copies without the sum of their member, where members share in the best
+        way."""
 
         def least(place: int, left: int) -> int:
             if place == len(members):
