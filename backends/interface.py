@@ -247,6 +247,14 @@ class Backend(TensorEngine, Protocol):
         """After a step raised: leave the model with its last good weights, usable."""
         ...
 
+    def random_state(self) -> object:
+        """The state of the engine's own random generators, beside Keras's seeds; None where it has none."""
+        ...
+
+    def set_random_state(self, state: object) -> None:
+        """Give back what `random_state` returned."""
+        ...
+
     # ---- hooks.py
     def hooks(self) -> Sequence[Hook]:
         """The places of Keras and of the engine that are wrapped, with reasons."""

@@ -46,6 +46,8 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
         models.adopt(model, distribution)
         if model.built:
             _check(model, distribution)
+        if original.__name__ == "fit":
+            args, kwargs = _verified(distribution, model, original, args, kwargs)
         try:
             if distribution.has_one_rank and model.built:
                 with _keras_alone(distribution):
@@ -56,6 +58,24 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
             backend().recover(model)
             _raise_collected(model, distribution, error)
             raise
+
+
+def _verified(
+    distribution: FlowDistribution,
+    model: keras.Model,
+    fit: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of `fit`, after their first batch was verified where the distribution is to."""
+    waiting = distribution.verified_models
+    if waiting is None or model in waiting:
+        return args, kwargs
+    from keras_flow.verify.first_batch import verified
+
+    args, kwargs = verified(distribution, model, fit, args, kwargs)
+    waiting.add(model)
+    return args, kwargs
 
 
 @contextmanager

@@ -27,6 +27,8 @@ class JaxBackend:
     enter = staticmethod(trainer.enter)
     forget_steps = staticmethod(trainer.forget_steps)
     recover = staticmethod(trainer.recover)
+    random_state = staticmethod(trainer.random_state)
+    set_random_state = staticmethod(trainer.set_random_state)
     hooks = staticmethod(hooks.hooks)
     devices_seen = staticmethod(probes.devices_seen)
     all_reduce = staticmethod(probes.all_reduce)

@@ -76,3 +76,12 @@ def recover(model: keras.Model) -> None:
     for variable, value in _purged.pop(model, []):
         if variable._value is None and not value.is_deleted():
             variable._value = value
+
+
+def random_state() -> object:
+    """None: every draw of Keras is a function of its seed's variable."""
+    return None
+
+
+def set_random_state(state: object) -> None:
+    """Nothing to set."""

@@ -233,3 +233,12 @@ def recover(model: keras.Model) -> None:
     """After a step raised. Updates are the last operations of a step, so weights are the last good ones; steps whose
     trace was interrupted are dropped."""
     forget_steps(model)
+
+
+def random_state() -> object:
+    """None: every draw of Keras is a function of its seed's variable."""
+    return None
+
+
+def set_random_state(state: object) -> None:
+    """Nothing to set."""

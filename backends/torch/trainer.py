@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from keras.src import tree
 
 from keras_flow.backends.torch import data as batches
@@ -51,6 +52,20 @@ def recover(model: keras.Model) -> None:
     for variable in model.trainable_variables:
         if variable._value is not None:
             variable._value.grad = None
+
+
+def random_state() -> object:
+    """The state of torch's default generators: dropout draws from them, without a seed of Keras's."""
+    accelerators = [torch.cuda.get_rng_state()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return torch.random.get_rng_state(), accelerators
+
+
+def set_random_state(state: object) -> None:
+    """Give back the state of torch's default generators."""
+    host, accelerators = cast("tuple[torch.Tensor, list[torch.Tensor]]", state)
+    torch.random.set_rng_state(host)
+    for own in accelerators:
+        torch.cuda.set_rng_state(own)
 
 
 def make_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> object:

@@ -11,6 +11,7 @@ from keras_flow.cli.compare import compare
 from keras_flow.cli.doctor import doctor
 from keras_flow.cli.explain import explain
 from keras_flow.cli.launch import launch
+from keras_flow.cli.verify import verify
 from keras_flow.errors import FlowError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app.command()(compare)
 app.command()(doctor)
 app.command()(explain)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
+app.command()(verify)
 
 
 def main() -> None:

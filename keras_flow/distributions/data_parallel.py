@@ -20,6 +20,8 @@ class DataParallel(FlowDistribution):
         strategy: the engine's way: None takes the fastest exact one; `"mirrored"` asks TensorFlow for MirroredStrategy.
         batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
             the mean of them for its moving statistics.
+        verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
+        device.
 
     Raises:
         FlowError: a strategy that the active backend does not have, or any error of the placement.
@@ -28,7 +30,12 @@ class DataParallel(FlowDistribution):
     mirrored_view = True
 
     def __init__(
-        self, placement: Placement | None = None, *, strategy: str | None = None, batch_statistics: str = "global"
+        self,
+        placement: Placement | None = None,
+        *,
+        strategy: str | None = None,
+        batch_statistics: str = "global",
+        verify: str | None = None,
     ):
         if batch_statistics not in ("global", "replica"):
             raise FlowError(f'batch_statistics is "global" or "replica", got {batch_statistics!r}')
@@ -43,4 +50,4 @@ class DataParallel(FlowDistribution):
             placement = Placement(range(world.size), axis_names=("data",))
         self.strategy = strategy
         self.batch_statistics = batch_statistics
-        super().__init__(placement, batch_axes=placement.axis_names)
+        super().__init__(placement, batch_axes=placement.axis_names, verify=verify)

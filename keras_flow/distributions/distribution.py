@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import keras
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from keras_flow.backends.interface import Backend, Capabilities
     from keras_flow.explainer.explanation import Explanation
+    from keras_flow.verify.verification import Verification
 
 _LOST = (
     "the distribution was taken away inside its scope: keras.utils.clear_session() clears it with all else that Keras "
@@ -54,6 +56,8 @@ class FlowDistribution(distribution_lib.Distribution):
         activations: layouts of layer outputs by layer path.
         batch_axes: axes that split dimension 0 of every batch.
         strict: make a split that cannot be held an error instead of a broadcast.
+        verify: `"first_batch"` proves on the first batch of each model's first `fit` that a step has the numbers of one
+            device, before anything is trained; see the method `verify`.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, an unsupported version or backend.
@@ -74,7 +78,10 @@ class FlowDistribution(distribution_lib.Distribution):
         activations: Rules | None = None,
         batch_axes: Sequence[str] = (),
         strict: bool = False,
+        verify: str | None = None,
     ):
+        if verify not in (None, "first_batch"):
+            raise FlowError(f'verify is None or "first_batch", got {verify!r}')
         engine = backend()
         versions.check(engine.name)
         engine_world = described_world() or engine.world()
@@ -92,6 +99,8 @@ class FlowDistribution(distribution_lib.Distribution):
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.strict = strict
         self.uneven_notice = UnevenNotice()
+        #: models whose first batch is still to be verified are those that are not among these; None: none is
+        self.verified_models: WeakSet[keras.Model] | None = WeakSet() if verify else None
         self._problems: dict[str, list[str]] = {}
         self._matched: set[str] = set()
         self._warned: set[str] = set()
@@ -317,6 +326,39 @@ class FlowDistribution(distribution_lib.Distribution):
         from keras_flow.explainer.explain import explain
 
         return explain(self, model, batch_size)
+
+    def verify(
+        self,
+        model: keras.Model,
+        x: object,
+        y: object,
+        sample_weight: object = None,
+        *,
+        tolerance: float | None = None,
+    ) -> Verification:
+        """Prove on a model and a batch of yours that a step under this distribution has the numbers of one device.
+
+        Compared are outputs, loss, metrics, the gradient and one plain SGD update of every variable, in training,
+        evaluation and inference, on rows that divide by the data ranks and on rows that do not, against the same engine
+        on one device from the same weights and random state. The model, its optimizer and the random states are
+        afterwards as they were; compiled steps are made anew. One device has to hold the whole model meanwhile. On
+        torch all ranks call it.
+
+        Args:
+            model: a built and compiled model. One with a `train_step` of its own is verified as it is.
+            x, y, sample_weight: one batch, as `train_on_batch` takes it: arrays, or structures of arrays, [rows, ...].
+            tolerance: of gradients and updates, relative to the largest element of the variable, and ten times that of
+                outputs, losses and metrics. None takes 1e-4, in half precision 16 units of rounding.
+
+        Returns:
+            A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.
+
+        Raises:
+            FlowError: the model is not built or compiled, the batch does not fit it, or it has randomness of its own.
+        """
+        from keras_flow.verify.run import verify
+
+        return verify(self, model, x, y, sample_weight, tolerance=tolerance)
 
     @property
     def has_problems(self) -> bool:

@@ -25,6 +25,8 @@ class ModelParallel(FlowDistribution):
         batch_axes: name, or names, of the axes that split the batch. The default `"data"` means no axis where the
             placement has none of that name: then every rank sees the whole batch.
         strict: make a split that does not divide an error instead of a broadcast with a warning.
+        verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
+        device.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, no placement.
@@ -41,6 +43,7 @@ class ModelParallel(FlowDistribution):
         activations: Mapping[str, sbp.SbpSpec] | None = None,
         batch_axes: str | Sequence[str] = "data",
         strict: bool = False,
+        verify: str | None = None,
     ):
         is_map = isinstance(rules, keras.distribution.LayoutMap)
         if placement is None:
@@ -54,6 +57,7 @@ class ModelParallel(FlowDistribution):
             activations=PatternRules(activations, "activations"),
             batch_axes=tuple(batch_axes),
             strict=strict,
+            verify=verify,
         )
         if is_map:
             self._check_map_axes(rules)

@@ -60,7 +60,7 @@ def adopt(model: keras.Model, distribution: FlowDistribution) -> bool:
         return False  # what Keras made since then lies where it should
     owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
     moved = False
-    for variable in _all_variables(model):
+    for variable in all_variables(model):
         layout = placed_layout(variable)
         if layout is not None and layout.distribution is distribution:
             continue
@@ -87,7 +87,8 @@ def relay_layer(layer: keras.Layer) -> None:
             _lay(variable, layout.distribution, layer)
 
 
-def _all_variables(model: keras.Model) -> Iterator[keras.Variable]:
+def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
+    """Variables and seeds of the model and its layers, and the state of its metrics, each once."""
     seen: set[int] = set()
     for variable in (*model.variables, *model.metrics_variables):
         if id(variable) not in seen:

@@ -1,0 +1,56 @@
+"""`keras-flow verify`: does a distributed step of this program compute what one device computes?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_flow.errors import FlowError
+
+
+def verify(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Defines build_model(), load_data(), and rules() or distributions().", metavar="FILE.py"),
+    ],
+    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, or a name from distributions().")],
+    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = "jax,tensorflow,torch",
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that are verified, from the first on.")] = 64,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Of gradients and updates, relative; a tenth of it for losses and outputs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare one step of FILE.py's model under a layout with one device: outputs, loss, metrics, gradients, updates.
+
+    On rows that divide by the data ranks and on rows that do not. Nothing is trained: it takes a few steps. Exit status
+    1 if a deviation is over the tolerance.
+    """
+    if not file.is_file():
+        raise FlowError(f"keras-flow verify was asked for {file}, which is not a file.")
+    from rich.console import Console
+
+    from keras_flow.runtime import versions
+    from keras_flow.verify.file import verify_file
+
+    names = [name.strip() for name in backends.split(",") if name.strip()]
+    missing = [name for name in names if name not in ("jax", "tensorflow", "torch") or not versions.installed(name)]
+    if missing or not names:
+        raise FlowError(f"--backends names {missing}: legal are those of jax, tensorflow and torch that are installed")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    results = []
+    with Console(stderr=True).status("") as status:
+        for name in names:
+            status.update(f"{name}: one device, then {layout}")
+            results.append(verify_file(name, file, layout, batch_size, tolerance, seed))
+            if not as_json:
+                console.print(results[-1])
+    if as_json:
+        json.dump([result.to_dict() for result in results], sys.stdout, indent=1)
+        print()
+    raise typer.Exit(0 if all(result.ok for result in results) else 1)

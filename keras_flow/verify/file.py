@@ -1,0 +1,109 @@
+"""`keras-flow verify FILE.py`: the program's model and first rows, verified on each backend in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_flow.errors import FlowError
+from keras_flow.verify.verification import Row, Verification
+
+#: seconds that the processes of one backend may take
+LIMIT = 1800
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the process of a backend verifies.
+
+    Attributes:
+        file: the user's program.
+        layout: its name, as `keras-flow compare` takes it.
+        batch_size: rows of the batch that is verified.
+        tolerance: as of `dist.verify`; None takes its default.
+        seed: of the weights.
+        out: file to which the result is written.
+    """
+
+    file: str
+    layout: str
+    batch_size: int
+    tolerance: float | None
+    seed: int
+    out: str
+
+
+def verify_file(
+    backend: str, file: Path, layout: str, batch_size: int, tolerance: float | None, seed: int
+) -> Verification:
+    """Verify a program's model under a layout on one backend.
+
+    Raises:
+        FlowError: an error of the user's file or of the run, with its text.
+    """
+    with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
+        out = Path(folder) / "verification.json"
+        job = Job(str(file.resolve()), layout, batch_size, tolerance, seed, str(out))
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
+        command = [sys.executable, "-m", "keras_flow.verify.file", json.dumps(vars(job))]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT
+            )
+        except subprocess.TimeoutExpired as error:
+            raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended") from error
+        if not out.exists():
+            raise FlowError(f"{backend}: the verification ended with status {done.returncode}: {done.stderr[-3000:]}")
+        found = json.loads(out.read_text())
+    if "error" in found:
+        raise FlowError(f"{backend}: {found['error']}")
+    rows = tuple(Row(**row) for row in found.pop("rows"))
+    del found["ok"]
+    return Verification(**found, rows=rows)
+
+
+def run(job: Job) -> None:
+    """Verify; on every rank, of which the first writes the result."""
+    import keras
+
+    from keras_flow.compare import program
+    from keras_flow.runtime import env
+
+    module = program.load(job.file, what="a verification")
+    make = program.distribution_maker(module, job.layout)
+    if make is None:
+        raise FlowError("layout '1' is one device: there is nothing to verify. Give dpN, tpN, AxB or a name of yours")
+    data = program.load_data(module)
+    keras.utils.set_random_seed(job.seed)
+    distribution = make()
+    x, y = (keras.tree.map_structure(lambda leaf: leaf[: job.batch_size], part) for part in (data.x, data.y))
+    with distribution.scope():
+        model = program.build_model(module)
+        if not model.built:
+            model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x))
+    found = distribution.verify(model, x, y, tolerance=job.tolerance)
+    if env.process_index() == 0:
+        Path(job.out).write_text(json.dumps(found.to_dict()))
+
+
+def main(text: str) -> int:
+    """The process of a backend."""
+    import keras_flow as kf
+    from keras_flow.compare import program
+
+    job = Job(**json.loads(text))
+    try:
+        kf.run(run, devices=program.ranks_of(job.layout) or 4, args=(job,))
+    except FlowError as error:
+        Path(job.out).write_text(json.dumps({"error": str(error)}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

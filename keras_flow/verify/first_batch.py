@@ -1,0 +1,74 @@
+"""`verify="first_batch"`: the first batch of the first `fit` is verified before anything is trained."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from keras_flow.errors import FlowError
+from keras_flow.verify.run import verify
+
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: Keras's own default of `fit(batch_size=...)`
+_BATCH_SIZE = 32
+
+
+def verified(
+    distribution: FlowDistribution,
+    model: keras.Model,
+    fit: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Verify the first batch of a call of `fit`.
+
+    Returns:
+        The arguments for `fit`: those given, and for a generator one that gives the batch that was looked at again.
+
+    Raises:
+        FlowError: the distributed step has not the numbers of one device, or the data cannot be looked into.
+    """
+    bound = inspect.signature(fit).bind(model, *args, **kwargs)
+    given = bound.arguments
+    batch, again = _first(given)
+    if again is not None:
+        given["x"] = again
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    if not model.built:
+        model._symbolic_build(data_batch=(x, y, weight))  # what `fit` itself would do now
+    verify(distribution, model, x, y, weight).raise_if_wrong()
+    return bound.args[1:], bound.kwargs
+
+
+def _first(given: dict[str, Any]) -> tuple[Any, Iterator | None]:
+    """The first batch, and what stands for the data afterwards where looking used it up."""
+    x = given.get("x")
+    if isinstance(x, keras.utils.PyDataset):
+        return x[0], None
+    if isinstance(x, Iterator):
+        first = next(x)
+        return first, _again(first, x)
+    leaves = keras.tree.flatten(x)
+    if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "__getitem__") for leaf in leaves):
+        rows = slice(0, given.get("batch_size") or _BATCH_SIZE)
+        parts = (x, given.get("y"), given.get("sample_weight"))
+        return tuple(
+            None if part is None else keras.tree.map_structure(lambda leaf: leaf[rows], part) for part in parts
+        ), None
+    if hasattr(x, "__iter__"):  # a tf.data.Dataset, a DataLoader of torch
+        return next(iter(x)), None
+    raise FlowError(
+        f'verify="first_batch" cannot look into data of type {type(x).__name__}: give arrays, a PyDataset, a dataset '
+        "or a generator, or call dist.verify(model, x, y) on a batch yourself"
+    )
+
+
+def _again(first: Any, rest: Iterator) -> Iterator:
+    """A generator (Keras takes no other iterator) of the first batch and the rest."""
+    yield first
+    yield from rest

@@ -1,0 +1,94 @@
+"""The numbers of one step: outputs, losses, metrics, gradients and updates of a model on a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+
+from keras_flow.backends.active import backend
+from keras_flow.distributions import models
+
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.verify.state import State
+
+#: of the plain update; an exact power of two, so that the gradient is read from the slot without rounding
+RATE = 0.5
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that are trained on: structures of arrays [rows, ...].
+
+    Attributes:
+        x, y, sample_weight: as `train_on_batch` takes them.
+        name: how results call it.
+    """
+
+    x: object
+    y: object
+    sample_weight: object
+    name: str
+
+    def rows(self, count: int, name: str) -> Batch:
+        """The first `count` rows."""
+        cut = [None if part is None else _cut(part, count) for part in (self.x, self.y, self.sample_weight)]
+        return Batch(*cut, name)
+
+
+def _cut(part: object, count: int) -> object:
+    return keras.tree.map_structure(lambda leaf: leaf[:count], part)
+
+
+#: (mode, quantity, name) -> value, and what is added to the tolerance for the rounding of what it is a difference of
+Numbers = dict[tuple[str, str, str], tuple[np.ndarray, float]]
+
+
+def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, state: State, own_step: bool) -> Numbers:
+    """All numbers of one batch, from the weights of `state`.
+
+    Args:
+        model: a built and compiled model.
+        batch: the rows.
+        distribution: where it is run; one of one rank is one device.
+        state: the values to start from.
+        own_step: the model's own optimizer takes the step (a `train_step` of the user's); else plain SGD does.
+    """
+    numbers: Numbers = {}
+    with distribution.scope():
+        models.adopt(model, distribution)
+        if not own_step:
+            # with momentum the slot is -rate * gradient after the first step: the gradient itself, on every engine
+            model.optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
+        backend().forget_steps(model)
+        state.give_back()
+        logs = model.train_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True)
+        _add_logs(numbers, "training", logs)
+        if not own_step:
+            for variable, slot in zip(model.optimizer._trainable_variables, model.optimizer.momentums, strict=True):
+                gradient = -_host(slot) / RATE
+                numbers["training", "gradient", variable.path] = gradient, 0.0
+        for variable, before in state.values:
+            if before.dtype.kind == "f" and any(variable is own for own in model.variables):
+                after = _host(variable)
+                rounding = float(np.finfo(before.dtype).eps * np.max(np.abs(after), initial=0.0))
+                numbers["training", "update", variable.path] = after - np.float64(before), rounding
+        state.give_back()
+        _add_logs(numbers, "evaluation", model.test_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True))
+        state.give_back()
+        outputs = keras.tree.flatten(model.predict_on_batch(batch.x))
+        for place, output in enumerate(outputs):
+            numbers["inference", "output", f"output {place}"] = _host(output), 0.0
+    return numbers
+
+
+def _add_logs(numbers: Numbers, mode: str, logs: dict[str, object]) -> None:
+    for name, value in logs.items():
+        numbers[mode, "loss" if name == "loss" else "metric", name] = np.asarray(value, "float64"), 0.0
+
+
+def _host(value: object) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(value), "float64")

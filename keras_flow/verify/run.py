@@ -1,0 +1,186 @@
+"""`dist.verify`: the same steps under the distribution and on one device, from the same state, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from keras_flow.backends.active import backend
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+from keras_flow.verify.measure import Batch, Numbers, measured
+from keras_flow.verify.state import kept
+from keras_flow.verify.verification import Row, Verification
+
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: gradients and updates, relative to the largest element of the variable; in single precision, as in docs/design.md
+TOLERANCE = 1e-4
+#: in half precision, this many times the unit of rounding
+HALF = 16
+#: losses, metrics and outputs may deviate by this share of the tolerance, as in docs/design.md
+OF_VALUES = 0.1
+#: a gradient below this share of the model's largest one is compared with that share: what single precision leaves of
+#: a gradient that is zero in mathematics (the bias of an attention's keys) is rounding
+ROUNDING = 1e-2
+
+
+def verify(
+    distribution: FlowDistribution,
+    model: keras.Model,
+    x: object,
+    y: object,
+    sample_weight: object = None,
+    *,
+    tolerance: float | None = None,
+) -> Verification:
+    """See `FlowDistribution.verify`."""
+    from keras_flow.distributions.data_parallel import DataParallel
+
+    whole = _batch(x, y, sample_weight)
+    own_step = _check(model, whole)
+    if tolerance is None:
+        tolerance = _tolerance(model)
+    single = DataParallel(Placement([distribution.placement.ranks[0]]))
+    rows: list[Row] = []
+    with kept(model, distribution) as state:
+        for number, batch in enumerate(_batches(whole, distribution.num_model_replicas)):
+            try:
+                expected = measured(model, batch, single, state, own_step)
+            except Exception as error:
+                raise FlowError(
+                    f"verify: model {model.name!r} cannot be trained on this batch on one device either: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if number == 0:
+                _check_repeats(model, expected, measured(model, batch, single, state, own_step))
+            got = measured(model, batch, distribution, state, own_step)
+            rows += _compared(batch.name, expected, got, tolerance)
+    return Verification.of(model.name, repr(distribution), backend().name, tolerance, rows)
+
+
+def _batch(x: object, y: object, sample_weight: object) -> Batch:
+    """Host arrays.
+
+    Raises:
+        FlowError: no rows, or different numbers of them.
+    """
+    parts = [
+        None if part is None else keras.tree.map_structure(np.asarray, _structure(part))
+        for part in (x, y, sample_weight)
+    ]
+    leaves = [leaf for part in parts if part is not None for leaf in keras.tree.flatten(part)]
+    lengths = {len(leaf) if np.ndim(leaf) else 0 for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise FlowError(
+            f"verify takes arrays of equally many rows, at least one; got shapes {[np.shape(leaf) for leaf in leaves]}"
+        )
+    return Batch(*parts, name="")
+
+
+def _host(leaf: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) else leaf)
+
+
+def _structure(part: object) -> object:
+    """Lists of numbers are one array, as for `fit`; lists of arrays are several inputs."""
+    if isinstance(part, list | tuple) and part and not hasattr(part[0], "shape"):
+        return np.asarray(part)
+    return part
+
+
+def _check(model: keras.Model, batch: Batch) -> bool:
+    """Whether the model takes the step by a `train_step` of the user's.
+
+    Raises:
+        FlowError: it is not built or not compiled, or its own step cannot be repeated.
+    """
+    if not isinstance(model, keras.Model):
+        raise FlowError(f"verify takes a keras.Model, got {type(model).__name__}")
+    if not model.built:
+        raise FlowError(
+            f"model {model.name!r} is not built: its variables do not exist yet. Call it on a batch (`model(x[:2])`) "
+            "or give its first layer an Input, then verify"
+        )
+    if not model.compiled:
+        raise FlowError(f"model {model.name!r} is not compiled: verify needs its loss. Call model.compile(...) first")
+    own_step = not type(model).train_step.__module__.startswith("keras.src")
+    if own_step:
+        others = [
+            name
+            for name, value in vars(model).items()
+            if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+        ]
+        if others:
+            raise FlowError(
+                f"model {model.name!r} has a train_step of its own with optimizers {others} besides "
+                "model.optimizer: their state cannot be given back, so verify would change it. Verify the parts that "
+                "it trains one by one"
+            )
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    return own_step
+
+
+def _tolerance(model: keras.Model) -> float:
+    dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers() if layer.compute_dtype}
+    units = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+    return max([TOLERANCE, *(HALF * unit for name, unit in units.items() if name in dtypes)])
+
+
+def _batches(whole: Batch, replicas: int) -> Iterator[Batch]:
+    """One batch that divides by the data ranks, one that does not; of the rows given, so one of them may be missing."""
+    rows = len(keras.tree.flatten(whole.x)[0])
+    even = rows // replicas * replicas
+    if even:
+        yield whole.rows(even, f"{even} rows")
+    uneven = rows if rows % replicas else rows - 1
+    if uneven > 0 and uneven % replicas:
+        yield whole.rows(uneven, f"{uneven} rows (do not divide by {replicas})")
+
+
+def _check_repeats(model: keras.Model, first: Numbers, second: Numbers) -> None:
+    """Raise where two runs on one device differ: the model draws random numbers that no seed of Keras's holds."""
+    for (mode, quantity, name), (value, _) in first.items():
+        again = second[mode, quantity, name][0]
+        if np.allclose(value, again, rtol=1e-6, atol=1e-12, equal_nan=True):
+            continue
+        raise FlowError(
+            f"model {model.name!r} cannot be verified: two runs on one device from the same state differ already "
+            f"({quantity} of {name} in {mode}). It has randomness of its own, for example NumPy's in a layer's `call`, "
+            "or state outside of its variables; draw by keras.random with a keras.random.SeedGenerator of the layer"
+        )
+
+
+def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> Iterator[Row]:
+    largest = max(
+        (
+            float(np.max(np.abs(value), initial=0.0))
+            for (_, what, _), (value, _) in expected.items()
+            if what == "gradient"
+        ),
+        default=0.0,
+    )
+    for (mode, quantity, name), (value, rounding) in expected.items():
+        found = got.get((mode, quantity, name), (np.empty(0), 0.0))[0]
+        if value.shape != found.shape:
+            yield Row(batch, mode, quantity, name, float("inf"), float("inf"))
+            continue
+        deviation = float(np.max(np.abs(_numbers(value) - _numbers(found)), initial=0.0))
+        if np.isnan(value).tolist() != np.isnan(found).tolist():
+            deviation = float("nan")
+        scale = float(np.max(np.abs(_numbers(value)), initial=0.0))
+        if quantity in ("gradient", "update"):
+            allowed = tolerance * max(scale, ROUNDING * largest) + 2 * rounding
+        else:
+            allowed = OF_VALUES * tolerance * max(scale, ROUNDING)
+        yield Row(batch, mode, quantity, name, deviation, deviation / allowed if deviation else 0.0)
+
+
+def _numbers(value: np.ndarray) -> np.ndarray:
+    """The value where it is a number; where both runs have none they agree."""
+    return np.where(np.isnan(value), 0.0, value)

@@ -1,0 +1,122 @@
+"""What a verification found: one row for each number that was compared, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: rows that a printed table shows; `to_dict` has all
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number, or array of numbers, of the distributed run against one device.
+
+    Attributes:
+        batch: rows of the batch, and whether they divide: `"64 rows"`, `"63 rows (do not divide)"`.
+        mode: `"training"`, `"evaluation"` or `"inference"`.
+        quantity: `"gradient"`, `"update"`, `"loss"`, `"metric"` or `"output"`.
+        name: path of the variable, or name of the metric or output.
+        deviation: largest absolute difference; not finite where shapes differ or one of the two is no number.
+        share: deviation / (what the tolerance allows for it); more than 1 is wrong.
+    """
+
+    batch: str
+    mode: str
+    quantity: str
+    name: str
+    deviation: float
+    share: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the deviation is within the tolerance."""
+        return self.share <= 1.0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of `dist.verify`; prints as a table, worst rows first.
+
+    Attributes:
+        model: name of the model.
+        distribution: the distribution in words.
+        backend: the engine.
+        tolerance: of gradients and updates, relative to the largest element of the variable; a tenth of it for
+            losses, metrics and outputs.
+        rows: every comparison, worst first.
+    """
+
+    model: str
+    distribution: str
+    backend: str
+    tolerance: float
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, model: str, distribution: str, backend: str, tolerance: float, rows: Iterable[Row]) -> Verification:
+        """The result with its rows in order."""
+        # a share that is no number is the worst of all
+        ordered = sorted(rows, key=lambda row: (row.share == row.share, -row.share))
+        return cls(model, distribution, backend, tolerance, tuple(ordered))
+
+    @property
+    def ok(self) -> bool:
+        """Whether every deviation is within the tolerance."""
+        return all(row.ok for row in self.rows)
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it as plain data, for JSON."""
+        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "ok": self.ok}
+
+    def raise_if_wrong(self) -> None:
+        """Do nothing where all is well.
+
+        Raises:
+            FlowError: with the worst deviations.
+        """
+        wrong = [row for row in self.rows if not row.ok]
+        if wrong:
+            lines = "\n  ".join(
+                f"{row.quantity} of {row.name} in {row.mode}, {row.batch}: deviates by {row.deviation:.3g}, "
+                f"{row.share:.3g} times the tolerance"
+                for row in wrong[:8]
+            )
+            raise FlowError(
+                f"model {self.model!r} does not compute under {self.distribution} what one device computes "
+                f"({len(wrong)} of {len(self.rows)} comparisons are over the tolerance of {self.tolerance:g}):\n"
+                f"  {lines}\n"
+                "Do not train it under this distribution. A smaller model finds the layer; please report it"
+            )
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        verdict = "the numbers of one device" if self.ok else "[bold red]NOT the numbers of one device[/]"
+        table = Table(title=f"{self.model} on {self.backend}, {self.distribution}: {verdict}", title_justify="left")
+        for column in ("quantity", "of", "mode", "batch"):
+            table.add_column(column, overflow="fold")
+        table.add_column("deviation", justify="right")
+        table.add_column("of tolerance", justify="right")
+        for row in self.rows[:SHOWN]:
+            style = None if row.ok else "red"
+            share = f"{row.share:.1%}" if row.share < 100 else f"{row.share:.3g}x"
+            table.add_row(row.quantity, row.name, row.mode, row.batch, f"{row.deviation:.2e}", share, style=style)
+        if len(self.rows) > SHOWN:
+            table.caption = f"and {len(self.rows) - SHOWN} more, each closer than these"
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=140, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()

@@ -1,0 +1,110 @@
+"""`dist.verify` on one engine: right steps, wrong ones, what it leaves behind, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import keras_flow as kf
+
+X = np.random.default_rng(0).normal(size=(12, 8)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(12, 4)).astype("float32")
+MESH = [[0, 1], [2, 3]]
+
+
+class Doubled(layers.Layer):
+    """A seeded fault: under a distribution the gradient that passes is doubled, the output is as it should be."""
+
+    def call(self, x: Any) -> Any:
+        return x + (x - ops.stop_gradient(x)) if keras.distribution.distribution() is not None else x
+
+
+class Unseeded(layers.Layer):
+    """NumPy's random numbers in `call`."""
+
+    def call(self, x: Any) -> Any:
+        return x * np.random.default_rng().random()
+
+
+class OwnStep(keras.Sequential):
+    """A `train_step` of the user's own: the stock one, twice the loss is not its business."""
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().train_step(*args, **kwargs)
+
+
+def _hybrid(**options: Any) -> Any:
+    mesh = kf.Placement(MESH, axis_names=("data", "model"))
+    return kf.ModelParallel(mesh, rules={"hidden/kernel": {"model": kf.sbp.split(1)}}, **options)
+
+
+def _model(*between: layers.Layer, of: type[keras.Sequential] = keras.Sequential, **options: Any) -> keras.Model:
+    model = of(
+        [
+            layers.Input((8,)),
+            layers.Dense(8, activation="tanh", name="hidden"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            *between,
+            layers.Dense(4, name="out"),
+        ],
+        name="verified",
+    )
+    model.compile("adam", "mse", metrics=["mae"], **options)
+    return model
+
+
+def _state(model: keras.Model) -> list[np.ndarray]:
+    return [np.array(ops.convert_to_numpy(v)) for v in (*model.variables, *model.optimizer.variables)]
+
+
+def _refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except kf.FlowError as error:
+        return str(error)
+    return ""
+
+
+def main() -> dict[str, Any]:
+    keras.utils.set_random_seed(3)
+    found: dict[str, Any] = {}
+    for name, distribution in (("hybrid", _hybrid()), ("data parallel", kf.DataParallel())):
+        with distribution.scope():
+            model = _model()
+            model.fit(X, Y, verbose=0)
+            before = _state(model)
+        result = distribution.verify(model, X, Y, sample_weight=np.linspace(0.5, 2.0, 12).astype("float32"))
+        with distribution.scope():
+            same = [bool(np.array_equal(a, b)) for a, b in zip(before, _state(model), strict=True)]
+            model.fit(X, Y, verbose=0)  # goes on
+        found[name] = {"ok": result.ok, "rows": result.to_dict()["rows"], "as it was": all(same), "text": str(result)}
+    distribution = _hybrid(verify="first_batch")
+    with distribution.scope():
+        wrong = _model(Doubled())
+        own = _model(of=OwnStep)
+        before = _state(wrong)
+    result = distribution.verify(wrong, X, Y)
+    found["fault"] = {"ok": result.ok, "worst": result.to_dict()["rows"][0], "raises": _refused(result.raise_if_wrong)}
+    found["own step"] = distribution.verify(own, X, Y).ok
+    found["first batch"] = _refused(lambda: wrong.fit(X, Y, batch_size=8, verbose=0))
+    with distribution.scope():
+        after = _state(wrong)[: len(wrong.variables)]
+        found["untrained"] = all(np.array_equal(a, b) for a, b in zip(before, after, strict=False))
+        fine = _model()
+    fine.fit((pair for pair in [(X[:8], Y[:8])] * 2), steps_per_epoch=2, verbose=0)  # both are there for `fit`
+    found["steps of a generator"] = int(ops.convert_to_numpy(fine.optimizer.iterations))
+    with distribution.scope():
+        unseeded = _model(Unseeded(), run_eagerly=True)
+    found["refused"] = {
+        "not built": _refused(lambda: distribution.verify(keras.Sequential([layers.Dense(2)]), X, Y)),
+        "rows": _refused(lambda: distribution.verify(fine, X, Y[:3])),
+        "features": _refused(lambda: distribution.verify(fine, X[:, :3], Y)),
+        "random": _refused(lambda: distribution.verify(unseeded, X, Y)),
+        "option": _refused(lambda: kf.DataParallel(verify="always")),
+    }
+    return found
