@@ -21,7 +21,7 @@ from pathlib import Path
 #: part -> backend -> module whose `main` it is
 PARTS = {
     "explain": {backend: f"tests.explain.counting.{backend}" for backend in ("jax", "tensorflow", "torch")},
-    "engine": {"tensorflow": "tests.backends.tensorflow.programs", "torch": "tests.backends.torch.checks"},
+    "engine": {"tensorflow": "tests.backends.tensorflow.programs", "torch": "tests.backends.torch.registry"},
     "steps": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.steps.worker"),
     "files": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.backends.large_files"),
     "examples": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.small_examples"),

@@ -1,4 +1,4 @@
-"""Checks that need ranks: run on four processes, for `test_on_four_ranks`."""
+"""Checks of creation, gradients, random states, files: run on four processes, for `test_on_four_ranks`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,11 @@ import os
 import random
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def on_all_ranks(value: object) -> list[object]:
-    """The value of each rank."""
-    import torch.distributed as torch_distributed
-
-    values: list[object] = [None] * torch_distributed.get_world_size()
-    torch_distributed.all_gather_object(values, value)
-    return values
-
-
-def error_of(action: Callable[[], object]) -> str:
-    """The text of the error that an action raises; empty where it raises none."""
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def rank() -> int:
-    import keras_flow as kf
-
-    return kf.env.get_rank()
+from tests.backends.torch.registry import check, error_of, on_all_ranks, rank
 
 
 def small_model(width: int = 8):
@@ -327,10 +298,3 @@ def models_that_act_row_by_row_are_known() -> None:
         reason = reason_against(functional(function))
         assert reason is not None and word in reason, (word, reason)
     assert "subclassed model" in str(reason_against(Own()))
-
-
-def main() -> Iterator[tuple[str, str]]:
-    """Run all checks on this rank: each name with "ok", or what is wrong on which rank."""
-    for name, function in CHECKS.items():
-        everyone = on_all_ranks(error_of(function))
-        yield name, next((f"rank {r}: {text}" for r, text in enumerate(everyone) if text), "ok")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.backends.torch import checks
+from tests.backends.torch import registry
 from tests.jobs import LIMIT, Job
 
 PART = "engine"
 pytestmark = pytest.mark.timeout(LIMIT)
 
 
-@pytest.mark.parametrize("name", list(checks.CHECKS))
+@pytest.mark.parametrize("name", list(registry.load()))
 def test_check(name: str, jobs: dict[str, Job]) -> None:
     assert jobs["torch"].case(PART, name) == "ok"

@@ -1,0 +1,53 @@
+"""Checks on placements with an axis of one rank, and of some of the ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.backends.torch.registry import check, on_all_ranks, rank
+
+
+@check
+def boxing_along_an_axis_of_one_rank_changes_nothing() -> None:
+    import keras_flow as kf
+
+    for ranks in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1]]):
+        placement = kf.Placement(ranks)
+        for shape in ((8,), (8, 0)):
+            value = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+            for source in ("P,B", "B,P", "P,S(0)", "S(0),B", "S(0),S(0)"):
+                held = kf.tensor(value, placement=placement, sbp="B,B").to_global(sbp=source)
+                found = held.to_global(sbp="B,B")
+                for everyone in on_all_ranks(
+                    found.to_local().tolist() if rank() in placement.ranks else value.tolist()
+                ):
+                    assert everyone == value.tolist(), (ranks, source, everyone)
+
+
+@check
+def training_on_such_placements_is_that_of_one_device() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+    y = np.random.default_rng(1).normal(size=(16, 4)).astype("float32")
+
+    def updates() -> list[np.ndarray]:
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Dense(8, "tanh", name="a"), keras.layers.Dense(4, name="b")]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        before = [np.array(value) for value in model.get_weights()]
+        model.fit(x, y, batch_size=16, verbose=0)
+        return [after - value for after, value in zip(model.get_weights(), before, strict=True)]
+
+    expected = updates()
+    split = {"a/kernel": {"model": kf.sbp.split(-1)}, "b/kernel": {"model": kf.sbp.split(0)}}
+    for ranks in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1]], [[3]]):
+        placement = kf.Placement(ranks, axis_names=("data", "model"))
+        for distribution in (kf.ModelParallel(placement, rules=split), kf.DataParallel(placement)):
+            with distribution.scope():
+                found = updates()
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6, err_msg=f"{ranks} {distribution}")

@@ -1,0 +1,52 @@
+"""Checks that need ranks: each module beside this one registers its own, and `main` runs them on four processes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+
+MODULES = ("checks", "placements")
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def load() -> dict[str, Callable[[], None]]:
+    """All checks by name."""
+    for module in MODULES:
+        importlib.import_module(f"tests.backends.torch.{module}")
+    return CHECKS
+
+
+def on_all_ranks(value: object) -> list[object]:
+    """The value of each rank."""
+    import torch.distributed as torch_distributed
+
+    values: list[object] = [None] * torch_distributed.get_world_size()
+    torch_distributed.all_gather_object(values, value)
+    return values
+
+
+def error_of(action: Callable[[], object]) -> str:
+    """The text of the error that an action raises; empty where it raises none."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def rank() -> int:
+    import keras_flow as kf
+
+    return kf.env.get_rank()
+
+
+def main() -> Iterator[tuple[str, str]]:
+    """Run all checks on this rank: each name with "ok", or what is wrong on which rank."""
+    for name, function in load().items():
+        everyone = on_all_ranks(error_of(function))
+        yield name, next((f"rank {r}: {text}" for r, text in enumerate(everyone) if text), "ok")
