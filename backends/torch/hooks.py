@@ -14,6 +14,7 @@ from keras_flow.backends.torch import (
     saving,
     step,
     trainer,
+    values,
     variables,
 )
 from keras_flow.distributions.describing import is_describing
@@ -68,6 +69,21 @@ def _variables() -> tuple[Hook, ...]:
             saving.to_array,
             "numpy(), get_weights and saving of DTensors: `.numpy() is not supported for tensor subclasses`",
             when=lambda *args, **kwargs: True,  # torch itself can only raise here
+        ),
+        *(
+            Hook(
+                "torch.distributed.tensor",
+                f"DTensor.{name}",
+                replacement,
+                "read values are the logical tensor's; DTensor raises, or shows this rank's piece",
+                when=lambda *args, **kwargs: True,
+            )
+            for name, replacement in (
+                ("numpy", values.to_numpy),
+                ("tolist", values.to_list),
+                ("__repr__", values.to_text),
+                ("__format__", values.formatted),
+            )
         ),
     )
 

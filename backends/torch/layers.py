@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from keras_flow.backends.torch import data, layouts, local, mirrored
 from keras_flow.backends.torch.step import Step, current_step, running
 from keras_flow.distributions.batch_statistics import by_groups
+from keras_flow.distributions.distribution import active
 from keras_flow.distributions.placed import placed_layout
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def is_concerned(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
     if current_step() is not None:
         return True
     # within another layer's call: that one was asked already, with these variables among its own
-    return global_state.get_global_attribute("current_call_ctx") is None and _distribution_of(layer) is not None
+    if global_state.get_global_attribute("current_call_ctx") is not None:
+        return False
+    return _distribution_of(layer) is not None or _building_for(layer) is not None
 
 
 def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
@@ -44,9 +47,10 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
         return original(layer, *args, **kwargs)
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
-    if local.can_run(layer, args, kwargs):
-        return local.call(original, step, layer, args, kwargs)
-    outputs = original(layer, *args, **kwargs)
+    with step.within(layer.path):
+        if local.can_run(layer, args, kwargs):
+            return local.call(original, step, layer, args, kwargs)
+        outputs = original(layer, *args, **kwargs)
     if isinstance(outputs, torch.Tensor):
         return pin(outputs)
     return tree.map_structure(pin, outputs)
@@ -56,9 +60,14 @@ def _call_outside(
     original: Callable[..., object], layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """A call by the program itself: logical tensors in, logical tensors out."""
-    distribution = _distribution_of(layer)
-    if distribution is None or any(_is_symbolic(leaf) for leaf in tree.flatten((args, kwargs))):
+    if any(_is_symbolic(leaf) for leaf in tree.flatten((args, kwargs))):
         return original(layer, *args, **kwargs)
+    distribution = _distribution_of(layer)
+    if distribution is None:  # its first call makes its variables; inputs are left to it, since it may preprocess
+        building_for = _building_for(layer)
+        assert building_for is not None  # the hook's condition
+        with running(Step(building_for, consistent=True)):
+            return tree.map_structure(_plain_with_mask, original(layer, *args, **kwargs))
 
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
@@ -90,6 +99,14 @@ def _distribution_of(layer: keras.Layer) -> FlowDistribution | None:
             layout = placed_layout(variable)
             return layout.distribution if layout is not None else None
     return None
+
+
+def _building_for(layer: keras.Layer) -> FlowDistribution | None:
+    """The distribution that a layer's variables will have: those of a subclassed model are made in its first call."""
+    distribution = active()
+    if distribution is None or distribution.mirrored_view or not layouts.distributed(distribution.placement):
+        return None
+    return distribution if any(not part.built for part in layer._flatten_layers()) else None
 
 
 # ---- outputs that are sums

@@ -116,6 +116,15 @@ def local_slices(shape: Sequence[int], device_mesh: DeviceMesh, placements: Torc
     return tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
 
 
+def divides(shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements) -> bool:
+    """Whether all ranks hold parts of one size."""
+    parts = [1] * len(shape)
+    for axis, part in enumerate(placements):
+        if part.is_shard():
+            parts[part.dim] *= device_mesh.size(axis)  # type: ignore[attr-defined]
+    return all(size % count == 0 for size, count in zip(shape, parts, strict=True))
+
+
 def from_full(full: torch.Tensor, device_mesh: DeviceMesh, placements: TorchPlacements) -> DTensor:
     """Lay a logical tensor, equal on all ranks, without communication. A piece keeps no reference to the whole."""
     local = full[local_slices(full.shape, device_mesh, placements)] if full.ndim else full

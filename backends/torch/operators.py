@@ -7,7 +7,6 @@ broadcast, `S(d)` split, `P` partial sum.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.experimental import register_sharding
 
-from keras_flow.errors import FlowWarning
+from keras_flow.backends.torch import embedding, in_place, values, whole
 
 aten = torch.ops.aten
 R, P, S = Replicate(), Partial(), Shard
@@ -36,8 +35,15 @@ def register() -> None:
     handlers[aten.unbind.int] = _unbind
     # torch's handler gathers local winners as if all shards were equal; uneven ones abort the process in gloo
     handlers[aten.argmax.default] = handlers[aten.argmin.default] = _arg_extremum
+    handlers.update(in_place.handlers())
+    handlers[aten._local_scalar_dense.default] = values.local_scalar
+    handlers[aten.equal.default] = values.equal
+    handlers[aten.embedding.default] = embedding.look_up
+    handlers[aten.as_strided.default] = whole.run
     _register_views()
-    _register_fallback()
+    _register_along_a_dim()
+    _remember_by_all_arguments()
+    _register_net()
 
 
 def _rule(operator: torch._ops.OpOverload) -> Callable[[Callable[..., object]], object]:
@@ -104,6 +110,20 @@ def _register_like(operator: torch._ops.OpOverload, tensors: int, dims: Sequence
         rest = [None] * (len(args) - tensors)
         splits = [S(dim) for dim in (dims or range(args[0].ndim))]
         return [([part], [part] * tensors + rest) for part in (R, *splits)]
+
+
+def _register_along_a_dim() -> None:
+    """Scans: torch's rules compare the dim with those that are split without counting it from the front, so that a scan
+    along `dim=-1` is one of each rank's own piece."""
+    for operator in (aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin):
+        outputs = len(operator.default._schema.returns)
+
+        @_rule(operator.default)
+        def _(x, dim, outputs=outputs, **kwargs):
+            return [
+                ([part] * outputs, [part, None, *[None] * len(kwargs)])
+                for part in (R, *(S(k) for k in range(x.ndim) if k != dim % x.ndim))
+            ]
 
 
 # ---- operators that are run on local pieces
@@ -179,43 +199,39 @@ def _first_that_can(strategies: Sequence[Callable[..., object]], schema: object)
     return last(schema)
 
 
-# ---- any other operator
+# ---- the net around all of them
 
 
-def _register_fallback() -> None:
-    """An operator without a rule runs on gathered inputs: right, not parallel, said once for each."""
-    from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
-    from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
-    from torch.distributed.tensor._sharding_prop import LocalLRUCache
+def _remember_by_all_arguments() -> None:
+    """A rule's decision, and the shape of the result with it, is remembered for arguments that are all the same.
+
+    By default some are left out: `topk(x, 3)` after `topk(x, 2)` is given the shape of the first, and a convolution
+    that of one with another dilation. Floats are left out still: they change in each step and say nothing of shapes.
+    """
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
     propagator = DTensor._op_dispatcher.sharding_propagator
-    original = propagator.propagate_op_sharding_non_cached
-
-    def gathered(schema):
-        outputs = len(schema.op._schema.returns)
-        inputs = len(schema.args_strategy) + sum(isinstance(v, OpStrategy) for v in schema.kwargs_schema.values())
-        mesh = schema.get_mesh_from_args()
-        signature: list[Any] = [R] * (outputs + inputs)
-        return expand_to_full_mesh_op_strategy(
-            mesh, schema, [signature], input_index=outputs, inplace_op=schema.is_inplace_op()
-        )
-
-    def propagate(schema):
-        try:
-            return original(schema)
-        except NotImplementedError as error:
-            composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-                schema.op.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    for rules, infos in (
+        (propagator.op_strategy_funcs, propagator.op_to_schema_info),
+        (propagator.op_single_dim_strategy_funcs, propagator.op_to_schema_info_for_single_dim_strategy),
+    ):
+        for operator in rules:
+            info = infos.get(operator) or RuntimeSchemaInfo()
+            places = [k for k, one in enumerate(operator._schema.arguments) if not one.kwarg_only and _says_shapes(one)]
+            names = [one.name for one in operator._schema.arguments if one.kwarg_only and _says_shapes(one)]
+            infos[operator] = RuntimeSchemaInfo(
+                min([info.static_argnum, *places]),
+                sorted({*(info.static_kwargkey or ()), *names}) or None,
+                info.needs_pytree,
             )
-            if "does not have a sharding strategy" not in str(error) or composite:  # composites are decomposed
-                raise
-            warnings.warn(
-                f"torch's DTensor has no rule for {schema.op}: it runs on gathered tensors (right, not parallel)",
-                FlowWarning,
-                stacklevel=2,
-            )
-            propagator.register_op_strategy(schema.op, gathered, RuntimeSchemaInfo(0, needs_pytree=True))
-            return original(schema)
 
-    propagator.propagate_op_sharding_non_cached = propagate  # type: ignore[method-assign]
-    propagator.propagate_op_sharding = LocalLRUCache(propagate)
+
+def _says_shapes(argument: torch._C.Argument) -> bool:
+    kind = str(argument.type)
+    return not argument.is_out and "Tensor" not in kind and any(part in kind for part in ("int", "bool", "str"))
+
+
+def _register_net() -> None:
+    dispatcher = DTensor._op_dispatcher
+    original = dispatcher._propagate_op_sharding_dispatch_slow_path
+    dispatcher._propagate_op_sharding_dispatch_slow_path = functools.partial(whole.propagate, original)  # type: ignore[method-assign]

@@ -42,7 +42,17 @@ def redistribute_local_tensor(
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     rank = world().local_ranks[0]
-    return boxing.run(made, {rank: local})[rank]
+    return _in_order(boxing.run(made, {rank: local})[rank], current)
+
+
+def _in_order(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """In the order of memory that DTensor says the tensor has: it allows views by it."""
+    assert spec.tensor_meta is not None
+    strides = spec.tensor_meta.stride
+    if list(strides) == sorted(strides, reverse=True):
+        return local.contiguous()
+    order = sorted(range(local.ndim), key=lambda dim: -strides[dim])
+    return local.permute(order).contiguous().permute([order.index(dim) for dim in range(local.ndim)])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch.distributed as torch_distributed
@@ -44,11 +44,22 @@ class Step:
         consistent: tensors are DTensors with logical shapes; otherwise plain tensors, equal on all ranks (the mirrored
             view).
         inside: a layer is computing this rank's rows right now, on plain tensors.
+        layers: the paths of the layers that are being called, the innermost last (consistent view only).
     """
 
     distribution: FlowDistribution
     consistent: bool
     inside: Rows | None = None
+    layers: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def within(self, path: str) -> Iterator[None]:
+        """A layer is being called."""
+        self.layers.append(path)
+        try:
+            yield
+        finally:
+            self.layers.pop()
 
 
 _step: ContextVar[Step | None] = ContextVar("keras_flow_torch_step", default=None)

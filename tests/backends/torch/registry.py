@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 
-MODULES = ("checks", "placements")
+MODULES = ("checks", "placements", "operators", "values")
 CHECKS: dict[str, Callable[[], None]] = {}
 
 

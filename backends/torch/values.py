@@ -1,0 +1,45 @@
+"""Values that a program reads from DTensors (`float(x)`, `if x > 0`, `print(x)`): those of the logical tensor.
+
+DTensor's own `item()` is that of this rank's piece, or of its summand of a partial sum; ranks would go on with
+different numbers. Here all ranks gather and sum first, so each of these is a collective where the tensor is split or a
+sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends.torch.gathering import whole
+
+
+def local_scalar(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Handler of `item()`, and with it of float, int, bool and `if`."""
+    return operator(whole(args[0]))
+
+
+def equal(operator: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Handler of `torch.equal`; DTensor's asks all ranks of the job, also those that do not compute."""
+    return operator(*map(whole, args))
+
+
+def to_numpy(original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
+    """Hook on `DTensor.numpy`."""
+    return whole(tensor.detach()).cpu().numpy(*args, **kwargs)
+
+
+def to_list(original: Callable[..., object], tensor: DTensor) -> object:
+    """Hook on `DTensor.tolist`."""
+    return whole(tensor.detach()).tolist()
+
+
+def to_text(original: Callable[..., str], tensor: DTensor, **options: object) -> str:
+    """Hook on `DTensor.__repr__`."""
+    return f"{whole(tensor.detach())!r} laid as {tuple(tensor.placements)} over {tensor.device_mesh.shape} ranks"
+
+
+def formatted(original: Callable[..., str], tensor: DTensor, spec: str) -> str:
+    """Hook on `DTensor.__format__`."""
+    return format(whole(tensor.detach()), spec)

@@ -1,0 +1,156 @@
+"""Operators that DTensor cannot compute on split tensors, or not rightly: they run on gathered ones, on every rank.
+
+DTensor asks a table of rules how to split an operator. Some rules are wrong, some operators have none, and what such
+an operator raises means nothing to who wrote the model. So rules are believed for the operators of `trusted` only,
+which the sweep of `tests/backends/torch` compares with one device; any other operator gets its tensors whole. That is
+decided from layouts and shapes alone, so all ranks decide alike, before they communicate.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from operator import is_ as operator_is
+from typing import Any
+
+import torch
+import torch._decomp
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OutputSharding
+from torch.utils import _pytree as pytree
+
+from keras_flow.backends.torch.gathering import replicated, whole
+from keras_flow.backends.torch.step import current_step
+from keras_flow.backends.torch.trusted import is_taken_apart, is_trusted
+from keras_flow.errors import ComputedWhole, FlowError
+
+aten = torch.ops.aten
+
+#: what was said already: the place in the model, and the operator
+_said: set[tuple[str, str]] = set()
+
+
+def propagate(
+    original: Callable[..., object],
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *rest: object,
+) -> object:
+    """In the place of DTensor's look for a rule, which it does once for an operator, its layouts and shapes.
+
+    Returns:
+        The rule's decision, or the operator's result, which DTensor hands on.
+    """
+    if operator in (aten.index.Tensor, aten.index_put.default) and _has_mask(args[1]):
+        return _by_mask(operator, args, kwargs)
+    if not is_trusted(operator):
+        return _without_rule(operator, args, kwargs)
+    try:
+        decision = original(operator, args, kwargs, *rest)
+    except (RuntimeError, NotImplementedError, AssertionError, ValueError, IndexError, TypeError):
+        return _without_rule(operator, args, kwargs)  # where the program is wrong it raises there, as on one device
+    axes = _doubtful_axes(decision, args, kwargs) if isinstance(decision, OutputSharding) else frozenset()
+    if not axes:
+        return decision
+    gathered_args, gathered_kwargs = pytree.tree_map_only(DTensor, lambda leaf: _gathered(leaf, axes), (args, kwargs))
+    if all(map(operator_is, pytree.tree_leaves((args, kwargs)), pytree.tree_leaves((gathered_args, gathered_kwargs)))):
+        return _without_rule(operator, args, kwargs)
+    return operator(*gathered_args, **gathered_kwargs)
+
+
+def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _by_mask(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Elements where a mask holds: how many they are differs between the ranks' pieces, so that no rule is right."""
+    x, indices, *rest = args
+    if operator is aten.index_put.default and len(indices) == 1 and indices[0].shape == x.shape:
+        values, accumulate = rest[0], rest[1] if len(rest) > 1 else kwargs.get("accumulate", False)
+        if values.numel() == 1 and not accumulate:
+            return aten.where.self(indices[0], values.reshape(()), x)
+    return run(operator, args, kwargs)
+
+
+def _without_rule(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    if _is_composite(operator):  # operators that come here again
+        return operator.decompose(*args, **kwargs)
+    if is_taken_apart(operator):
+        return torch._decomp.decomposition_table[operator](*args, **kwargs)
+    return run(operator, args, kwargs)
+
+
+def run(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Compute an operator on whole tensors, on every rank.
+
+    Raises:
+        FlowError: it writes into its arguments.
+    """
+    if operator._schema.is_mutable:
+        raise FlowError(
+            f"{_place()}: {operator} writes into tensors that are split over the ranks, which torch cannot do here. "
+            "Use the function that returns a new tensor instead"
+        )
+    held = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+    if any(part.is_shard() for leaf in held for part in leaf.placements):
+        _say(operator)
+    whole_args, whole_kwargs = pytree.tree_map_only(DTensor, whole, (args, kwargs))
+    mesh = held[0].device_mesh
+    return pytree.tree_map(lambda leaf: replicated(leaf, mesh), operator(*whole_args, **whole_kwargs))
+
+
+def _is_composite(operator: torch._ops.OpOverload) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+
+
+def _doubtful_axes(decision: OutputSharding, args: object, kwargs: object) -> frozenset[int]:
+    """Axes of the mesh along which a decision is not believed.
+
+    Ranks would hold parts of different sizes, or nothing, for which many rules are wrong; rows in strides, which most
+    rules do not know; or summands with a mask, which can be read once only.
+    """
+    outputs = decision.output_spec
+    specs = list(outputs) if isinstance(outputs, Sequence) else [outputs]
+    specs += [leaf._spec for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+    if decision.redistribute_schema is not None:
+        specs += decision.redistribute_schema.args_spec
+    return frozenset(axis for spec in specs if isinstance(spec, DTensorSpec) for axis in _doubtful(spec))
+
+
+def _doubtful(spec: DTensorSpec) -> Iterator[int]:
+    parts = [1] * len(spec.shape) if spec.tensor_meta is not None else []
+    for axis, part in enumerate(spec.placements):
+        if part.is_shard() and parts:
+            parts[part.dim] *= spec.mesh.size(axis)  # type: ignore[attr-defined]
+        is_plain = type(part) in (Shard, Replicate, Partial)
+        if not is_plain or (part.is_shard() and parts and spec.shape[part.dim] % parts[part.dim]):  # type: ignore[attr-defined]
+            yield axis
+
+
+def _gathered(value: DTensor, axes: frozenset[int]) -> DTensor:
+    placements = [Replicate() if axis in axes else part for axis, part in enumerate(value.placements)]
+    return value if tuple(placements) == value.placements else value.redistribute(value.device_mesh, placements)
+
+
+def _say(operator: torch._ops.OpOverload) -> None:
+    place = _place()
+    if (place, str(operator)) in _said:
+        return
+    _said.add((place, str(operator)))
+    warnings.warn(
+        f"{place}: torch's distributed tensors cannot compute {operator.name().removeprefix('aten::')} split over the "
+        "ranks, so each rank computes it whole (the numbers are those of one device, nothing is gained there)",
+        ComputedWhole,
+        stacklevel=3,
+    )
+
+
+def _place() -> str:
+    """Where in the model the program is."""
+    if torch._C._current_graph_task_id() != -1:
+        return "in the gradients"
+    step = current_step()
+    return step.layers[-1] if step is not None and step.layers else "outside of layers"

@@ -1,0 +1,195 @@
+"""Checks that operators on split tensors have the values and gradients of one device, whatever is split and how."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tests.backends.torch.registry import check, on_all_ranks
+
+#: ranks, layout and shape of a tensor: a square hierarchy, one with an axis of one rank, dims that do not divide
+LAID = (
+    (((0, 1), (2, 3)), "S(0),S(2)", (8, 4, 4)),
+    (((0, 1), (2, 3)), "S(1),P", (8, 4, 4)),
+    (((0, 1, 2, 3),), "B,S(0)", (8, 4, 4)),
+    (((0, 1, 2, 3),), "S(1),S(2)", (6, 5, 3)),
+)
+
+
+def _constant(*shape: int):
+    import torch
+
+    return torch.from_numpy(np.random.default_rng(sum(shape)).normal(size=shape).astype("float32"))
+
+
+def _along_dims() -> Iterator[tuple[str, Callable]]:
+    """Scans, orders, shifts: along each dim, counted from the front and from the back."""
+    import torch
+    from keras import ops
+
+    for dim in (0, -1):
+        yield f"cumsum {dim}", lambda x, dim=dim: ops.cumsum(x, axis=dim)
+        yield f"cummax {dim}", lambda x, dim=dim: torch.cummax(x, dim)[0]
+        yield f"sort {dim}", lambda x, dim=dim: ops.sort(x, axis=dim)
+        yield f"flip {dim}", lambda x, dim=dim: ops.flip(x, axis=dim)
+        yield f"take {dim}", lambda x, dim=dim: ops.take(x, np.array([0, 2, 1, 1]), axis=dim)
+        yield f"std {dim}", lambda x, dim=dim: ops.std(x, axis=dim)
+        yield f"median {dim}", lambda x, dim=dim: ops.median(x, axis=dim)
+        yield f"quantile {dim}", lambda x, dim=dim: ops.quantile(x, [0.25, 0.4], axis=dim)
+        yield f"topk {dim}", lambda x, dim=dim: [torch.topk(x, k, dim)[0] for k in (2, 3)]
+
+
+def _that_write() -> Iterator[tuple[str, Callable]]:
+    """Operators that write into a tensor, or into a view of one."""
+    import torch
+    from keras import ops
+
+    def written(write: Callable) -> Callable:
+        def call(x):
+            y = x * 1.0
+            write(x, y)
+            return y * x
+
+        return call
+
+    places = np.array([[1, 0, 1], [0, 2, 2], [2, 1, 0]])
+    yield "slice_update", lambda x: ops.slice_update(x, (1, 0, 0), x[:2] * 3)
+    yield "slice_update of zeros", lambda x: ops.slice_update(ops.zeros(tuple(x.shape)), (0, 0, 1), x[:, :, :2])
+    yield "scatter_update", lambda x: ops.scatter_update(x, places, np.array([1.0, 2.0, 3.0], "float32"))
+    yield "scatter", lambda x: ops.scatter(np.array([[1], [3], [1]]), x[:3], (5, *x.shape[1:]))
+    yield "y[1:3] = 7", written(lambda x, y: y.__setitem__(slice(1, 3), 7.0))
+    yield "y[:, 1] = x[:, 0]", written(lambda x, y: y.__setitem__((slice(None), 1), x[:, 0]))
+    yield "y[x > 0] = 0", written(lambda x, y: y.__setitem__(x > 0, 0.0))
+    yield "y[:, [0, 2]] = x", written(lambda x, y: y.__setitem__((slice(None), [0, 2]), x[:, :2]))
+    yield "y[1:3].mul_", written(lambda x, y: y[1:3].mul_(3.0))
+    yield "y.transpose.[].copy_", written(lambda x, y: y.transpose(0, 2)[1:3].copy_(2.0 * x.transpose(0, 2)[:2]))
+    yield "y.index_add_", written(lambda x, y: y.index_add_(1, torch.tensor([0, 2]), x[:, :2]))
+    yield "y.scatter_add_", written(lambda x, y: y.scatter_add_(1, torch.zeros(x.shape, dtype=torch.int64), x))
+    yield "y.pow_", lambda x: (x * x + 1).pow_(1.5)
+    yield "y.transpose_", lambda x: (x * 1.0).transpose_(0, 2) * 2.0
+
+
+def _others() -> Iterator[tuple[str, Callable]]:
+    """Indices, counts, losses, shapes, and those that DTensor has wrong."""
+    import torch
+    from keras import ops
+
+    def small(x):
+        return ops.cast(ops.abs(x[:, 0, 0]) * 2 % 4, "int32")
+
+    def image(x):
+        return ops.reshape(ops.tile(x, (1, 4, 4)), (x.shape[0], 4 * x.shape[1], 4, x.shape[2]))
+
+    def routed(x):
+        return ops.sum(ops.one_hot(ops.top_k(x, 2)[1], x.shape[-1]), axis=-2) * x
+
+    indices = torch.tensor([[0, 1, 2], [1, 2, 2]])
+    yield "maximum", lambda x: ops.max(x)
+    yield "bincount", lambda x: ops.bincount(small(x), minlength=4)
+    yield "segment_sum", lambda x: ops.segment_sum(x, np.arange(x.shape[0]) % 3, 3)
+    yield "top-k routing", routed
+    yield "embedding", lambda x: [torch.nn.functional.embedding(indices, x[:, 0]) * w for w in (1.0, 2.0)]
+    yield "table and indices", lambda x: torch.nn.functional.embedding(small(x), ops.reshape(x, (-1, x.shape[2])))
+    yield "rms_norm", lambda x: torch.nn.functional.rms_norm(x, (x.shape[2],), None, 1e-6)
+    yield "argmax of joined dims", lambda x: ops.argmax(ops.reshape(x, (x.shape[0], -1)), axis=-1)
+    yield "sparse loss", lambda x: ops.sparse_categorical_crossentropy(small(x) % 3, x[:, 0], from_logits=True)
+    yield "relu6", lambda x: ops.relu6(x) + ops.elu(x)
+    yield "masked_select", lambda x: torch.masked_select(x, x > 0)
+    yield "pairs", lambda x: ops.abs(x[:, None] - x[None])
+    yield "float", lambda x: x * float(ops.sum(x))
+    yield "if", lambda x: x * 2 if ops.mean(x) > 0.001 else x * 3
+    for dilation in (1, 2):
+        yield (
+            f"dilated by {dilation}",
+            lambda x, dilation=dilation: ops.conv(
+                image(x),
+                _constant(2, 2, x.shape[2], 4),
+                dilation_rate=dilation,
+                padding="same",
+                data_format="channels_last",
+            ),
+        )
+
+
+def _leaf(value: np.ndarray, layout: str, mesh):
+    """A DTensor with gradient; ranks of a partial sum hold summands that differ."""
+    import torch
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import layouts
+
+    placements = layouts.to_placements(kf.sbp.parse(layout))
+    whole = tuple(torch.distributed.tensor.Replicate() if part.is_partial() else part for part in placements)
+    local = layouts.from_full(torch.from_numpy(value), mesh, whole)._local_tensor
+    for axis, part in enumerate(placements):
+        if part.is_partial():
+            others = mesh.size(axis) - 1
+            local = local * (1 + 2 * others) if mesh.get_local_rank(axis) == 0 else local * -2.0
+    return layouts.from_local(local, value.shape, mesh, placements).detach().requires_grad_()
+
+
+def _run(function: Callable, x) -> list[np.ndarray]:
+    """Values, and the gradient of their weighted sum."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    made = function(x)
+    outputs = list(made) if isinstance(made, list | tuple) else [made]
+    held = [one for one in outputs if one.requires_grad]
+    if held:
+        sum((one * _constant(*one.shape)).sum() for one in held).backward()
+    found = [*outputs, *([x.grad] if held else [])]
+    with torch.no_grad():
+        return [(one.full_tensor() if isinstance(one, DTensor) else one).numpy() for one in found]
+
+
+@check
+def operators_on_split_tensors_are_those_of_one_device() -> None:
+    import torch
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch.step import Step, running
+
+    wrong = []
+    for ranks, layout, shape in LAID:
+        value = np.random.default_rng(7).normal(size=shape).astype("float32")
+        distribution = kf.ModelParallel(kf.Placement(np.array(ranks)))
+        for name, function in (*_along_dims(), *_that_write(), *_others()):
+            expected = _run(function, torch.from_numpy(value).requires_grad_())
+            with distribution.scope(), running(Step(distribution, consistent=True)), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                distribution.ensure_entered()
+                found = _run(function, _leaf(value, layout, layouts.mesh(distribution.placement)))
+            same = all(
+                one.shape == other.shape and np.allclose(one, other, 1e-4, 1e-4)
+                for one, other in zip(found, expected, strict=True)
+            )
+            if not same:
+                wrong.append((name, ranks, layout, shape))
+    everyone = on_all_ranks(wrong)
+    assert not any(everyone), everyone
+
+
+@check
+def what_is_computed_whole_is_said_once_and_names_the_layer() -> None:
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    class Distances(keras.layers.Layer):
+        def call(self, inputs):
+            return torch.cdist(inputs, inputs)
+
+    with kf.ModelParallel(kf.Placement(range(4), axis_names=("data",))).scope():
+        model = keras.Sequential([keras.Input((2, 3)), Distances(name="distances")])
+        model.compile("sgd", "mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model.predict(np.ones((8, 2, 3), "float32"), verbose=0)
+    said = [str(one.message) for one in caught if issubclass(one.category, kf.errors.ComputedWhole)]
+    assert len(said) == 1 and "distances: " in said[0] and "_cdist_forward" in said[0], said

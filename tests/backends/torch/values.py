@@ -1,0 +1,86 @@
+"""Checks on values that a program reads, and on models that are called before they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.backends.torch.registry import check, on_all_ranks
+
+X = np.random.default_rng(1).normal(size=(8, 8)).astype("float32")
+
+
+def _hybrid():
+    import keras_flow as kf
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    return kf.ModelParallel(
+        placement,
+        rules={
+            "a/kernel": {"data": kf.sbp.split(0), "model": kf.sbp.split(-1)},
+            "b/kernel": {"model": kf.sbp.split(0)},
+        },
+    )
+
+
+@check
+def values_that_are_read_are_those_of_the_whole_tensor() -> None:
+    import keras
+    import torch
+    from keras import ops
+
+    with _hybrid().scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="a"), keras.layers.Dense(4, name="b")])
+        kernel = model.layers[0].kernel
+        whole = np.array(ops.convert_to_numpy(kernel))
+        read: dict[str, tuple[Callable[[], object], object]] = {
+            "float": (lambda: float(ops.sum(kernel)), whole.sum()),
+            "item": (lambda: ops.norm(kernel).item(), np.linalg.norm(whole)),
+            "int": (lambda: int(ops.argmax(kernel)), whole.argmax()),
+            "bool": (lambda: bool(ops.sum(kernel) > whole.sum() - 1e-3), True),
+            "element": (lambda: float(kernel[-1, -1]), whole[-1, -1]),
+            "maximum": (lambda: float(ops.max(ops.norm(kernel, axis=1))), np.linalg.norm(whole, axis=1).max()),
+            "tolist": (lambda: kernel.value.detach().tolist(), whole.tolist()),
+            "numpy": (lambda: ops.sum(kernel, axis=0).detach().numpy(), whole.sum(0)),
+            "array": (lambda: np.array(ops.sum(kernel, axis=1)), whole.sum(1)),
+            "format": (lambda: float(f"{ops.sum(kernel):.7f}"), whole.sum()),
+            "equal": (lambda: torch.equal(kernel.value, kernel.value * 1.0), True),
+        }
+        for name, (action, expected) in read.items():
+            for found in on_all_ranks(action()):
+                np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
+        text = repr(ops.sum(kernel).detach())
+        assert f"{whole.sum():.4f}"[:5] in text and len(set(on_all_ranks(text))) == 1, text
+        kernel.assign(kernel * (1.0 / float(ops.norm(kernel))))
+        np.testing.assert_allclose(np.linalg.norm(np.array(ops.convert_to_numpy(kernel))), 1.0, rtol=1e-5)
+
+
+@check
+def a_subclassed_model_can_be_called_before_it_is_trained() -> None:
+    import keras
+
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = keras.layers.Dense(8, "tanh", name="a"), keras.layers.Dense(4, name="b")
+
+        def call(self, inputs):
+            return self.b(self.a(inputs))
+
+    def called(build: bool) -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        model = Model()
+        if build:
+            model.build((None, 8))
+        first = model(X)
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+        model.fit(X, X[:, :4], batch_size=8, verbose=0)
+        return [np.array(keras.ops.convert_to_numpy(value)) for value in (first, *model.get_weights(), model(X))]
+
+    for build in (False, True):
+        expected = called(build)
+        with _hybrid().scope():
+            found = called(build)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
