@@ -226,6 +226,8 @@ def _setitem(
     entries = _entries(call, inputs[0], rank)
     if entries is None or 0 in tuple(target.shape):
         return ops.copy(target)
+    if not entries:  # a tensor without dims is assigned to as a whole
+        return ops.cast(values, target.dtype)
     indices, cut = [], []
     for (entry, place, count), part, axis in zip(
         entries,

@@ -36,6 +36,7 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
     _check_one_placement(name, inputs)
     described = _describe(function, tensors)
     outputs = tree.flatten(described)
+    _check_known(name, tensors, outputs)
     options = {key: value for key, value in tensors.items() if not any(map(_is_global, tree.flatten(value)))}
     call = Call(
         name,
@@ -52,6 +53,21 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
         engine.tensor_engine().note_call(f"kf.ops.{name} of {given}{f', {options}' if options else ''}")
     results = _compute(call, choice, function, tensors, inputs, [one.dtype for one in outputs])
     return tree.pack_sequence_as(described, results)
+
+
+def _check_known(name: str, arguments: Mapping[str, Any], outputs: Sequence[Any]) -> None:
+    """Refuse results whose shape depends on values: a layout says before anything is computed what each rank holds."""
+    places = name == "where" and arguments.get("x1") is None  # the coordinates of what is true
+    if not places and all(isinstance(length, int) for one in outputs for length in one.shape):
+        return
+    advice = {
+        "bincount": "kf.ops.sum(kf.ops.one_hot(x, n), axis=0) counts n values",
+        "where": "give x1 and x2, which where chooses between",
+    }.get(name, "compute it from x.numpy() on the host")
+    raise FlowError(
+        f"kf.ops.{name}: the shape of its result depends on the values of its input. Global tensors have shapes that "
+        f"are known before: {advice}"
+    )
 
 
 def _compute(

@@ -206,6 +206,34 @@ def values_that_are_assigned() -> None:
 # ---- creation
 
 
+def a_tensor_without_dims_is_assigned_to() -> None:
+    for key in ((), Ellipsis):
+        x = kf.tensor(np.float32(3), placement=LINE, sbp="B")
+        x[key] = 7
+        assert x.numpy() == 7
+
+
+def spaces_in_the_text_of_an_einsum() -> None:
+    a = np.arange(16.0, dtype="float32").reshape(4, 4)
+    x = kf.tensor(a, placement=LINE, sbp="S(0)")
+    assert np.array_equal(kf.ops.einsum("ik, kj -> ij", x, x).numpy(), a @ a)
+
+
+def results_whose_shape_depends_on_values_are_refused() -> None:
+    x = kf.tensor(np.array([0, 1, 1, 3], "int32"), placement=LINE, sbp="B")
+    for call, advice in (
+        (lambda: kf.ops.bincount(x, minlength=5), "one_hot"),
+        (lambda: kf.ops.nonzero(x), "x.numpy()"),
+        (lambda: kf.ops.where(x > 1), "x1 and x2"),
+    ):
+        try:
+            call()
+        except kf.FlowError as error:
+            assert "depends on the values" in str(error) and advice in str(error), error
+        else:
+            raise AssertionError(advice)
+
+
 def uniform_numbers_stay_below_one() -> None:
     from keras_flow.tensors import philox
 
@@ -264,6 +292,9 @@ CHECKS = {
         lists_stand_for_arrays,
         indices_that_are_refused,
         values_that_are_assigned,
+        a_tensor_without_dims_is_assigned_to,
+        spaces_in_the_text_of_an_einsum,
+        results_whose_shape_depends_on_values_are_refused,
         uniform_numbers_stay_below_one,
         dtypes_are_named_as_keras_does,
         shards_of_64_bits_become_32,
