@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from keras import tree
@@ -26,6 +26,8 @@ from keras_flow.explainer import graph
 if TYPE_CHECKING:
     import keras
 
+#: models whose `jit_compile=True` was read from a file
+_jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 #: model -> the distribution that its layouts were last checked for
 _checked: WeakKeyDictionary[keras.Model, FlowDistribution] = WeakKeyDictionary()
 
@@ -38,6 +40,7 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
     distribution = models.distribution_of(model)
     assert distribution is not None  # the hook's condition
     _refuse_empty(args, kwargs, original.__name__)
+    _choose_jit_again(model)
     _refuse_strings(model, args[0] if args else kwargs.get("x"))
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
@@ -176,6 +179,25 @@ def _value_comes_later(original: Callable[..., object], variable: keras.Variable
     return None if is_describing() else original(variable)  # what is registered gets its value at the scope's end
 
 
+def _compile_from_config(
+    original: Callable[..., None], model: keras.Model, config: dict[str, object], *args: object, **kwargs: object
+) -> None:
+    """A file says True where `jit_compile` was "auto" and the engine that saved it compiles: here it means "auto"."""
+    if config.get("jit_compile") is True and flow_is_active():
+        config = {**config, "jit_compile": "auto"}
+    original(model, config, *args, **kwargs)
+    if config.get("jit_compile") is True:
+        _jit_of_a_file.add(model)
+
+
+def _choose_jit_again(model: keras.Model) -> None:
+    """The same for a model that was loaded outside of any distribution and is trained under one now."""
+    if model in _jit_of_a_file:
+        _jit_of_a_file.discard(model)
+        refused = "jit_compile=True" in backend().capabilities.refused
+        model.jit_compile = False if refused else model._resolve_auto_jit_compile()
+
+
 def _is_activation(tensor: object, layout: object) -> bool:
     return isinstance(layout, ActivationLayout)
 
@@ -219,6 +241,13 @@ def hooks() -> Sequence[Hook]:
             "is_memory_sufficient",
             weights_files.not_into_memory,
             "a .keras file holds its weights in one entry, which Keras reads and writes in memory",
+        ),
+        Hook(
+            "keras.src.trainers.trainer",
+            "Trainer.compile_from_config",
+            _compile_from_config,
+            'a model saved where "auto" means compiling could not be trained on an engine that does not compile',
+            when=lambda *args, **kwargs: True,  # without a distribution it only notes where the setting came from
         ),
         Hook(
             "keras.src.trainers.trainer",
