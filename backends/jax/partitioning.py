@@ -1,28 +1,40 @@
-"""Which steps XLA's partitioner may split over rows that do not divide, found by tracing.
+"""Steps with dims that do not divide, on JAX: operations that XLA cannot split then get such dims whole.
 
-XLA pads rows that are left over and must take the padding out of every operation that joins rows. It does so for
-elementwise operations, products, convolutions and reductions. It does not for scatters on a mesh with a second axis
-(the padding is counted) and aborts the process where it has to sort such rows. So a step is traced first: if all its
-operations are among those that the sweep (`tests/sweep`) has seen right, its rows stay split, else that batch is
-computed whole by every rank, which is exact by construction. docs/adr/011 has the evidence.
+XLA pads a dim that is left over and must take the padding out of every operation that joins its elements: rows that do
+not divide by the data ranks, or features that a slice has left of a split dim. It does so for elementwise operations,
+products, convolutions and reductions. It does not for scatters (on a mesh with a second axis the padding is counted),
+and it aborts the process where it has to split the gradient of a sort. So a step is traced first. Operations that have
+been seen right (`tests/sweep`) stay as they are; of any other, the dims that do not divide are gathered before it, and
+all other dims stay split. docs/adr/011 has the evidence.
+
+Example: 11 rows on a 2x2 placement whose first axis splits the rows, through an embedding. Its gradient is a scatter of
+[11, 8] into the table [20, 8]. 11 does not divide by 2, so both data ranks get all 11 rows of this one gradient; the 8
+features, and every other tensor of the step, stay as they lie.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax import data
+from keras_flow.backends.jax.layouts import mesh
 from keras_flow.distributions.distribution import active
 from keras_flow.errors import ComputedWhole
 
-#: Operations that give the numbers of one device on rows that do not divide, forward and backward, on every mesh of the
+if TYPE_CHECKING:
+    from keras_flow.distributions.distribution import FlowDistribution
+
+#: Operations that give the numbers of one device on dims that do not divide, forward and backward, on every mesh of the
 #: sweep. An operation that is not named has not been seen, which is reason enough; scatters and sorts have been, and
 #: are wrong.
-SPLITS_LEFT_OVER_ROWS = frozenset(
+SPLITS_LEFT_OVER_DIMS = frozenset(
     (
         "abs add add_any and argmax argmin asinh atan atan2 bessel_i0e bessel_i1e bitcast_convert_type "
         "broadcast_in_dim cbrt ceil clamp concatenate cond conv_general_dilated convert_element_type copy cos cosh "
@@ -36,32 +48,114 @@ SPLITS_LEFT_OVER_ROWS = frozenset(
 )
 
 
-def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
+#: calls whose body may as well stand in the program itself, once gradients are taken
+_INLINED = frozenset(("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"))
+
+
+def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> object:
+    """Call a step, inside jit.
+
+    Args:
+        function: the step.
+        args: its arguments, among which may be batches that do not divide (`data.Uneven`).
+    """
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    program, shape = jax.make_jaxpr(function, return_shape=True)(*data.logical(args))  # type: ignore[misc]
+    hidden = sorted(set(_unseen_in_loops(program.jaxpr))) if data.has_uneven(args) else []
+    if hidden:  # inside a loop no single operation can be given whole dims
+        _say(hidden, distribution.num_model_replicas)
+    leaves = jax.tree.leaves(data.logical(args, whole=bool(hidden)))
+    if any(name not in SPLITS_LEFT_OVER_DIMS for name in _primitives(program.jaxpr)):
+        results = _evaluated(program, leaves, _Whole(distribution))
+    else:
+        results = jax.core.eval_jaxpr(program.jaxpr, program.consts, *leaves)
+    return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+
+def _primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
     """The names of all operations of a program, those of loops and calls inside it too."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for inner in jax.core.jaxprs_in_params(equation.params):
-            yield from primitives(inner)
+            yield from _primitives(inner)
 
 
-def on_rows_left_over(function: Callable[..., object], args: tuple[object, ...]) -> object:
-    """Call a step, inside jit, on arguments among which are batches that do not divide (`data.Uneven`)."""
-    program, shape = jax.make_jaxpr(function, return_shape=True)(*data.logical(args))  # type: ignore[misc]
-    unseen = sorted({name for name in primitives(program.jaxpr) if name not in SPLITS_LEFT_OVER_ROWS})
-    if unseen:
-        _say(unseen)
-    leaves = jax.tree.leaves(data.logical(args, whole=bool(unseen)))
-    results = jax.core.eval_jaxpr(program.jaxpr, program.consts, *leaves)
-    return jax.tree.unflatten(jax.tree.structure(shape), results)
+def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
+    """Operations that have not been seen right, in loops, branches and whatever else has a program of its own."""
+    for equation in jaxpr.eqns:
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            if equation.primitive.name in _INLINED:
+                yield from _unseen_in_loops(inner)
+            else:
+                yield from (name for name in _primitives(inner) if name not in SPLITS_LEFT_OVER_DIMS)
 
 
-def _say(unseen: list[str]) -> None:
-    distribution = active()
-    assert distribution is not None
+class _Whole:
+    """Gathers the dims of a value that do not divide by the axes of a distribution."""
+
+    def __init__(self, distribution: FlowDistribution):
+        placement = distribution.placement
+        groups = [(axis,) for axis in placement.axis_names] + [distribution.batch_axes, *distribution.joined_axes]
+        self.mesh = mesh(placement)
+        self.sizes = {math.prod(placement.axis_size(axis) for axis in group) for group in groups}
+
+    def __call__(self, value: jax.Array) -> jax.Array:
+        left_over = [any(length % size for size in self.sizes) for length in value.shape]
+        if not any(left_over):
+            return value
+        spec = PartitionSpec(*(None if left else PartitionSpec.UNCONSTRAINED for left in left_over))
+        return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
+
+
+def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], whole: _Whole) -> list[Any]:
+    """Run a traced program operation by operation (JAX's own `eval_jaxpr`, with the gathers of `_Whole`)."""
+    jaxpr = program.jaxpr
+    values: dict[Any, Any] = {
+        **dict(zip(jaxpr.constvars, program.consts, strict=True)),
+        **dict(zip(jaxpr.invars, args, strict=True)),
+    }
+    for equation in jaxpr.eqns:
+        given = [one.val if isinstance(one, core.Literal) else values[one] for one in equation.invars]
+        name = equation.primitive.name
+        inner = _body(equation)
+        if inner is not None and any(one not in SPLITS_LEFT_OVER_DIMS for one in _primitives(inner.jaxpr)):
+            made = _evaluated(inner, given, whole)
+        else:
+            seen = name in SPLITS_LEFT_OVER_DIMS
+            own = given if seen else list(map(_gathered(whole), given))
+            with equation.ctx.manager:
+                made = equation.primitive.bind(*own, **equation.primitive.get_bind_params(equation.params))
+            made = made if equation.primitive.multiple_results else [made]
+            if not seen:
+                made = list(map(_gathered(whole), made))
+        values.update(zip(equation.outvars, made, strict=True))
+    return [one.val if isinstance(one, core.Literal) else values[one] for one in jaxpr.outvars]
+
+
+def _gathered(whole: _Whole) -> Callable[[Any], Any]:
+    """`whole` for arrays of numbers; keys of random numbers and scalars as they are."""
+
+    def of(value: Any) -> Any:
+        plain = getattr(value, "ndim", 0) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+        return whole(value) if plain else value
+
+    return of
+
+
+def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
+    """The program of a call that may be inlined, or None."""
+    if equation.primitive.name not in _INLINED:
+        return None
+    bodies = [value for value in equation.params.values() if isinstance(value, core.ClosedJaxpr)]
+    return bodies[0] if bodies else None
+
+
+def _say(hidden: Sequence[str], replicas: int) -> None:
     warnings.warn(
-        f"a batch that does not divide by {distribution.num_model_replicas} data ranks is computed whole by every rank "
-        f"(the numbers are those of one device): the step has operations that XLA does not split over rows that are "
-        f"left over ({', '.join(unseen)}). A batch size that divides keeps them split",
+        f"a batch that does not divide by {replicas} data ranks is computed whole by every rank (the numbers are those "
+        f"of one device): a loop of the step has operations that XLA does not split over rows that are left over "
+        f"({', '.join(hidden)}). A batch size that divides keeps them split",
         ComputedWhole,
         stacklevel=2,
     )

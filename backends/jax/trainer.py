@@ -31,10 +31,10 @@ def enter(distribution: FlowDistribution) -> None:
 
 
 def jit(original: Callable[..., object], function: Callable[..., object], **options: object) -> Callable[..., object]:
-    """Hook: slice padded batches inside the step; await each step where the client has too few threads."""
+    """Hook: partition the step as it can be; await each step where the client has too few threads."""
 
     def step(*args: object) -> object:
-        return partitioning.on_rows_left_over(function, args) if data.has_uneven(args) else function(*args)
+        return partitioning.partitioned(function, args)
 
     compiled: Callable[..., object] = original(step, **options)  # type: ignore[assignment]
     if not devices.must_await_steps():
