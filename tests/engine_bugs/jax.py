@@ -1,0 +1,95 @@
+"""Bugs of XLA's partitioner that keras_flow goes around, each in a few lines of JAX alone.
+
+Seen in jax 0.10.2 (CPU, Shardy and GSPMD).
+
+    python -m tests.engine_bugs.jax
+
+runs them on four virtual devices and prints which are still there. A function returns True while its bug is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+_ROWS = PartitionSpec("data")
+#: the gradient of a sort of rows that do not divide; it takes the process with it
+_SORT = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+rows = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), P("data"))
+x = jax.device_put(np.random.default_rng(0).normal(size=(12, 8)).astype("float32"), rows)
+def loss(w, x):
+    own = jax.lax.with_sharding_constraint(x[:11], rows)
+    return (jnp.sort(own @ w, axis=-1) ** 2).sum()
+print(jax.jit(jax.grad(loss))(jnp.eye(8), x).shape)
+"""
+
+
+def _mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+
+
+def the_gradient_of_a_grouped_kernel_is_counted_twice() -> bool:
+    """The gradient of a convolution's kernel with groups is counted once for each rank of an axis beside that of the
+    rows.
+
+    Instead: convolutions with groups run under `shard_map`, each rank on its own rows (`backends/jax/convolution.py`).
+    """
+    x = np.random.default_rng(0).random((8, 6, 6, 4)).astype("float32")
+    kernel = np.ones((3, 3, 1, 4), "float32")
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=4).sum()
+
+    split = jax.jit(jax.grad(loss))(kernel, jax.device_put(x, NamedSharding(_mesh(), _ROWS)))
+    return bool(np.allclose(split, 2 * np.asarray(jax.grad(loss)(kernel, x)), rtol=1e-4))
+
+
+def a_scatter_counts_the_padding_of_rows() -> bool:
+    """A scatter-add of rows that do not divide counts the padding, on a mesh with a second axis.
+
+    Instead: a batch that does not divide is computed whole by every rank if its step scatters
+    (`backends/jax/partitioning.py`).
+    """
+    ids = np.arange(12, dtype="int32")
+    split = jax.device_put(ids, NamedSharding(_mesh(), _ROWS))
+    counted = jax.jit(lambda ids: jax.ops.segment_sum(jnp.ones(11), ids[:11], num_segments=12))(split)
+    return float(counted.sum()) != 11.0
+
+
+def the_gradient_of_a_sort_of_uneven_rows_aborts() -> bool:
+    """The gradient of a sort of rows that do not divide ends the process: `Check failed: IsScalarWithElementType`.
+
+    Instead: such a batch is computed whole by every rank (`backends/jax/partitioning.py`).
+    """
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", _SORT], env=environment, capture_output=True, timeout=120)
+    return done.returncode != 0
+
+
+BUGS: tuple[Callable[[], bool], ...] = (
+    the_gradient_of_a_grouped_kernel_is_counted_twice,
+    a_scatter_counts_the_padding_of_rows,
+    the_gradient_of_a_sort_of_uneven_rows_aborts,
+)
+
+
+def main() -> dict[str, bool]:
+    """Bug -> whether it is there."""
+    return {bug.__name__: bug() for bug in BUGS}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 4)
+    print(json.dumps(main(), indent=1))

@@ -1,0 +1,80 @@
+"""Under which meshes, rows and rules a name is trained: a covering design, not the whole product.
+
+Each name meets each mesh, each kind of rows and each set of rules at least once, and (2, 2) with rows that do not
+divide always. Which rows meet which mesh turns with the group of names, so that pairs are spread over the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: name -> ranks, axis names, batch axes
+MESHES: dict[str, tuple[list, tuple[str, ...], tuple[str, ...]]] = {
+    "(4,)": ([0, 1, 2, 3], ("data",), ("data",)),
+    "(2,2)": ([[0, 1], [2, 3]], ("data", "model"), ("data",)),
+    "(1,4)": ([[0, 1, 2, 3]], ("data", "model"), ("data",)),
+    "(4,1)": ([[0], [1], [2], [3]], ("data", "model"), ("data",)),
+    "(2,1,2)": ([[[0, 1]], [[2, 3]]], ("data", "mid", "model"), ("data",)),
+    "(3,)": ([0, 1, 2], ("data",), ("data",)),
+    "[[3,1],[0,2]]": ([[3, 1], [0, 2]], ("data", "model"), ("data",)),
+    "two of four": ([3, 1], ("data",), ("data",)),
+}
+#: kind of rows -> number of rows; at least one mesh has too few rows for "few"
+ROWS = {"divides": 12, "uneven": 11, "few": 3, "one": 1}
+#: dim of every kernel that a rule splits over the "model" axis
+RULES: dict[str, int | None] = {"none": None, "last": -1, "first": 0}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train a group.
+
+    Attributes:
+        mesh: a name in `MESHES`.
+        rows: a name in `ROWS`.
+        rules: a name in `RULES`.
+        strategy: of `kf.DataParallel`, or empty for the default.
+    """
+
+    mesh: str
+    rows: str
+    rules: str
+    strategy: str = ""
+
+    @property
+    def name(self) -> str:
+        """How results call it."""
+        return ", ".join(filter(None, (self.mesh, self.rows, self.rules, self.strategy)))
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether it is `kf.DataParallel`: a placement of one axis and no rules."""
+        return len(MESHES[self.mesh][1]) == 1 and self.rules == "none"
+
+
+def covering(number: int, mirrored: bool = False) -> list[Setting]:
+    """The settings of the group with this number.
+
+    Args:
+        number: turns the pairs of meshes, rows and rules.
+        mirrored: whether the engine has `strategy="mirrored"`.
+    """
+    settings = [Setting("(2,2)", "uneven", ("last", "first")[number % 2]), Setting("(4,)", "uneven", "none")]
+    rows = list(ROWS)
+    for place, mesh in enumerate(MESHES):
+        has_model = "model" in MESHES[mesh][1]
+        rule = ("none", "first", "last")[(number + place) % 3] if has_model else "none"
+        settings.append(Setting(mesh, rows[(number + place) % len(rows)], rule))
+    missing_rows = set(rows) - {setting.rows for setting in settings}
+    settings += [Setting("(2,2)", name, "last") for name in sorted(missing_rows)]
+    missing_rules = set(RULES) - {setting.rules for setting in settings}
+    settings += [Setting("(2,2)", "divides", name) for name in sorted(missing_rules)]
+    if mirrored:
+        settings += [Setting("(4,)", name, "none", "mirrored") for name in ("divides", "uneven")]
+    return list(dict.fromkeys(settings))
+
+
+def grouped(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """Names in groups that are trained as branches of one model: the engine starts and compiles once for several."""
+    return [tuple(names[start : start + size]) for start in range(0, len(names), size)]
