@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.tensorflow import (
+    convolutions,
+    graph_operations,
     layers,
     mirrored,
     operations,
@@ -211,9 +213,10 @@ def _layers() -> Sequence[Hook]:
             Hook(
                 "keras.src.backend.tensorflow.nn",
                 name,
-                layers.convolve,
-                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them",
-                when=layers.convolves_on_mesh,
+                convolutions.convolve if name in ("conv", "depthwise_conv") else convolutions.by_rows_only,
+                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
+                "no dilated ones, and none in groups on CPUs without oneDNN",
+                when=convolutions.convolves_on_mesh,
             )
             for name in ("conv", "depthwise_conv", "separable_conv", "conv_transpose", "max_pool", "average_pool")
         ),
@@ -239,6 +242,21 @@ def _operations() -> Sequence[Hook]:
             "constants of a Functional model: `got a regular tensor ... but was expecting a DTensor`",
             when=operations.captures_plain_tensor,
         ),
+        Hook(
+            "tensorflow.python.framework.func_graph",
+            "FuncGraph._create_op_internal",
+            graph_operations.create,
+            "gradients make operations that DTensor partitions wrongly (ScatterNd: indices of all rows on one rank's)",
+            when=when,
+        ),
+        Hook(
+            "tensorflow.python.ops.nn_ops",
+            "top_k",
+            operations.top_k,
+            "needs the last dim whole; its gradient would be a ScatterNd of all rows",
+            when=when,
+            also=("tensorflow.math:top_k", "tensorflow.nn:top_k"),
+        ),
         Hook("tensorflow", "concat", operations.concat, concat, when=when),
         Hook("tensorflow", "split", operations.split, "fails along a split dim; its gradient is tf.concat", when=when),
         Hook("tensorflow", "tile", operations.tile, "fails along a split dim", when=when),
@@ -248,7 +266,7 @@ def _operations() -> Sequence[Hook]:
             "tensorflow.python.ops.array_ops",
             "strided_slice",
             operations.strided_slice,
-            "a negative stride (x[::-1]) gives wrong numbers, without an error",
+            "a negative stride (x[::-1]) gives wrong numbers, a new dim before a split one (x[None]) ends the process",
             when=when,
         ),
         *(

@@ -1,4 +1,4 @@
-"""Layers on TensorFlow: models called outside of a step, and operations that DTensor cannot partition."""
+"""Layers on TensorFlow: models called outside of a step, and the confusion matrix of metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.data import is_numpy_like, lay_batch
-from keras_flow.backends.tensorflow.layouts import in_step, on_mesh, view_of
-from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
 from keras_flow.distributions.distribution import FlowDistribution, active
 from keras_flow.distributions.models import distribution_of
@@ -69,17 +68,6 @@ def _from_mesh(output: object) -> object:
         return to_logical(value), gradient
 
     return logical(output)
-
-
-def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
-    """Condition: a convolution inside a step on a mesh."""
-    distribution = active()
-    return distribution is not None and mirrored.works_by_dtensor(distribution) and in_step()
-
-
-def convolve(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
-    """A convolution between tensors that are split by rows only."""
-    return by_rows(original(by_rows(tf.convert_to_tensor(inputs)), *args, **kwargs))
 
 
 def confusion_matrix(

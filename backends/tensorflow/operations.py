@@ -7,7 +7,7 @@ pieces, in the wrong order and without an error (TensorFlow 2.21).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import keras
@@ -15,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from tensorflow.experimental import dtensor
+from tensorflow.python.framework import smart_cond
+from tensorflow.python.ops import array_ops
 
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step, view_of
@@ -23,6 +25,8 @@ from keras_flow.errors import FlowError
 
 #: graph of a step -> id of a tensor made before it -> that tensor, and the constant that stands for it
 _constants: WeakKeyDictionary[object, dict[int, tuple[tf.Tensor, tf.Tensor]]] = WeakKeyDictionary()
+#: so many of the largest entries at most have a gradient by one-hot matrices, which are as many times the tensor
+_MOST_ONE_HOT = 64
 #: characters of an error text that TensorFlow may search for names of operations
 _LONGEST = 4000
 
@@ -129,11 +133,13 @@ def strided_slice(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """`x[::-1]`: a dim that is reversed whole is reversed by `tf.reverse`, which DTensor does right.
+    """`x[::-1]`: a dim that is reversed whole is reversed by `tf.reverse`; `x[None]`: new dims are added afterwards.
 
     Raises:
         FlowError: a negative stride over a part of a dim.
     """
+    if kwargs.get("new_axis_mask"):
+        return _with_new_dims(input_, begin, end, strides, begin_mask, end_mask, **kwargs)
     steps = _known(strides)
     if steps is None or all(step >= 0 for step in steps):
         return original(input_, begin, end, strides, begin_mask, end_mask, *args, **kwargs)
@@ -146,6 +152,106 @@ def strided_slice(
         )
     reversed_ = tf.reverse(input_, [place for place, step in enumerate(steps) if step < 0])
     return original(reversed_, begin, end, [abs(int(step)) for step in steps], begin_mask, end_mask, *args, **kwargs)
+
+
+def _with_new_dims(
+    input_: tf.Tensor,
+    begin: Sequence[object],
+    end: Sequence[object],
+    strides: Sequence[object] | None,
+    begin_mask: int,
+    end_mask: int,
+    *,
+    ellipsis_mask: int = 0,
+    new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0,
+    **kwargs: object,
+) -> tf.Tensor:
+    """A slice with new dims as a slice without them, then `tf.expand_dims`.
+
+    `strided_slice` describes each place of an index: a bit of a mask for each, and entries of begin, end and strides.
+    """
+    bounds = [_entries(value) for value in (begin, end, strides) if value is not None]
+    count = len(bounds[0])
+    is_new = [bool(new_axis_mask >> place & 1) and not ellipsis_mask >> place & 1 for place in range(count)]
+    kept = [place for place in range(count) if not is_new[place]]
+
+    def masked(mask: int) -> int:
+        return sum(1 << index for index, place in enumerate(kept) if mask >> place & 1)
+
+    if kept:
+        bounds = [[values[place] for place in kept] for values in bounds]
+        input_ = array_ops.strided_slice(
+            input_,
+            *bounds,
+            begin_mask=masked(begin_mask),
+            end_mask=masked(end_mask),
+            ellipsis_mask=masked(ellipsis_mask),
+            shrink_axis_mask=masked(shrink_axis_mask),
+            **kwargs,
+        )
+    # places after an ellipsis count from the end
+    ellipsis = next((place for place in range(count) if ellipsis_mask >> place & 1), count)
+    made = [not shrink_axis_mask >> place & 1 or is_new[place] for place in range(count)]  # gives a dim of the result
+    for place in range(ellipsis):
+        if is_new[place]:
+            input_ = tf.expand_dims(input_, sum(made[:place]))
+    for place in reversed(range(ellipsis, count)):
+        if is_new[place]:
+            input_ = tf.expand_dims(input_, -1 - sum(made[place + 1 :]))
+    return input_
+
+
+def _entries(value: object) -> Sequence[object]:
+    """The entries of a vector, as numbers where they are known: DTensor partitions slices whose bounds it knows."""
+    known = _known(value)
+    return tf.unstack(tf.convert_to_tensor(value)) if known is None else [int(entry) for entry in known]
+
+
+def top_k(
+    original: Callable[..., object],
+    input: tf.Tensor | np.ndarray,
+    k: int | tf.Tensor = 1,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """`tf.math.top_k` of a tensor whose last dim is whole, with a gradient that stays with its rows.
+
+    TensorFlow's own gradient scatters all rows at once. Here it is a product with the one-hot matrix of the indices
+    or, where all are kept (a sort), the inverse permutation.
+    """
+    input = tf.convert_to_tensor(input)
+    size, count = input.shape[-1], k if isinstance(k, int) else smart_cond.smart_constant_value(k)
+    if size is None or count is None or (count != size and count > _MOST_ONE_HOT):
+        return _ranked(original(whole_dims(input, (-1,)), k, *args, **kwargs))
+    count = int(count)
+
+    @tf.custom_gradient
+    def ranked(values: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+        best = _ranked(original(values, count, *args, **kwargs))
+
+        def gradient(upstream: tf.Tensor, _: object = None) -> tf.Tensor:
+            upstream = cast("tf.Tensor", whole_dims(upstream, (-1,)))
+            if count == size:
+                places = original(-best.indices, count).indices
+                return tf.gather(upstream, whole_dims(places, (-1,)), batch_dims=upstream.shape.rank - 1)
+            chosen = tf.one_hot(best.indices, size, dtype=upstream.dtype)
+            return tf.reduce_sum(tf.expand_dims(upstream, -1) * chosen, -2)
+
+        return tuple(best), gradient
+
+    return _Ranked(*ranked(whole_dims(input, (-1,))))
+
+
+class _Ranked(NamedTuple):
+    """What `tf.math.top_k` returns."""
+
+    values: tf.Tensor
+    indices: tf.Tensor
+
+
+def _ranked(result: Sequence[tf.Tensor]) -> _Ranked:
+    return _Ranked(*(cast("tf.Tensor", whole_dims(value, (-1,))) for value in result))
 
 
 def recurrent(

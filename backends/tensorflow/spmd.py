@@ -30,7 +30,24 @@ WHOLE_OPERATIONS = (
 )
 
 
+#: operations not in the list that a step was found to have
+found_on_the_way: set[str] = set()
+
+
 def allow_whole_operations() -> None:
     """Set the flags; a flag that the user set stays."""
     for operation in WHOLE_OPERATIONS:
-        os.environ.setdefault(f"DTENSOR_ENABLE_REPLICATED_SPMD_AS_DEFAULT_TF.{operation.upper()}", "1")
+        os.environ.setdefault(_flag(operation), "1")
+
+
+def allow_whole_operation(operation: str) -> bool:
+    """Set the flag of an operation that DTensor asked a rule for; whether it was not set before."""
+    if _flag(operation) in os.environ:
+        return False
+    os.environ[_flag(operation)] = "1"
+    found_on_the_way.add(operation)
+    return True
+
+
+def _flag(operation: str) -> str:
+    return f"DTENSOR_ENABLE_REPLICATED_SPMD_AS_DEFAULT_TF.{operation.upper()}"

@@ -12,10 +12,12 @@ from keras.src import tree
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
 from keras_flow.backends.tensorflow.data import Batch, lay_batch
+from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
+from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.distributions.distribution import FlowDistribution, active
 from keras_flow.errors import FlowError
@@ -41,6 +43,8 @@ class Steps:
         self.distribution = distribution
         self._functions: dict[object, Callable] = {}
         self._source: object = None
+        self._ran: set[Callable] = set()
+        self._whole: set[str] = set()
 
     def __call__(self, data: object, source: object = None) -> object:
         """Run one step on host data; the results are logical tensors.
@@ -58,14 +62,31 @@ class Steps:
             self._source = source
             if batch.rows is not None:
                 self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
+        return self._run(batch)
+
+    def _run(self, batch: Batch) -> object:
+        function = self._function(batch)
         try:
             with on_mesh(view_of(self.distribution).mesh):
-                outputs = self._function(batch)(batch.data)
+                outputs = function(batch.data)
+            outputs = tree.map_structure(to_logical, outputs)
         except tf.errors.OpError as error:
-            if "dtensor" not in str(error).lower():
-                raise
-            raise FlowError(_unpartitioned(self.model, str(error))) from error
-        return tree.map_structure(to_logical, outputs)
+            if not unpartitioned.is_of_partitioning(error):
+                raise root_cause(error, self.model) from None
+            # nothing of a compiled step has run yet, so it can be tried again; traced again, because DTensor ends the
+            # process when it meets a function that it has failed on (TensorFlow 2.21)
+            if not self.model.run_eagerly and unpartitioned.allow_whole(error, self._whole):
+                self._functions.clear()
+                return self._run(batch)
+            raise unpartitioned.refusal(self.model, function, error) from error
+        if function not in self._ran:
+            self._ran.add(function)
+            unpartitioned.say_what_is_whole(self.model, function, self._whole)
+        return outputs
+
+    def _traced(self, data: object) -> object:
+        with whole_operations(self._whole):
+            return self.step(data)
 
     def _function(self, batch: Batch) -> Callable:
         if self.model.run_eagerly:
@@ -74,19 +95,10 @@ class Steps:
         if key not in self._functions and len(self._functions) >= _MOST_TRACES:
             key = (None, batch.divides)
         if key not in self._functions:
-            step = tf.autograph.experimental.do_not_convert(lambda data: self.step(data))
+            step = tf.autograph.experimental.do_not_convert(self._traced)
             # no jit_compile: DTensor makes and compiles the program of each rank itself
             self._functions[key] = tf.function(step, reduce_retracing=True)
         return self._functions[key]
-
-
-def _unpartitioned(model: keras.Model, error: str) -> str:
-    first = error.split(" error: ", 1)[-1].splitlines()[0][:300]
-    return (
-        f"TensorFlow's DTensor cannot partition a step of model {model.name!r}: {first!r}. The weights are as they "
-        "were. Broadcast the variables of the layers around it (a split embedding table before a recurrent layer, "
-        "under clipnorm, is known to fail), or use the jax or torch backend, which partition it"
-    )
 
 
 def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:

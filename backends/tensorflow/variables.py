@@ -246,9 +246,12 @@ def to_numpy(
 
 
 def to_array(
-    original: Callable[..., object], variable: keras.Variable, dtype: np.dtype | str | None = None
+    original: Callable[..., object],
+    variable: keras.Variable,
+    dtype: np.dtype | str | None = None,
+    copy: bool | None = None,
 ) -> np.ndarray:
-    """`Variable.__array__` of what lies on a mesh."""
+    """`Variable.__array__` of what lies on a mesh: always a new array, so `copy` (numpy 2 asks) changes nothing."""
     return np.asarray(to_host(variable._value), dtype=dtype)
 
 

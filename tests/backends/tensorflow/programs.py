@@ -13,6 +13,7 @@ from tensorflow.experimental import dtensor
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
+from tests.backends.tensorflow import unsplit
 
 S = kf.sbp.split
 
@@ -181,6 +182,7 @@ def mirrored() -> None:
 
 
 PROGRAMS = {program.__name__: program for program in (created_sharded, steps, layouts, operations, mirrored)}
+PROGRAMS |= unsplit.PROGRAMS
 
 
 def main() -> Iterator[tuple[str, str]]:

@@ -9,6 +9,10 @@ PART = "engine"
 pytestmark = pytest.mark.timeout(LIMIT)
 
 
-@pytest.mark.parametrize("name", ["created_sharded", "steps", "layouts", "operations", "mirrored"])
+NAMES = ("created_sharded", "steps", "layouts", "operations", "mirrored")
+UNSPLIT = ("sorted_features", "experts", "convolutions", "whole_on_every_rank", "failed_steps")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *UNSPLIT])
 def test_program(name: str, jobs: dict[str, Job]) -> None:
     assert jobs["tensorflow"].case(PART, name) == "ok"

@@ -1,0 +1,100 @@
+"""Convolutions and pools in a step on a mesh: split by rows only, and made of what DTensor partitions by rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+from keras.src.backend import standardize_data_format
+
+from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.layouts import in_step
+from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.distributions.distribution import active
+
+
+def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
+    """Condition: a convolution inside a step on a mesh."""
+    distribution = active()
+    return distribution is not None and mirrored.works_by_dtensor(distribution) and in_step()
+
+
+def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
+    """A convolution or pool between tensors that are split by rows only."""
+    return by_rows(original(by_rows(tf.convert_to_tensor(inputs)), *args, **kwargs))
+
+
+def convolve(
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    kernel: tf.Tensor | keras.Variable,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> tf.Tensor:
+    """`conv` and `depthwise_conv`: groups one by one on CPUs, dilated ones as undilated ones of the rows' phases.
+
+    Keras compiles a grouped convolution with XLA, which DTensor does not do, and without XLA or oneDNN TensorFlow has
+    none on CPUs.
+    """
+    inputs, kernel = by_rows(tf.convert_to_tensor(inputs)), tf.convert_to_tensor(kernel)
+    data_format = standardize_data_format(data_format)
+    spatial = inputs.shape.rank - 2
+    rates = (dilation_rate,) * spatial if isinstance(dilation_rate, int) else tuple(dilation_rate or (1,) * spatial)
+    last = data_format == "channels_last"
+    known = last and inputs.shape.is_fully_defined() and strides in (1, (1,) * spatial, [1] * spatial)
+
+    def plain(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        if known and max(rates) > 1:
+            return _dilated(lambda *part: original(*part, 1, "valid", data_format, 1), values, weights, padding, rates)
+        return original(values, weights, strides, padding, data_format, dilation_rate)
+
+    channels = inputs.shape[-1 if last else 1]
+    groups = channels // kernel.shape[-2] if channels else 1
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    if groups == 1 or distribution.placement.type != "cpu":
+        return by_rows(plain(inputs, kernel))
+    axis = inputs.shape.rank - 1 if last else 1
+    pairs = zip(tf.split(inputs, groups, axis), tf.split(kernel, groups, kernel.shape.rank - 1), strict=True)
+    return by_rows(tf.concat([plain(values, weights) for values, weights in pairs], axis))
+
+
+def _dilated(
+    convolution: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    inputs: tf.Tensor,
+    kernel: tf.Tensor,
+    padding: str,
+    rates: Sequence[int],
+) -> tf.Tensor:
+    """A dilated convolution of stride 1, channels last: each phase of the positions is convolved by itself.
+
+    TensorFlow does the same by SpaceToBatchND, which puts the phases before the rows: DTensor cannot split that by
+    rows. Here they come after the rows, so that each rank convolves its own.
+
+    Example:
+        Rate 2: positions 0 1 2 3 4 5 of a row are two rows, 0 2 4 and 1 3 5.
+    """
+    rows, *lengths, channels = inputs.shape
+    reach = [(size - 1) * rate for size, rate in zip(kernel.shape, rates, strict=False)]
+    before = [total // 2 if padding == "same" else 0 for total in reach]
+    padded = [length + (total if padding == "same" else 0) for length, total in zip(lengths, reach, strict=True)]
+    counts = [math.ceil(length / rate) for length, rate in zip(padded, rates, strict=True)]
+    after = [
+        count * rate - length - first for count, rate, length, first in zip(counts, rates, lengths, before, strict=True)
+    ]
+    inputs = tf.pad(inputs, [[0, 0], *([a, b] for a, b in zip(before, after, strict=True)), [0, 0]])
+    dims = len(lengths)
+    positions, phases = [1 + 2 * dim for dim in range(dims)], [2 + 2 * dim for dim in range(dims)]
+    pairs = [length for pair in zip(counts, rates, strict=True) for length in pair]
+    phased = tf.transpose(tf.reshape(inputs, [rows, *pairs, channels]), [0, *phases, *positions, 1 + 2 * dims])
+    outputs = convolution(tf.reshape(phased, [rows * math.prod(rates), *counts, channels]), kernel)
+    *found, features = outputs.shape[1:]
+    joined = [dim for pair in zip(range(1 + dims, 1 + 2 * dims), range(1, 1 + dims), strict=True) for dim in pair]
+    outputs = tf.transpose(tf.reshape(outputs, [rows, *rates, *found, features]), [0, *joined, 1 + 2 * dims])
+    outputs = tf.reshape(outputs, [rows, *(a * b for a, b in zip(found, rates, strict=True)), features])
+    ends = [length - total for length, total in zip(padded, reach, strict=True)]
+    return tf.slice(outputs, [0] * (dims + 2), [rows, *ends, features])

@@ -1,0 +1,68 @@
+"""Operations as a step's graph gets them, those of gradients too: where DTensor's own partitioning is wrong, their
+inputs and results are whole.
+
+Functions of TensorFlow's interface are wrapped in `operations`; a gradient makes its operations without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow.layouts import replicated, view_of
+from keras_flow.distributions.distribution import active
+
+#: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
+#: raises on CPUs; accelerators leave out indices that are too large, and the numbers are wrong without an error.
+WRONG_WHEN_SPLIT = frozenset({"ScatterNd"})
+
+_whole: ContextVar[frozenset[str]] = ContextVar("keras_flow_whole_operations", default=WRONG_WHEN_SPLIT)
+
+
+@contextmanager
+def whole_operations(kinds: Iterable[str]) -> Iterator[None]:
+    """A step is traced inside, in which operations of these types are whole too."""
+    token = _whole.set(WRONG_WHEN_SPLIT.union(kinds))
+    try:
+        yield
+    finally:
+        _whole.reset(token)
+
+
+def create(
+    original: Callable[..., tf.Operation],
+    graph: object,
+    op_type: str,
+    inputs: Sequence[tf.Tensor],
+    *args: object,
+    **kwargs: object,
+) -> tf.Operation:
+    """`FuncGraph._create_op_internal`: an operation whose inputs are laid as it, and those that made them, need."""
+    if not op_type.startswith("Relayout"):
+        inputs = [whole(value) if _is_whole(op_type, value) else value for value in inputs]
+    return original(graph, op_type, inputs, *args, **kwargs)
+
+
+def _is_whole(op_type: str, value: tf.Tensor) -> bool:
+    kinds = _whole.get()
+    if op_type not in kinds and getattr(_maker(value), "type", "") not in kinds:
+        return False
+    if value.dtype in (tf.resource, tf.variant, tf.string):
+        return False
+    # a constant is whole anyway, and DTensor may need to see it as one (a shape)
+    return bool(value.shape.rank) and tf.get_static_value(value) is None
+
+
+def _maker(value: tf.Tensor) -> tf.Operation | None:
+    return None if hasattr(value, "_numpy_internal") else getattr(value, "op", None)
+
+
+def whole(value: tf.Tensor) -> tf.Tensor:
+    """The tensor, whole on every rank."""
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    return dtensor.relayout(value, replicated(view_of(distribution).mesh, value.shape.rank))

@@ -1,0 +1,181 @@
+"""Models with operations that DTensor splits wrongly, or not at all: updates of plain SGD are those of one device."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+import keras_flow as kf
+
+S = kf.sbp.split
+MESH = kf.Placement([[0, 1], [2, 3]], ("data", "model"))
+RULES = {"up/kernel": {"model": S(1)}, "out/kernel": {"model": S(0)}}
+
+
+def _places() -> dict[str, kf.DataParallel | kf.ModelParallel]:
+    return {
+        "dp4": kf.DataParallel(),
+        "2x2": kf.ModelParallel(MESH, rules=RULES, batch_axes="data"),
+        "1x3, odd rows": kf.DataParallel(kf.Placement([[0, 1, 2]], ("one", "data"))),
+    }
+
+
+def _updates(distribution: object, build: Callable[[], keras.Model], x: np.ndarray, y: np.ndarray) -> dict:
+    keras.utils.clear_session()
+    with distribution.scope() if distribution else contextlib.nullcontext():
+        keras.utils.set_random_seed(1)
+        model = build()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        before = model.get_weights()
+        model.fit(x, y, batch_size=12, epochs=1, shuffle=False, verbose=0)
+        after = model.get_weights()
+    return {v.path: new - old for v, old, new in zip(model.weights, before, after, strict=True)}
+
+
+def _compare(build: Callable[[], keras.Model], x: np.ndarray, places: tuple[str, ...] = ("dp4", "2x2")) -> None:
+    y = np.random.default_rng(1).normal(size=(len(x), 3)).astype("float32")
+    single = _updates(None, build, x, y)
+    for name, distribution in _places().items():
+        if name not in places:
+            continue
+        found = _updates(distribution, build, x, y)
+        for path, update in single.items():
+            limit = 1e-4 * np.abs(update).max() + 1e-7
+            assert np.abs(found[path] - update).max() <= limit, (name, path)
+
+
+def _data(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def _features(h: tf.Tensor) -> tf.Tensor:
+    largest = ops.sum(ops.top_k(h, 2)[0], -1, keepdims=True)
+    middle = ops.quantile(h, 0.3, axis=-1, keepdims=True)
+    over_rows = ops.quantile(h, 0.5, axis=0, keepdims=True)
+    ordered = ops.sort(h, -1) * ops.take_along_axis(h, ops.argsort(h, -1), -1)
+    pairs = ops.sum(ops.abs(h[:, None] - h[None]), 1)
+    reversed_ = ops.sum(h[:, None, ::-1, None], (1, 3))
+    return h * (largest + middle) + over_rows + ordered + pairs + reversed_ + h[..., None, 3]
+
+
+def sorted_features() -> None:
+    """Sorts, largest entries, quantiles and pairs of rows, with their gradients."""
+
+    def build() -> keras.Model:
+        return keras.Sequential(
+            [layers.Input((8,)), layers.Dense(8, name="up"), layers.Lambda(_features), layers.Dense(3, name="out")]
+        )
+
+    _compare(build, _data(24, 8), ("dp4", "2x2", "1x3, odd rows"))
+
+
+def experts() -> None:
+    """A mixture of experts by hand."""
+
+    class Experts(layers.Layer):
+        def build(self, shape: tuple) -> None:
+            self.router = self.add_weight(shape=(8, 4), name="router")
+            self.first = self.add_weight(shape=(4, 8, 16), name="first")
+            self.second = self.add_weight(shape=(4, 16, 8), name="second")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            values, indices = ops.top_k(ops.softmax(ops.matmul(x, self.router)), 2)
+            weights = ops.sum(ops.one_hot(indices, 4) * values[..., None], 1)
+            hidden = ops.relu(ops.einsum("bd,edh->beh", x, self.first))
+            return ops.einsum("beh,ehd,be->bd", hidden, self.second, weights)
+
+    def build() -> keras.Model:
+        return keras.Sequential(
+            [layers.Input((8,)), layers.Dense(8, name="up"), Experts(), layers.Dense(3, name="out")]
+        )
+
+    _compare(build, _data(24, 8))
+
+
+def convolutions() -> None:
+    """Dilated ones, in groups, a ConvNeXt block; with or without oneDNN."""
+
+    def build() -> keras.Model:
+        image = layers.Input((9, 8, 4))
+        h = layers.DepthwiseConv2D(3, padding="same", dilation_rate=(1, 2))(image)
+        h = layers.Dense(16, activation="gelu", name="up")(layers.LayerNormalization()(h))
+        h = layers.Add()([image, layers.Dense(4, name="out")(h)])
+        h = layers.Conv2D(6, 3, groups=2, activation="relu")(h)
+        h = layers.Conv2D(6, (3, 2), dilation_rate=(2, 3), padding="same")(h)
+        h = layers.Reshape((7 * 6, 6))(h)
+        h = layers.Conv1D(4, 3, dilation_rate=4, padding="causal")(h)
+        return keras.Model(image, layers.Dense(3)(layers.Flatten()(h)))
+
+    _compare(build, _data(24, 9, 8, 4), ("dp4", "2x2", "1x3, odd rows"))
+
+
+def whole_on_every_rank() -> None:
+    """What DTensor has no rule for is computed whole, which is said once and names the layer."""
+
+    def solved(h: tf.Tensor) -> tf.Tensor:
+        matrices = ops.eye(8) * 3 + 0.1 * h[:, :, None] * h[:, None, :]
+        return ops.squeeze(ops.solve(matrices, h[:, :, None]), -1)
+
+    def build() -> keras.Model:
+        return keras.Sequential(
+            [
+                layers.Input((8,)),
+                layers.Dense(8, name="up"),
+                layers.Lambda(solved, name="solved"),
+                layers.Dense(3, name="out"),
+            ],
+            name="m",
+        )
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _compare(build, _data(24, 8))
+    texts = [str(warning.message) for warning in said if "computes it whole" in str(warning.message)]
+    assert any(text.startswith("m/solved: TensorFlow's DTensor cannot split operation MatrixSolve") for text in texts)
+    assert all(texts.count(text) <= 2 for text in texts), texts  # once for each of two models
+
+
+def failed_steps() -> None:
+    """A step that fails as it runs says why, and leaves the weights, the model and the process as they were."""
+    x, y = np.zeros((16, 4), "int32"), _data(16, 3)
+    wrong = x.copy()
+    wrong[9, 1] = 55
+    for name, distribution in _places().items():
+        if "odd" in name:
+            continue
+        with distribution.scope():
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential(
+                [
+                    layers.Input((4,), dtype="int32"),
+                    layers.Embedding(10, 4),
+                    layers.Dense(4, name="up"),
+                    layers.Flatten(),
+                    layers.Dense(3, name="out"),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.train_on_batch(x, y)
+            before = model.get_weights()
+            try:
+                model.train_on_batch(wrong, y)
+            except tf.errors.OpError as error:
+                assert "55 is not in [0, 10)" in str(error), error
+            else:
+                raise AssertionError("an index out of range was accepted")
+            for old, new in zip(before, model.get_weights(), strict=True):
+                np.testing.assert_array_equal(np.array(new), old)
+            loss = model.train_on_batch(x, y)
+            model.set_weights(before)
+            assert np.isclose(model.train_on_batch(x, y), loss)
+
+
+PROGRAMS = {
+    program.__name__: program for program in (sorted_features, experts, convolutions, whole_on_every_rank, failed_steps)
+}
