@@ -47,7 +47,7 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
     with scope:
         distribution.ensure_entered()
         models.adopt(model, distribution)
-        if model.built:
+        if models.is_built(model):
             _check(model, distribution)
         if original.__name__ == "fit":
             args, kwargs = _verified(distribution, model, original, args, kwargs)

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow.layouts import replicated, view_of
+from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
 from keras_flow.distributions.distribution import active
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
@@ -21,6 +20,9 @@ from keras_flow.distributions.distribution import active
 WRONG_WHEN_SPLIT = frozenset({"ScatterNd"})
 
 _whole: ContextVar[frozenset[str]] = ContextVar("keras_flow_whole_operations", default=WRONG_WHEN_SPLIT)
+
+#: whether the inputs of an operation are being laid, which makes operations too
+_laying: ContextVar[bool] = ContextVar("keras_flow_laying_inputs", default=False)
 
 
 @contextmanager
@@ -42,8 +44,12 @@ def create(
     **kwargs: object,
 ) -> tf.Operation:
     """`FuncGraph._create_op_internal`: an operation whose inputs are laid as it, and those that made them, need."""
-    if not op_type.startswith("Relayout"):
-        inputs = [whole(value) if _is_whole(op_type, value) else value for value in inputs]
+    if not _laying.get():
+        token = _laying.set(True)
+        try:
+            inputs = [whole(value) if _is_whole(op_type, value) else value for value in inputs]
+        finally:
+            _laying.reset(token)
     return original(graph, op_type, inputs, *args, **kwargs)
 
 
@@ -65,4 +71,4 @@ def whole(value: tf.Tensor) -> tf.Tensor:
     """The tensor, whole on every rank."""
     distribution = active()
     assert distribution is not None  # the hook's condition
-    return dtensor.relayout(value, replicated(view_of(distribution).mesh, value.shape.rank))
+    return lay(value, replicated(view_of(distribution).mesh, value.shape.rank))

@@ -16,7 +16,7 @@ from keras_flow.backends.tensorflow.data import is_numpy_like, lay_batch
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
 from keras_flow.distributions.distribution import FlowDistribution, active
-from keras_flow.distributions.models import distribution_of
+from keras_flow.distributions.models import distribution_of, is_built
 
 
 def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
@@ -28,7 +28,7 @@ def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
     if not any(is_numpy_like(value) for value in tree.flatten((args, kwargs))):
         return False
     distribution = active()
-    if distribution is not None and not layer.built:  # its variables are made in this call
+    if distribution is not None and not is_built(layer):  # its variables are made in this call
         return mirrored.works_by_dtensor(distribution)
     return any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
 

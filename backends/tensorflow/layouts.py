@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -118,6 +118,20 @@ def replicated(mesh: dtensor.Mesh, ndim: int) -> dtensor.Layout:
     return dtensor.Layout.replicated(mesh, ndim)
 
 
+def lay(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
+    """A tensor of a step in another layout, and its gradient too.
+
+    TensorFlow's own gradient lays as the tensor was before (RelayoutLike). DTensor fails on that where what uses the
+    tensor decides its layout ("output layout of Relayout op after layout propagation does not match").
+    """
+
+    @tf.custom_gradient
+    def relaid(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return dtensor.relayout(value, layout), lambda upstream: dtensor.relayout(upstream, layout)
+
+    return relaid(tensor)  # type: ignore[return-value]  # TensorFlow's stub gives the undecorated type
+
+
 @contextmanager
 def on_mesh(mesh: dtensor.Mesh) -> Iterator[None]:
     """Operations inside run on DTensor's device, with `mesh` for those whose inputs name none.
@@ -165,10 +179,10 @@ def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:
         return outputs
     view = view_of(distribution)
 
-    def lay(tensor: tf.Tensor) -> tf.Tensor:
-        return dtensor.relayout(tensor, _activation(view, nd_sbp, tensor, path)) if tf.is_tensor(tensor) else tensor
+    def constrained(tensor: tf.Tensor) -> tf.Tensor:
+        return lay(tensor, _activation(view, nd_sbp, tensor, path)) if tf.is_tensor(tensor) else tensor
 
-    return tree.map_structure(lay, outputs)
+    return tree.map_structure(constrained, outputs)
 
 
 def _activation(view: MeshView, nd_sbp: NdSbp, tensor: tf.Tensor, path: str) -> dtensor.Layout:

@@ -19,7 +19,7 @@ from tensorflow.python.framework import smart_cond
 from tensorflow.python.ops import array_ops
 
 from keras_flow.backends.tensorflow import mirrored
-from keras_flow.backends.tensorflow.layouts import in_step, view_of
+from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
 from keras_flow.distributions.distribution import active
 from keras_flow.errors import FlowError
 
@@ -327,7 +327,7 @@ def by_rows(tensor: tf.Tensor) -> tf.Tensor:
     if not tensor.shape.rank:
         return tensor
     specs = [dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
-    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+    return lay(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
 
 
 def whole_dims(tensor: object, dims: Sequence[int]) -> object:
@@ -347,7 +347,7 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     kept = next((dim for dim in (0, ndim - 1) if dim not in gathered), None)
     if kept is not None:
         specs[kept] = dtensor.MATCH
-    return dtensor.relayout(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+    return lay(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
 
 
 def _tensors(values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor | np.ndarray]:

@@ -20,6 +20,7 @@ from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.distributions.distribution import FlowDistribution, active
+from keras_flow.distributions.models import is_built
 from keras_flow.errors import FlowError
 
 #: models whose `compile` was told `jit_compile=True`, in so many words
@@ -152,7 +153,7 @@ def build(model: keras.Model, data: object) -> None:
     A model with its own `train_step` may have no `call` to build by; its variables are then made as the step is traced.
     """
     optimizer = getattr(model, "optimizer", None)
-    if model.built and (optimizer is None or optimizer.built) and _compiled_parts_are_built(model):
+    if is_built(model) and (optimizer is None or optimizer.built) and _compiled_parts_are_built(model):
         return
     own_step = type(model).train_step is not keras.Model.train_step
     shapes = tree.map_structure(_spec, data)
@@ -167,7 +168,7 @@ def build(model: keras.Model, data: object) -> None:
 
 def build_for_prediction(model: keras.Model, data: object) -> None:
     """Make the model's variables before the step is traced; losses and metrics have nothing to be built from."""
-    if not model.built:
+    if not is_built(model):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(tree.map_structure(_spec, data))
         compute_output_spec(model, x, training=False)
 

@@ -40,6 +40,14 @@ def remembered(model: keras.Layer) -> FlowDistribution | None:
     return None
 
 
+def is_built(layer: keras.Layer) -> bool:
+    """Whether a layer and all layers inside it have their variables.
+
+    `build` of a subclassed model only says that it is built (Keras warns); its layers are built by their first call.
+    """
+    return all(inner.built for inner in layer._flatten_layers())
+
+
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """Variables that the layer made itself, not those of layers inside it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]

@@ -10,7 +10,15 @@ pytestmark = pytest.mark.timeout(LIMIT)
 
 
 NAMES = ("created_sharded", "steps", "layouts", "operations", "mirrored")
-UNSPLIT = ("sorted_features", "experts", "convolutions", "whole_on_every_rank", "failed_steps")
+UNSPLIT = (
+    "sorted_features",
+    "experts",
+    "convolutions",
+    "whole_on_every_rank",
+    "grouped_attention",
+    "failed_steps",
+    "called_after_build",
+)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *UNSPLIT])
