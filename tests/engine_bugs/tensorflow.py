@@ -1,0 +1,156 @@
+"""Bugs of TensorFlow's DTensor, and of TensorFlow beside it, that keras_flow goes around, each in a few lines.
+
+Seen in tensorflow 2.21.0 (CPU). No keras_flow is needed.
+
+    python -m tests.engine_bugs.tensorflow
+
+runs each in a process of its own, because some end it, and prints which are still there. A function returns True while
+its bug is there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+RANKS = 4
+X = np.arange(32, dtype="float32").reshape(8, 4)
+
+
+def _split_by_rows() -> tuple[dtensor.Mesh, tf.Tensor]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * RANKS)
+    mesh = dtensor.create_mesh([("rows", RANKS)], devices=[f"CPU:{rank}" for rank in range(RANKS)])
+    layout = dtensor.Layout(["rows", dtensor.UNSHARDED], mesh)
+    return mesh, dtensor.pack([tf.constant(part) for part in np.split(X, RANKS)], layout)
+
+
+def _fails(function: Callable[..., tf.Tensor]) -> bool:
+    mesh, x = _split_by_rows()
+    try:
+        with dtensor.default_mesh(mesh):
+            np.concatenate([part.numpy() for part in dtensor.unpack(tf.function(function)(x))])
+    except Exception:
+        return True
+    return False
+
+
+def gradient_of_top_k_scatters_all_rows_on_one_rank() -> bool:
+    """The gradient of `tf.math.top_k` of rows that are split uses the indices of all rows on each rank's part.
+
+    Instead: `top_k` has a gradient that stays with its rows, and every other ScatterNd of a step gets whole tensors.
+    """
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(tf.math.top_k(x, 2)[0] ** 2)
+        return tape.gradient(total, x) * x
+
+    return _fails(gradient)
+
+
+def a_new_dim_before_a_split_one_ends_the_process() -> bool:
+    """`x[None]` of a tensor whose rows are split fails with a text of random bytes, or ends the process.
+
+    Instead: a slice without new dims, then `tf.expand_dims`.
+    """
+    return _fails(lambda x: x[None] * 2.0)
+
+
+def space_to_batch_has_no_rule() -> bool:
+    """A dilated convolution is refused: "'tf.SpaceToBatchND' op does not implement layout propagation".
+
+    Instead: the phases of the positions become rows after, not before, the rows, by reshape and transpose.
+    """
+    kernel = tf.ones((2, 2, 1, 1))
+    return _fails(lambda x: tf.nn.convolution(tf.reshape(x, (8, 2, 2, 1)), kernel, padding="SAME", dilations=2))
+
+
+def grouped_convolutions_need_onednn_or_xla() -> bool:
+    """On CPUs the gradient of a convolution in groups fails ("filter_size does not have enough elements") without
+    oneDNN, which TensorFlow turns on by itself only for processors with AVX-512. DTensor does not compile with XLA.
+
+    Instead: the groups are convolved one by one.
+    """
+    _, kernel = _split_by_rows(), tf.ones((3, 3, 2, 4))
+
+    @tf.function
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            total = tf.reduce_sum(tf.nn.convolution(x, kernel, padding="SAME"))
+        return tape.gradient(total, kernel)
+
+    try:
+        gradient(tf.ones((2, 4, 4, 4)))
+    except tf.errors.OpError:
+        return True
+    return False
+
+
+def a_function_that_was_refused_ends_the_process() -> bool:
+    """Calling a `tf.function` a second time, after DTensor refused it and its operation was allowed, is a segmentation
+    fault.
+
+    Instead: the step is traced anew.
+    """
+    mesh, x = _split_by_rows()
+    function = tf.function(lambda x: tf.raw_ops.Bucketize(input=x, boundaries=[1.0, 2.0]))
+    with dtensor.default_mesh(mesh):
+        try:
+            function(x)
+        except tf.errors.OpError:
+            os.environ["DTENSOR_ENABLE_REPLICATED_SPMD_AS_DEFAULT_TF.BUCKETIZE"] = "1"
+            function(x)
+    return False
+
+
+def an_error_of_a_rank_is_left_to_the_next_operation() -> bool:
+    """After a function failed on one rank, the next operation on the mesh raises, whatever it is: reading a variable.
+
+    Instead: a weight is read until the errors of all ranks are collected; the one that is not "cancelled" is raised.
+    """
+    mesh, x = _split_by_rows()
+    whole = dtensor.Layout.replicated(mesh, 1)
+    variable = dtensor.DVariable(dtensor.pack([tf.zeros((2,))] * RANKS, whole))
+    with dtensor.default_mesh(mesh):
+        try:
+            found = tf.function(lambda x: tf.reduce_sum(tf.gather(tf.ones((3,)), tf.cast(x, tf.int32))))(x)
+            dtensor.unpack(found)[0].numpy()
+        except tf.errors.OpError:
+            pass
+    try:
+        dtensor.unpack(variable.read_value())[0].numpy()
+    except tf.errors.OpError:
+        return True
+    return False
+
+
+BUGS = (
+    gradient_of_top_k_scatters_all_rows_on_one_rank,
+    a_new_dim_before_a_split_one_ends_the_process,
+    space_to_batch_has_no_rule,
+    grouped_convolutions_need_onednn_or_xla,
+    a_function_that_was_refused_ends_the_process,
+    an_error_of_a_rank_is_left_to_the_next_operation,
+)
+
+
+def main() -> None:
+    """Each bug in a process of its own: one that ends it is there."""
+    for bug in BUGS:
+        code = f"import sys; from tests.engine_bugs.tensorflow import {bug.__name__} as bug; sys.exit(bug())"
+        environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        print(f"{bug.__name__}: {'there' if done.returncode else 'gone'} ({done.returncode})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
