@@ -37,7 +37,9 @@ def to_list(original: Callable[..., object], tensor: DTensor) -> object:
 
 def to_text(original: Callable[..., str], tensor: DTensor, **options: object) -> str:
     """Hook on `DTensor.__repr__`."""
-    return f"{whole(tensor.detach())!r} laid as {tuple(tensor.placements)} over {tensor.device_mesh.shape} ranks"
+    return (
+        f"DTensor({whole(tensor.detach())!r}, placements={tuple(tensor.placements)}, mesh={tensor.device_mesh.shape})"
+    )
 
 
 def formatted(original: Callable[..., str], tensor: DTensor, spec: str) -> str:
