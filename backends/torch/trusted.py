@@ -57,6 +57,7 @@ _ON_GPUS = _names(
 _TRUSTED = (
     _VIEWS | _MADE_LIKE | _REDUCTIONS | _PRODUCTS | _ALONG_A_DIM | _REARRANGING | _MATRICES | _NETWORKS | _ON_GPUS
 )
+_COMPARING = _names("amax amin max min median mode kthvalue sort topk cummax cummin linalg_vector_norm")
 #: operators that torch itself writes as several others, which are believed
 _TAKEN_APART = _names(
     """elu_backward hardtanh_backward hardswish hardswish_backward softplus_backward log_sigmoid_forward
@@ -86,3 +87,9 @@ def is_taken_apart(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator is computed by the others that torch takes it apart into."""
     name = operator._schema.name.partition("::")[2]
     return name in _TAKEN_APART and operator in torch._decomp.decomposition_table
+
+
+@functools.cache
+def compares(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator's gradient compares its input with its result."""
+    return operator._schema.name.partition("::")[2] in _COMPARING

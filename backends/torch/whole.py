@@ -17,16 +17,18 @@ import torch
 import torch._decomp
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
 from torch.utils import _pytree as pytree
 
 from keras_flow.backends.torch.gathering import replicated, whole
 from keras_flow.backends.torch.step import current_step
-from keras_flow.backends.torch.trusted import is_taken_apart, is_trusted
+from keras_flow.backends.torch.trusted import compares, is_taken_apart, is_trusted
 from keras_flow.errors import ComputedWhole, FlowError
 
 aten = torch.ops.aten
 
+#: decisions that are not believed: the axes of the mesh to gather along first, or None where there is no rule
+_doubts: dict[OpSchema | None, frozenset[int] | None] = {}
 #: what was said already: the place in the model, and the operator
 _said: set[tuple[str, str]] = set()
 
@@ -36,28 +38,51 @@ def propagate(
     operator: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    *rest: object,
+    op_info: OpInfo,
+    try_cache: bool,
 ) -> object:
     """In the place of DTensor's look for a rule, which it does once for an operator, its layouts and shapes.
 
     Returns:
-        The rule's decision, or the operator's result, which DTensor hands on.
+        The rule's decision, which DTensor remembers, or the operator's result, which it hands on.
     """
     if operator in (aten.index.Tensor, aten.index_put.default) and _has_mask(args[1]):
         return _by_mask(operator, args, kwargs)
     if not is_trusted(operator):
         return _without_rule(operator, args, kwargs)
-    try:
-        decision = original(operator, args, kwargs, *rest)
-    except (RuntimeError, NotImplementedError, AssertionError, ValueError, IndexError, TypeError):
-        return _without_rule(operator, args, kwargs)  # where the program is wrong it raises there, as on one device
-    axes = _doubtful_axes(decision, args, kwargs) if isinstance(decision, OutputSharding) else frozenset()
-    if not axes:
-        return decision
-    gathered_args, gathered_kwargs = pytree.tree_map_only(DTensor, lambda leaf: _gathered(leaf, axes), (args, kwargs))
+    if (
+        compares(operator)
+        and isinstance(args[0], DTensor)
+        and any(part.is_partial("sum") for part in args[0].placements)
+    ):
+        _settle(args[0])
+        return operator(*args, **kwargs)
+    schema = op_info.schema
+    if schema not in _doubts:
+        try:
+            decision = original(operator, args, kwargs, op_info, try_cache)
+        except (RuntimeError, NotImplementedError, AssertionError, ValueError, IndexError, TypeError):
+            _doubts[schema] = None  # where the program is wrong it raises below, and as on one device
+        else:
+            axes = _doubtful_axes(decision, args, kwargs) if isinstance(decision, OutputSharding) else frozenset()
+            if not axes:
+                return decision
+            _doubts[schema] = axes
+    doubt = _doubts[schema]
+    if doubt is None:
+        return _without_rule(operator, args, kwargs)
+    gathered_args, gathered_kwargs = pytree.tree_map_only(DTensor, lambda leaf: _gathered(leaf, doubt), (args, kwargs))
     if all(map(operator_is, pytree.tree_leaves((args, kwargs)), pytree.tree_leaves((gathered_args, gathered_kwargs)))):
         return _without_rule(operator, args, kwargs)
     return operator(*gathered_args, **gathered_kwargs)
+
+
+def _settle(value: DTensor) -> None:
+    """Sum a partial sum for all who read it: summed twice, in two ways, it differs in its last bits, and the gradient
+    of a maximum looks for the elements that equal it."""
+    placements = [Replicate() if part.is_partial("sum") else part for part in value.placements]
+    settled = value.detach().redistribute(value.device_mesh, placements)
+    value._local_tensor, value._spec = settled._local_tensor, settled._spec
 
 
 def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:

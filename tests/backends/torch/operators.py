@@ -174,6 +174,31 @@ def operators_on_split_tensors_are_those_of_one_device() -> None:
 
 
 @check
+def a_maximum_of_a_partial_sum_has_a_gradient() -> None:
+    """A sum over four ranks made twice, in two orders, is not equal to itself."""
+    import torch
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch.step import Step, running
+
+    distribution = kf.ModelParallel(kf.Placement([[0, 1, 2, 3]]))
+    value = np.random.default_rng(7).normal(size=(8, 4, 4)).astype("float32")
+    expected = _run(lambda x: torch.amax(x, 1), torch.from_numpy(value).requires_grad_())
+    with distribution.scope(), running(Step(distribution, consistent=True)):
+        distribution.ensure_entered()
+        mesh = layouts.mesh(distribution.placement)
+        noise = np.random.default_rng(layouts.this_rank()).normal(size=value.shape).astype("float32")
+        noise -= np.sum([part for part in on_all_ranks(noise)], axis=0) / 4  # type: ignore[arg-type]
+        local = torch.from_numpy(value / 4 + noise)
+        placements = layouts.to_placements(kf.sbp.parse("S(1),P"))
+        x = layouts.from_local(local, value.shape, mesh, placements).requires_grad_()
+        found = _run(lambda x: torch.amax(x, 1), x)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@check
 def what_is_computed_whole_is_said_once_and_names_the_layer() -> None:
     import keras
     import torch
