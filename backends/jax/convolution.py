@@ -12,6 +12,7 @@ gradient of the batch. The partitioner sums over both axes, which is twice as mu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -29,7 +30,7 @@ def in_a_step(inputs: object, *args: object, **kwargs: object) -> bool:
 
 
 def by_own_rows(
-    original: Callable[..., jax.Array], inputs: jax.Array, kernel: object, *args: object, **kwargs: object
+    original: Callable[..., jax.Array], inputs: jax.Array, kernel: Any, *args: Any, **kwargs: Any
 ) -> jax.Array:
     """Hook on `conv` and `depthwise_conv`: with groups, each rank convolves the rows that it holds.
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax import core as jax_core
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -69,7 +70,7 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
     if any(name not in SPLITS_LEFT_OVER_DIMS for name in _primitives(program.jaxpr)):
         results = _evaluated(program, leaves, _Whole(distribution))
     else:
-        results = jax.core.eval_jaxpr(program.jaxpr, program.consts, *leaves)
+        results = jax_core.eval_jaxpr(program.jaxpr, program.consts, *leaves)
     return jax.tree.unflatten(jax.tree.structure(shape), results)
 
 
@@ -77,14 +78,14 @@ def _primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
     """The names of all operations of a program, those of loops and calls inside it too."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jax_core.jaxprs_in_params(equation.params):
             yield from _primitives(inner)
 
 
 def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
     """Operations that have not been seen right, in loops, branches and whatever else has a program of its own."""
     for equation in jaxpr.eqns:
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jax_core.jaxprs_in_params(equation.params):
             if equation.primitive.name in _INLINED:
                 yield from _unseen_in_loops(inner)
             else:
@@ -137,7 +138,7 @@ def _gathered(whole: _Whole) -> Callable[[Any], Any]:
     """`whole` for arrays of numbers; keys of random numbers and scalars as they are."""
 
     def of(value: Any) -> Any:
-        plain = getattr(value, "ndim", 0) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+        plain = getattr(value, "ndim", 0) and not jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
         return whole(value) if plain else value
 
     return of

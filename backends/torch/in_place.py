@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -39,7 +39,7 @@ def handlers() -> Iterator[tuple[torch._ops.OpOverload, Callable[..., object]]]:
         if operator is None or written is None or not written.is_write:
             continue
         if name in _VIEWS:
-            yield operator, functools.partial(_view, _functional(operator))
+            yield operator, functools.partial(_view, cast("torch._ops.OpOverload", _functional(operator)))
         elif torch.Tag.inplace_view not in operator.tags:
             yield operator, functools.partial(_compute, _functional(operator))
 

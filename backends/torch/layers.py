@@ -47,7 +47,7 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
         return original(layer, *args, **kwargs)
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
-    with step.within(layer.path):
+    with step.within(layer.path or layer.name):
         if local.can_run(layer, args, kwargs):
             return local.call(original, step, layer, args, kwargs)
         outputs = original(layer, *args, **kwargs)

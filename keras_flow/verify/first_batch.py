@@ -60,7 +60,7 @@ def _first(given: dict[str, Any]) -> tuple[Any, Iterator | None]:
         return tuple(
             None if part is None else keras.tree.map_structure(lambda leaf: leaf[rows], part) for part in parts
         ), None
-    if hasattr(x, "__iter__"):  # a tf.data.Dataset, a DataLoader of torch
+    if x is not None and hasattr(x, "__iter__"):  # a tf.data.Dataset, a DataLoader of torch
         return next(iter(x)), None
     raise FlowError(
         f'verify="first_batch" cannot look into data of type {type(x).__name__}: give arrays, a PyDataset, a dataset '

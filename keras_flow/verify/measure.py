@@ -35,8 +35,8 @@ class Batch:
 
     def rows(self, count: int, name: str) -> Batch:
         """The first `count` rows."""
-        cut = [None if part is None else _cut(part, count) for part in (self.x, self.y, self.sample_weight)]
-        return Batch(*cut, name)
+        x, y, weight = (None if part is None else _cut(part, count) for part in (self.x, self.y, self.sample_weight))
+        return Batch(x, y, weight, name)
 
 
 def _cut(part: object, count: int) -> object:
