@@ -19,6 +19,8 @@ from keras_flow.distributions.distribution import active
 #: raises on CPUs; accelerators leave out indices that are too large, and the numbers are wrong without an error.
 WRONG_WHEN_SPLIT = frozenset({"ScatterNd"})
 
+#: operation -> which of its inputs is a shape: DTensor must be able to work that out as it compiles
+_SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0}
 _whole: ContextVar[frozenset[str]] = ContextVar("keras_flow_whole_operations", default=WRONG_WHEN_SPLIT)
 
 #: whether the inputs of an operation are being laid, which makes operations too
@@ -47,7 +49,10 @@ def create(
     if not _laying.get():
         token = _laying.set(True)
         try:
-            inputs = [whole(value) if _is_whole(op_type, value) else value for value in inputs]
+            inputs = [
+                whole(value) if place != _SHAPES.get(op_type) and _is_whole(op_type, value) else value
+                for place, value in enumerate(inputs)
+            ]
         finally:
             _laying.reset(token)
     return original(graph, op_type, inputs, *args, **kwargs)
