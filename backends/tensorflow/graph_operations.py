@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -53,9 +54,20 @@ def create(
                 whole(value) if place != _SHAPES.get(op_type) and _is_whole(op_type, value) else value
                 for place, value in enumerate(inputs)
             ]
+            if op_type == "ScatterNd":
+                inputs = _with_short_indices(inputs, kwargs)
         finally:
             _laying.reset(token)
     return original(graph, op_type, inputs, *args, **kwargs)
+
+
+def _with_short_indices(inputs: list[tf.Tensor], options: dict[str, Any]) -> list[tf.Tensor]:
+    """The inputs of ScatterNd with indices and shape of 32 bits: DTensor replaces the shape by one of 32 bits, whatever
+    it was ("expected type int64 != int32")."""
+    indices, updates, shape = inputs
+    options["attrs"]["Tindices"].type = tf.int32.as_datatype_enum
+    options["input_types"] = None  # those of the inputs themselves
+    return [tf.cast(indices, tf.int32), updates, tf.cast(shape, tf.int32)]
 
 
 def _is_whole(op_type: str, value: tf.Tensor) -> bool:

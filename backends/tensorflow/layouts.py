@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -125,11 +125,21 @@ def lay(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     tensor decides its layout ("output layout of Relayout op after layout propagation does not match").
     """
 
-    @tf.custom_gradient
-    def relaid(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return dtensor.relayout(value, layout), lambda upstream: dtensor.relayout(upstream, layout)
+    if tf.executing_eagerly():
+        return dtensor.relayout(tensor, layout)
+    # named on the operation: `tf.custom_gradient` would put an IdentityN around it, which DTensor orders wrongly in a
+    # loop that is unrolled ("operand #0 does not dominate this use")
+    with tf.compat.v1.get_default_graph().gradient_override_map({"Relayout": _LAY_GRADIENT}):
+        return dtensor.relayout(tensor, layout)
 
-    return relaid(tensor)  # type: ignore[return-value]  # TensorFlow's stub gives the undecorated type
+
+_LAY_GRADIENT = "KerasFlowRelayout"
+
+
+@tf.RegisterGradient(_LAY_GRADIENT)
+def _gradient_of_lay(operation: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
+    layout = dtensor.Layout.from_string(operation.get_attr("layout").decode())
+    return dtensor.relayout(upstream, layout)
 
 
 @contextmanager
