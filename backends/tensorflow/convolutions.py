@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import keras
 import tensorflow as tf
@@ -42,7 +43,7 @@ def convolve(
     """
     inputs, kernel = by_rows(tf.convert_to_tensor(inputs)), tf.convert_to_tensor(kernel)
     data_format = standardize_data_format(data_format)
-    spatial = inputs.shape.rank - 2
+    spatial = cast(int, inputs.shape.rank) - 2
     rates = (dilation_rate,) * spatial if isinstance(dilation_rate, int) else tuple(dilation_rate or (1,) * spatial)
     last = data_format == "channels_last"
     known = last and inputs.shape.is_fully_defined() and strides in (1, (1,) * spatial, [1] * spatial)
@@ -53,13 +54,13 @@ def convolve(
         return original(values, weights, strides, padding, data_format, dilation_rate)
 
     channels = inputs.shape[-1 if last else 1]
-    groups = channels // kernel.shape[-2] if channels else 1
+    groups = channels // cast(int, kernel.shape[-2]) if channels else 1
     distribution = active()
     assert distribution is not None  # the hook's condition
     if groups == 1 or distribution.placement.type != "cpu":
         return by_rows(plain(inputs, kernel))
-    axis = inputs.shape.rank - 1 if last else 1
-    pairs = zip(tf.split(inputs, groups, axis), tf.split(kernel, groups, kernel.shape.rank - 1), strict=True)
+    axis = spatial + 1 if last else 1
+    pairs = zip(tf.split(inputs, groups, axis), tf.split(kernel, groups, spatial + 1), strict=True)
     return by_rows(tf.concat([plain(values, weights) for values, weights in pairs], axis))
 
 
@@ -78,8 +79,8 @@ def _dilated(
     Example:
         Rate 2: positions 0 1 2 3 4 5 of a row are two rows, 0 2 4 and 1 3 5.
     """
-    rows, *lengths, channels = inputs.shape
-    reach = [(size - 1) * rate for size, rate in zip(kernel.shape, rates, strict=False)]
+    rows, *lengths, channels = cast("list[int]", inputs.shape.as_list())
+    reach = [(size - 1) * rate for size, rate in zip(cast("list[int]", kernel.shape.as_list()), rates, strict=False)]
     before = [total // 2 if padding == "same" else 0 for total in reach]
     padded = [length + (total if padding == "same" else 0) for length, total in zip(lengths, reach, strict=True)]
     counts = [math.ceil(length / rate) for length, rate in zip(padded, rates, strict=True)]
@@ -92,7 +93,7 @@ def _dilated(
     pairs = [length for pair in zip(counts, rates, strict=True) for length in pair]
     phased = tf.transpose(tf.reshape(inputs, [rows, *pairs, channels]), [0, *phases, *positions, 1 + 2 * dims])
     outputs = convolution(tf.reshape(phased, [rows * math.prod(rates), *counts, channels]), kernel)
-    *found, features = outputs.shape[1:]
+    *found, features = cast("list[int]", outputs.shape.as_list())[1:]
     joined = [dim for pair in zip(range(1 + dims, 1 + 2 * dims), range(1, 1 + dims), strict=True) for dim in pair]
     outputs = tf.transpose(tf.reshape(outputs, [rows, *rates, *found, features]), [0, *joined, 1 + 2 * dims])
     outputs = tf.reshape(outputs, [rows, *(a * b for a, b in zip(found, rates, strict=True)), features])

@@ -7,7 +7,7 @@ pieces, in the wrong order and without an error (TensorFlow 2.21).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import keras
@@ -124,14 +124,14 @@ def slice(
 
 def strided_slice(
     original: Callable[..., object],
-    input_: object,
-    begin: object,
-    end: object,
-    strides: object = None,
+    input_: Any,
+    begin: Any,
+    end: Any,
+    strides: Any = None,
     begin_mask: int = 0,
     end_mask: int = 0,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> object:
     """`x[::-1]`: a dim that is reversed whole is reversed by `tf.reverse`; `x[None]`: new dims are added afterwards.
 
@@ -202,18 +202,18 @@ def _with_new_dims(
     return input_
 
 
-def _entries(value: object) -> Sequence[object]:
+def _entries(value: Any) -> Sequence[object]:
     """The entries of a vector, as numbers where they are known: DTensor partitions slices whose bounds it knows."""
     known = _known(value)
     return tf.unstack(tf.convert_to_tensor(value)) if known is None else [int(entry) for entry in known]
 
 
 def top_k(
-    original: Callable[..., object],
+    original: Callable[..., Any],
     input: tf.Tensor | np.ndarray,
-    k: int | tf.Tensor = 1,
-    *args: object,
-    **kwargs: object,
+    k: Any = 1,
+    *args: Any,
+    **kwargs: Any,
 ) -> object:
     """`tf.math.top_k` of a tensor whose last dim is whole, with a gradient that stays with its rows.
 
@@ -222,12 +222,12 @@ def top_k(
     """
     input = tf.convert_to_tensor(input)
     size, count = input.shape[-1], k if isinstance(k, int) else smart_cond.smart_constant_value(k)
-    if size is None or count is None or (count != size and count > _MOST_ONE_HOT):
+    if size is None or count is None or (count != size and int(cast(int, count)) > _MOST_ONE_HOT):
         return _ranked(original(whole_dims(input, (-1,)), k, *args, **kwargs))
-    count = int(count)
+    count = int(cast(int, count))
 
     @tf.custom_gradient
-    def ranked(values: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+    def ranked(values: tf.Tensor) -> Any:
         best = _ranked(original(values, count, *args, **kwargs))
 
         def gradient(upstream: tf.Tensor, _: object = None) -> tf.Tensor:
@@ -240,7 +240,7 @@ def top_k(
 
         return tuple(best), gradient
 
-    return _Ranked(*ranked(whole_dims(input, (-1,))))
+    return _Ranked(*cast(Any, ranked)(whole_dims(input, (-1,))))
 
 
 class _Ranked(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import keras
 import tensorflow as tf
 from tensorflow.experimental import dtensor
@@ -29,7 +31,7 @@ def settle(model: keras.Model) -> list[tf.errors.OpError]:
     # each rank may have an error of the step, and one of the operation after it
     for _ in range(0 if target is None else 2 + 2 * target.layout.mesh.num_local_devices()):
         try:
-            to_host(target)
+            to_host(cast("tf.Tensor", target))
             break
         except tf.errors.OpError as error:
             errors.append(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from operator import is_ as operator_is
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._decomp
@@ -81,7 +81,7 @@ def _settle(value: DTensor) -> None:
     """Sum a partial sum for all who read it: summed twice, in two ways, it differs in its last bits, and the gradient
     of a maximum looks for the elements that equal it."""
     placements = [Replicate() if part.is_partial("sum") else part for part in value.placements]
-    settled = value.detach().redistribute(value.device_mesh, placements)
+    settled = cast(DTensor, value.detach()).redistribute(value.device_mesh, placements)
     value._local_tensor, value._spec = settled._local_tensor, settled._spec
 
 
