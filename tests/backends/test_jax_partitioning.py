@@ -1,0 +1,72 @@
+"""What XLA's partitioner gets wrong is right under keras_flow: updates of plain SGD against one device."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import numpy as np
+import pytest
+
+from tests.sweep import program
+from tests.sweep.cases import PIECES
+from tests.sweep.design import Setting
+
+pytestmark = [pytest.mark.usefixtures("four_ranks"), pytest.mark.timeout(300)]
+
+#: convolutions with groups; scatters of rows, of features that do not divide; a sort, whose gradient aborts the process
+NAMES = (
+    "layers.DepthwiseConv2D",
+    "layers.Conv2D[groups]",
+    "layers.SeparableConv1D",
+    "layers.Embedding",
+    "ops.get_item[integers]",
+    "ops.segment_sum",
+    "ops.sort",
+    "ops.median[rows]",
+)
+SETTINGS = (
+    Setting("(2,2)", "divides", "last"),
+    Setting("(2,2)", "uneven", "last"),
+    Setting("(2,1,2)", "few", "first"),
+    Setting("(4,)", "uneven", "none"),
+)
+_references: dict[str, program.Numbers] = {}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_updates_are_those_of_one_device(setting: Setting) -> None:
+    pieces = [PIECES[name] for name in NAMES]
+    if setting.rows not in _references:
+        _references[setting.rows] = program.run(pieces, setting.rows)
+    found = program.run(pieces, setting.rows, program.distribution(setting))
+    over = program.compare(_references[setting.rows], found)
+    assert {name: shares for name, shares in over.items() if shares} == {}
+    assert not any("computed whole by every rank" in note for note in found.notes)
+
+
+def test_a_grouped_convolution_sends_its_kernels_gradient_and_nothing_else() -> None:
+    import jax
+    import keras
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import keras_flow as kf
+    from keras_flow.backends.jax.layouts import mesh
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    random = np.random.default_rng(0)
+    x, kernel = random.random((8, 6, 6, 4), "float32"), random.random((3, 3, 2, 8), "float32")
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return keras.ops.sum(keras.ops.conv(x, kernel, padding="same") ** 2)
+
+    with kf.ModelParallel(placement).scope():
+        rows = jax.device_put(x, NamedSharding(mesh(placement), PartitionSpec("data")))
+        whole = jax.device_put(kernel, NamedSharding(mesh(placement), PartitionSpec()))
+        step = jax.jit(jax.grad(loss))
+        text = step.lower(whole, rows).compile().as_text()
+        found = np.asarray(step(whole, rows))
+    kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+    assert collections.Counter(re.findall(rf"= \S+ ({kinds})(?:-start)?\(", text)) == {"all-reduce": 1}
+    expected = np.asarray(jax.grad(loss)(kernel, x))
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
