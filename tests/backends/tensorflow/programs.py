@@ -13,6 +13,7 @@ from tensorflow.experimental import dtensor
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
+from tests.backends import jit_of_files
 from tests.backends.tensorflow import unsplit
 
 S = kf.sbp.split
@@ -183,6 +184,7 @@ def mirrored() -> None:
 
 PROGRAMS = {program.__name__: program for program in (created_sharded, steps, layouts, operations, mirrored)}
 PROGRAMS |= unsplit.PROGRAMS
+PROGRAMS["files_that_say_jit_compile"] = jit_of_files.trained_inside_and_outside_of_a_scope
 
 
 def main() -> Iterator[tuple[str, str]]:

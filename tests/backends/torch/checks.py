@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.backends import jit_of_files
 from tests.backends.torch.registry import check, error_of, on_all_ranks, rank
 
 
@@ -249,6 +250,11 @@ def no_rank_holds_a_split_weight_whole_to_save_it() -> None:
         assert all(map(np.array_equal, found, expected))
         assert all(map(np.array_equal, plain.get_weights(), loaded.get_weights()))
     keras.backend.clear_session()
+
+
+@check
+def files_that_say_jit_compile_are_trained() -> None:
+    jit_of_files.trained_inside_and_outside_of_a_scope()
 
 
 @check
