@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from tensorflow.experimental import dtensor
+from tensorflow.python.eager import record
 
 from keras_flow import sbp as _sbp
 from keras_flow.distributions.distribution import FlowDistribution, active
@@ -125,21 +126,12 @@ def lay(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     tensor decides its layout ("output layout of Relayout op after layout propagation does not match").
     """
 
-    if tf.executing_eagerly():
-        return dtensor.relayout(tensor, layout)
-    # named on the operation: `tf.custom_gradient` would put an IdentityN around it, which DTensor orders wrongly in a
-    # loop that is unrolled ("operand #0 does not dominate this use")
-    with tf.compat.v1.get_default_graph().gradient_override_map({"Relayout": _LAY_GRADIENT}):
-        return dtensor.relayout(tensor, layout)
-
-
-_LAY_GRADIENT = "KerasFlowRelayout"
-
-
-@tf.RegisterGradient(_LAY_GRADIENT)
-def _gradient_of_lay(operation: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
-    layout = dtensor.Layout.from_string(operation.get_attr("layout").decode())
-    return dtensor.relayout(upstream, layout)
+    # told to the tape by TensorFlow's private `record`: `tf.custom_gradient` would put an IdentityN around it, which
+    # DTensor orders wrongly where loops are unrolled ("operand #0 does not dominate this use")
+    with record.stop_recording():
+        laid = dtensor.relayout(tensor, layout)
+    record.record_operation("KerasFlowLay", [laid], [tensor], lambda upstream: [dtensor.relayout(upstream, layout)])
+    return laid
 
 
 @contextmanager
