@@ -267,7 +267,7 @@ def _sparse_categorical_crossentropy(arguments: Mapping[str, Any]) -> Compositio
             {
                 "x": classes,
                 "num_classes": output.shape[axis],
-                "axis": -1 if axis == output.ndim - 1 else axis,
+                "axis": axis,
                 "dtype": output.dtype,
                 "sparse": False,
             },

@@ -32,7 +32,12 @@ def function(
     if call.name in _SHAPE_ARGUMENT:
         replaced[_SHAPE_ARGUMENT[call.name]] = outputs[0].local_shape(rank)
     if call.name in _REDUCTIONS and replaced["axis"] is None and replaced["keepdims"]:
-        replaced["axis"] = tuple(range(len(call.inputs[0])))  # Keras 3.15 forgets keepdims on torch where axis is None
+        if call.inputs[0]:
+            replaced["axis"] = tuple(
+                range(len(call.inputs[0]))
+            )  # on torch Keras 3.15 forgets keepdims where it is None
+        else:
+            replaced["keepdims"] = False  # Keras 3.15 makes a dim of what has none (logsumexp)
 
     def compute(*values: Any) -> list[Any]:
         if special is not None and (result := special(call, inputs, outputs, rank, *values)) is not None:
@@ -244,7 +249,8 @@ def _setitem(
             indices.append([entry])
     grid = np.stack([one.ravel() for one in np.meshgrid(*indices, indexing="ij")], -1)
     chosen = values[tuple(cut)] if cut else values
-    return ops.scatter_update(target, grid, ops.reshape(ops.cast(chosen, target.dtype), (len(grid),)))
+    updates = ops.reshape(ops.cast(chosen, target.dtype), (len(grid),))
+    return _unchanged("scatter_update")(target, grid, updates)
 
 
 def _conv(
@@ -265,11 +271,52 @@ def _conv(
     return keras.ops.conv(inputs, kernel, strides, padding, data_format, dilation_rate)
 
 
+def _one_hot_of(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, sparse: bool = False) -> Any:
+    """`keras.ops.one_hot`; that of Keras 3.15 puts the classes along any dim, but describes only some of these."""
+    import keras
+
+    ndim = len(x.shape)
+    if -1 <= axis <= ndim or not -ndim - 1 <= axis:  # what is out of range Keras refuses
+        axis = -1 if axis == ndim else axis
+    else:
+        axis += ndim + 1
+    return keras.ops.one_hot(x, num_classes, axis, dtype, sparse)
+
+
+@functools.cache
+def _unchanged(name: str) -> Callable[..., Any]:
+    """An operator that writes into its first argument on numpy (Keras 3.15), given a copy: tensors share shards."""
+    import keras
+
+    operator = getattr(keras.ops, name)
+
+    def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        is_described = isinstance(inputs, keras.KerasTensor)
+        return operator(inputs if is_described else keras.ops.copy(inputs), *args, **kwargs)
+
+    return functools.update_wrapper(call, operator)
+
+
+#: operators of which Keras's own is not what a rank runs: by name, what makes theirs
+_MENDED: dict[str, Callable[[str], Callable[..., Any]]] = {
+    "conv": lambda name: _named(_conv, name),
+    "one_hot": lambda name: _named(_one_hot_of, name),
+    "scatter_update": _unchanged,
+    "slice_update": _unchanged,
+}
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    import keras
+
+    return functools.update_wrapper(function, getattr(keras.ops, name))
+
+
 def function_of(name: str) -> Callable[..., Any] | None:
     """What computes an operator of `keras.ops`, and describes its result where it is given `KerasTensor`s."""
     import keras
 
-    return functools.update_wrapper(_conv, keras.ops.conv) if name == "conv" else getattr(keras.ops, name, None)
+    return _MENDED[name](name) if name in _MENDED else getattr(keras.ops, name, None)
 
 
 _SPECIAL: dict[str, Callable[..., Any]] = {

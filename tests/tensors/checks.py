@@ -19,6 +19,7 @@ from tests.tensors.cases import EVERY_NAME
 from tests.tensors.worker import MESH, close
 
 LINE = kf.Placement([0, 1, 2, 3])
+ALONE = kf.Placement([0])
 
 
 def _spread(value: Any, sbp: str) -> kf.GlobalTensor:
@@ -172,6 +173,45 @@ def lists_stand_for_arrays() -> None:
     assert kf.ops.where([True, False] * 3, x, [9] * 6).numpy().tolist() == [0, 9, 2, 9, 4, 9]
 
 
+def reductions_of_a_tensor_without_dims() -> None:
+    x = kf.tensor(np.float32(3), placement=LINE, sbp="P")
+    for name in ("sum", "mean", "max", "min", "prod", "logsumexp"):
+        for keepdims in (False, True):
+            found = getattr(kf.ops, name)(x, keepdims=keepdims).numpy()
+            assert found.shape == () and close(found, np.float32(3)), (name, keepdims)
+
+
+def classes_along_any_dim() -> None:
+    value = np.array([[0, 4, 2], [1, 1, 3]], "int32")
+    wanted = np.eye(5, dtype="float32")[value]
+    for lies, axis in itertools.product(("B,B", "S(0),S(1)", "S(1),P"), range(-3, 3)):
+        found = kf.ops.one_hot(_spread(value, lies), 5, axis=axis)
+        assert np.array_equal(found.numpy(), np.moveaxis(wanted, -1, axis)), (lies, axis)
+    for axis in (-4, 3):
+        with pytest.raises(ValueError, match="axis"):
+            kf.ops.one_hot(_spread(value, "B,B"), 5, axis=axis)
+
+
+def what_is_written_is_a_copy() -> None:
+    value = np.arange(12, dtype="float32").reshape(4, 3)
+    writes = (
+        lambda x: x.__setitem__(0, 7.0),
+        lambda x: kf.ops.scatter_update(x, np.array([[1, 2]], "int32"), np.array([5.0], "float32")),
+        lambda x: kf.ops.slice_update(x, (1, 0), np.ones((2, 2), "float32")),
+    )
+    for lies in ("B,B", "S(0),B", "P,S(1)"):
+        for write in writes:
+            x = _spread(value, lies)
+            others = x.to_global(ALONE, "B"), kf.ops.reshape(x, (2, 6)), x[:], kf.to_global(dict(x._shards), MESH, lies)
+            write(x)
+            for other in others:
+                assert np.array_equal(other.numpy().ravel(), value.ravel()), lies
+    x = _spread(value, "B,B")
+    rows = kf.ops.diagonal(x)  # numpy's is read-only
+    rows[0] = 9.0
+    assert rows.numpy().tolist() == [9, 4, 8] and np.array_equal(x.numpy(), value)
+
+
 # ---- indexing
 
 
@@ -290,6 +330,9 @@ CHECKS = {
         convolutions_of_groups,
         the_default_data_format_is_heeded,
         lists_stand_for_arrays,
+        reductions_of_a_tensor_without_dims,
+        classes_along_any_dim,
+        what_is_written_is_a_copy,
         indices_that_are_refused,
         values_that_are_assigned,
         a_tensor_without_dims_is_assigned_to,
