@@ -284,8 +284,12 @@ def _top_k(call: Call) -> Iterator[Row]:
 
 @_of("categorical_crossentropy", "sparse_categorical_crossentropy")
 def _crossentropy(call: Call) -> Iterator[Row]:
-    for dim in range(len(call.outputs[0])):
-        yield _same(call, S(dim))
+    """Classes may be any dim; class numbers (sparse) have the dims of the result."""
+    output = call.inputs[-1]
+    along = _axes(call, len(output), default=-1)
+    for place, dim in enumerate(dim for dim in range(len(output)) if dim not in along):
+        target = S(place if call.name.startswith("sparse") else dim)
+        yield Row((target, S(dim))[-len(call.inputs) :], (S(place),))
 
 
 # ---- shapes

@@ -283,6 +283,33 @@ def _one_hot_of(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, spa
     return keras.ops.one_hot(x, num_classes, axis, dtype, sparse)
 
 
+def _hstack(xs: Sequence[Any]) -> Any:
+    """`keras.ops.hstack`; that of Keras 3.15 does not describe what it makes of tensors of one dim."""
+    import keras
+
+    return keras.ops.concatenate(xs, axis=0 if len(xs[0].shape) == 1 else 1)
+
+
+def _vstack(xs: Sequence[Any]) -> Any:
+    """`keras.ops.vstack`; that of Keras 3.15 describes rows of one dim as joined end to end."""
+    import keras
+
+    rows = [keras.ops.expand_dims(x, 0) if len(x.shape) == 1 else x for x in xs]
+    return keras.ops.concatenate(rows, axis=0)
+
+
+def _categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Any:
+    """`keras.ops.categorical_crossentropy`; that of Keras 3.15 is described as if classes were always the last dim."""
+    import keras
+
+    described = keras.ops.categorical_crossentropy(target, output, from_logits, axis)
+    if not isinstance(described, keras.KerasTensor):
+        return described
+    kept = list(output.shape)
+    del kept[axis]
+    return keras.KerasTensor(kept, described.dtype)
+
+
 @functools.cache
 def _unchanged(name: str) -> Callable[..., Any]:
     """An operator that writes into its first argument on numpy (Keras 3.15), given a copy: tensors share shards."""
@@ -301,6 +328,9 @@ def _unchanged(name: str) -> Callable[..., Any]:
 _MENDED: dict[str, Callable[[str], Callable[..., Any]]] = {
     "conv": lambda name: _named(_conv, name),
     "one_hot": lambda name: _named(_one_hot_of, name),
+    "hstack": lambda name: _named(_hstack, name),
+    "vstack": lambda name: _named(_vstack, name),
+    "categorical_crossentropy": lambda name: _named(_categorical_crossentropy, name),
     "scatter_update": _unchanged,
     "slice_update": _unchanged,
 }

@@ -125,12 +125,22 @@ def on_ranks(
                 else:
                     found = compute(*values)
             for value, held, layout in zip(_cast(found, dtypes), shards, layouts, strict=True):
-                assert tuple(value.shape) == layout.local_shape(rank), (tuple(value.shape), layout, rank)
+                _check_described(value, layout, rank)
                 held[rank] = value
     results = [GlobalTensor(layout, dtype, held) for layout, dtype, held in zip(layouts, dtypes, shards, strict=True)]
     if is_taped:
         gradients.note(inputs, laid, results, pullbacks)
     return results
+
+
+def _check_described(value: Any, layout: Layout, rank: int) -> None:
+    """Refuse what is computed otherwise than it was described: ranks would hold other elements than the layout says."""
+    if tuple(value.shape) != layout.local_shape(rank):
+        raise FlowError(
+            f"an operator of Keras was described to give shape {list(layout.local_shape(rank))} on rank {rank}, of "
+            f"{layout}, but computed {list(value.shape)}. Compose it of other operators of kf.ops, or report it to "
+            "keras_flow"
+        )
 
 
 def _cast(values: Sequence[Any], dtypes: Sequence[str]) -> Iterator[Any]:

@@ -181,6 +181,28 @@ def reductions_of_a_tensor_without_dims() -> None:
             assert found.shape == () and close(found, np.float32(3)), (name, keepdims)
 
 
+def stacks_of_rows() -> None:
+    value = np.arange(6, dtype="float32")
+    for lies, other in (("B,B", "S(0),S(0)"), ("P,S(0)", "S(0),B")):
+        for name in ("hstack", "vstack"):
+            for shape in ((6,), (2, 3), (1, 2, 3)):
+                pair = value.reshape(shape), -value.reshape(shape)
+                found = getattr(kf.ops, name)([_spread(pair[0], lies), _spread(pair[1], other)])
+                assert np.array_equal(found.numpy(), getattr(np, name)(pair)), (name, shape)
+
+
+def crossentropy_of_classes_along_any_dim() -> None:
+    from keras import ops
+
+    scores = np.random.default_rng(1).random((2, 4, 3)).astype("float32")
+    target = np.random.default_rng(2).random((2, 4, 3)).astype("float32")
+    for lies, other in itertools.product(("B,B", "S(0),S(1)", "S(2),S(1)", "P,S(0)"), ("B,B", "S(1),B", "P,S(2)")):
+        for axis in range(-3, 3):
+            found = kf.ops.categorical_crossentropy(_spread(target, other), _spread(scores, lies), True, axis)
+            wanted = ops.categorical_crossentropy(target, scores, True, axis)
+            assert close(found.numpy(), wanted), (lies, other, axis)
+
+
 def classes_along_any_dim() -> None:
     value = np.array([[0, 4, 2], [1, 1, 3]], "int32")
     wanted = np.eye(5, dtype="float32")[value]
@@ -331,6 +353,8 @@ CHECKS = {
         the_default_data_format_is_heeded,
         lists_stand_for_arrays,
         reductions_of_a_tensor_without_dims,
+        stacks_of_rows,
+        crossentropy_of_classes_along_any_dim,
         classes_along_any_dim,
         what_is_written_is_a_copy,
         indices_that_are_refused,
