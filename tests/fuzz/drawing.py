@@ -100,7 +100,7 @@ class Drawing:
 
     # ---- steps
 
-    def grow(self, draws: Sequence[Callable[[Drawing], None]]) -> None:
+    def grow(self, draws: Sequence[Callable[[Drawing], object]]) -> None:
         """Add the steps of one of these operators; none where it does not fit."""
         with contextlib.suppress(DoesNotFit):
             self.random.choice(draws)(self)

@@ -25,7 +25,7 @@ GRADIENT_LIMIT = 1e-3
 def program(random: _random.Random) -> str:
     """Draw a program of up to eight operators and run it; what is wrong, or nothing."""
     drawing = Drawing(random)
-    drawing.tensor(drawing.shape())
+    drawing.grow([lambda growing: growing.tensor(growing.shape())])
     for _ in range(random.randint(1, 8)):
         drawing.grow(operators.SMOOTH + operators.OTHERS)
     return run(drawing.steps)
