@@ -302,6 +302,8 @@ def _categorical_crossentropy(target: Any, output: Any, from_logits: bool = Fals
     """`keras.ops.categorical_crossentropy`; that of Keras 3.15 is described as if classes were always the last dim."""
     import keras
 
+    if -len(output.shape) <= axis < -1:
+        axis += len(output.shape)  # Keras 3.15 knows no dim from the end but the last on TensorFlow
     described = keras.ops.categorical_crossentropy(target, output, from_logits, axis)
     if not isinstance(described, keras.KerasTensor):
         return described
