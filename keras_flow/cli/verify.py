@@ -24,6 +24,7 @@ def verify(
         float | None, typer.Option(help="Of gradients and updates, relative; a tenth of it for losses and outputs.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out backends not installed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare one step of FILE.py's model under a layout with one device: outputs, loss, metrics, gradients, updates.
@@ -35,13 +36,11 @@ def verify(
         raise FlowError(f"keras-flow verify was asked for {file}, which is not a file.")
     from rich.console import Console
 
-    from keras_flow.runtime import versions
+    from keras_flow.compare.runner import chosen_backends
     from keras_flow.verify.file import verify_file
 
-    names = [name.strip() for name in backends.split(",") if name.strip()]
-    missing = [name for name in names if name not in ("jax", "tensorflow", "torch") or not versions.installed(name)]
-    if missing or not names:
-        raise FlowError(f"--backends names {missing}: legal are those of jax, tensorflow and torch that are installed")
+    asked = [name.strip() for name in backends.split(",") if name.strip()]
+    names, _ = chosen_backends(asked, skip_missing)
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
     with Console(stderr=True).status("") as status:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
         FlowError: an unknown or missing backend, or an error of the user's file.
     """
     console = console or Console()
-    backends, skipped = _backends(options)
+    backends, skipped = chosen_backends(options.backends, options.skip_missing)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
@@ -54,15 +55,20 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
     return 1 if result.failures else 0
 
 
-def _backends(options: CompareOptions) -> tuple[list[str], dict[str, str]]:
-    unknown = [name for name in options.backends if name not in _BACKENDS]
-    if unknown or not options.backends:
+def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str], dict[str, str]]:
+    """The backends of `--backends` that are installed, and those left out -> why.
+
+    Raises:
+        FlowError: an unknown backend, one that is not installed and not to be skipped, or none at all.
+    """
+    unknown = [name for name in names if name not in _BACKENDS]
+    if unknown or not names:
         raise FlowError(f"unknown backend {unknown}: legal are {', '.join(_BACKENDS)}")
     present, skipped = [], {}
-    for name in dict.fromkeys(options.backends):
+    for name in dict.fromkeys(names):
         if versions.installed(name) is not None:
             present.append(name)
-        elif options.skip_missing:
+        elif skip_missing:
             skipped[name] = "not installed"
         else:
             raise FlowError(
@@ -70,7 +76,7 @@ def _backends(options: CompareOptions) -> tuple[list[str], dict[str, str]]:
                 "pass --skip-missing"
             )
     if not present:
-        raise FlowError(f"none of the backends {list(options.backends)} is installed")
+        raise FlowError(f"none of the backends {list(names)} is installed")
     return present, skipped
 
 

@@ -14,7 +14,7 @@ def run(*arguments: str, backend: str = "torch", **variables: str) -> tuple[int,
     return programs.finish(programs.start(["-m", "keras_flow.cli.app", *arguments], backend, **variables))
 
 
-@pytest.mark.parametrize("command", [[], ["launch"], ["compare"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["launch"], ["compare"], ["doctor"], ["verify"]])
 def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
     program = (
         "import sys\nfrom keras_flow.cli.app import app\n"
