@@ -10,6 +10,7 @@ its bug is there.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -146,19 +147,19 @@ BUGS = (
 )
 
 
-def main() -> None:
-    """Each bug in a process of its own: one that ends it by a signal is there."""
-    for bug in BUGS:
-        code = (
-            f"import sys; from tests.engine_bugs.tensorflow import {bug.__name__} as bug; sys.exit(3 if bug() else 0)"
-        )
-        environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-        state = (
-            "gone" if done.returncode == 0 else "there" if done.returncode == 3 or done.returncode < 0 else done.stderr
-        )
-        print(f"{bug.__name__}: {state}", flush=True)
+def main() -> dict[str, bool]:
+    """Bug -> whether it is there; each in a process of its own: one that ends it by a signal is there."""
+    return {bug.__name__: _is_there(bug.__name__) for bug in BUGS}
+
+
+def _is_there(name: str) -> bool:
+    code = f"import sys; from tests.engine_bugs.tensorflow import {name} as bug; sys.exit(3 if bug() else 0)"
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    if done.returncode not in (0, 3) and done.returncode > 0:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    return done.returncode != 0
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(main(), indent=1))
