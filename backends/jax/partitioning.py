@@ -62,11 +62,13 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
     """
     distribution = active()
     assert distribution is not None  # the hook's condition
-    program, shape = jax.make_jaxpr(function, return_shape=True)(*data.logical(args))  # type: ignore[misc]
+    logical = data.logical(args)
+    program, shape = jax.make_jaxpr(function, return_shape=True)(*logical)  # type: ignore[misc]
     hidden = sorted(set(_unseen_in_loops(program.jaxpr))) if data.has_uneven(args) else []
     if hidden:  # inside a loop no single operation can be given whole dims
         _say(hidden, distribution.num_model_replicas)
-    leaves = jax.tree.leaves(data.logical(args, whole=bool(hidden)))
+        logical = data.logical(args, whole=True)
+    leaves = jax.tree.leaves(logical)
     if any(name not in SPLITS_LEFT_OVER_DIMS for name in _primitives(program.jaxpr)):
         results = _evaluated(program, leaves, _Whole(distribution))
     else:

@@ -251,20 +251,13 @@ class _Arrivals:
         # where the target cell has holders, they are of the member with the summand's coordinates
         here = self._match(axis for axis in self.index if axis in self.fixed)
         tied = tuple(axis for axis in self.free if axis not in self.index)
-        turn = number % self.wanting.sizes_of(tied) if not self._all_copies_hold else 0
+        everywhere = self.exchange.copies_that_hold == self.exchange.families
+        turn = 0 if everywhere else number % self.wanting.sizes_of(tied)
         chosen = self._match(axis for axis in self.free if axis in self.index) & (
             turn == self.wanting.number(tied, self.at)
         )
         mine = np.where(here, chosen, number % self.members == self.member) & ~self._match(self.index)
         return self._messages(mine & self.merges if phase == "merge" else mine, self.volume, self.index)
-
-    @property
-    def _all_copies_hold(self) -> bool:
-        """Whether all copies of a member hold what any of them holds."""
-        apart = self.exchange.apart
-        return all(
-            self.wanting.sizes[axis] == 1 for axis in self.wanting.copy_axes if axis in self.index and axis not in apart
-        )
 
     def _reduced(self) -> tuple[Array, Array]:
         """The other summands of the ranges that the rank owns."""

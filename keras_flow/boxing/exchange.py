@@ -172,13 +172,13 @@ class Exchange:
         if any(wanted[axis] != at[axis] for axis in cells.split_axes if axis in wanted):  # nobody here holds it
             return cells.numbered(free, number % cells.sizes_of(free))
         tied = tuple(axis for axis in free if axis not in wanted)
-        if self._copies_that_hold == self.families:
+        if self.copies_that_hold == self.families:
             number = 0
         chosen = cells.numbered(tied, number % cells.sizes_of(tied))
         return {axis: wanted[axis] if axis in wanted else chosen[axis] for axis in free}
 
     @cached_property
-    def _copies_that_hold(self) -> int:
+    def copies_that_hold(self) -> int:
         """How many copies of a member hold a summand that any of them holds, on one placement."""
         source, target = self.of_source, self.of_target
         known = (*source.split_axes, *source.class_axes)
@@ -251,12 +251,12 @@ class Exchange:
         here = self.summed // source.sizes_of(
             axis for axis in source.class_axes if axis in target.split_axes and axis not in self.apart
         )
-        return Lacking(self.families * self.summed - here * self._copies_that_hold, False)
+        return Lacking(self.families * self.summed - here * self.copies_that_hold, False)
 
     def _reduce(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
         if self.merges(cell, at):
             return
-        for _, share in self.shares(cell, box, at).owned.get(rank, ()):
+        for share in self.shares(cell, box, at).owned.get(rank, ()):
             if share.merger == rank:
                 for summand in self.summands(at, only if only is not None and self.holds(only, cell) else None):
                     yield Transfer(self.sender(cell, summand, rank, at), rank, share.piece)
@@ -288,7 +288,7 @@ class Exchange:
         if self.merges(cell, at):
             return
         shares = self.shares(cell, box, at)
-        for _, share in shares.all if only is None else shares.owned.get(only, ()):
+        for share in shares.all if only is None else shares.owned.get(only, ()):
             # an owner has its range already: it is the one of its family that keeps the value
             if share.owner != rank and self._keeper(share.owner, at) == rank:
                 yield Transfer(share.owner, rank, share.piece, "result")

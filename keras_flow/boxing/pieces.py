@@ -56,17 +56,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of an atom: all with their numbers, and those of each owner."""
+    """The shares of an atom: all in their order, and those of each owner."""
 
-    all: tuple[tuple[int, Share], ...]
-    owned: Mapping[int, list[tuple[int, Share]]]
+    all: tuple[Share, ...]
+    owned: Mapping[int, list[Share]]
 
     @classmethod
     def of(cls, shares: tuple[Share, ...]) -> Shares:
-        owned: dict[int, list[tuple[int, Share]]] = {}
-        for number, share in enumerate(shares):
-            owned.setdefault(share.owner, []).append((number, share))
-        return cls(tuple(enumerate(shares)), owned)
+        owned: dict[int, list[Share]] = {}
+        for share in shares:
+            owned.setdefault(share.owner, []).append(share)
+        return cls(shares, owned)
 
 
 @dataclass(frozen=True)

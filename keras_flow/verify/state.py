@@ -58,7 +58,7 @@ def _host(variable: keras.Variable) -> np.ndarray:
 
 @contextmanager
 def kept(model: keras.Model, distribution: FlowDistribution) -> Iterator[State]:
-    """Inside, the model may be trained and laid otherwise; afterwards it is as it was, laid as `distribution` says."""
+    """Inside, the model may be trained under any layouts; afterwards it has its values and those of `distribution`."""
     with distribution.scope():
         models.adopt(model, distribution)
         state = State(model)
