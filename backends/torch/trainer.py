@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from keras.src import tree
 
+from keras_flow.backends.torch import copies, layouts, mirrored, operators, random, rowwise, variables
 from keras_flow.backends.torch import data as batches
-from keras_flow.backends.torch import layouts, mirrored, operators, random, rowwise, variables
 from keras_flow.backends.torch.step import Step, running
 from keras_flow.distributions import models
 from keras_flow.distributions.distribution import active
@@ -109,11 +109,15 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         if distribution is None:
             return function(data)
         data = batches.to_tensors(data)
-        if _watch.see(data):
+        is_first = _watch.see(data)
+        if is_first:
             distribution.uneven_notice.see(batches.rows(data), distribution.num_model_replicas)
         if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
             return function(data)
-        if _settled(model, distribution):
+        consistent = _settled(model, distribution)
+        if is_first:
+            copies.compare(_state_of(model), distribution.placement)
+        if consistent:
             with running(Step(distribution, consistent=True)):
                 return tree.map_structure(layouts.plain, function(batches.lay(data, distribution)))
         reducer = mirrored.reducer(distribution.placement)
@@ -165,6 +169,13 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
     for optimizer in optimizers_of(model):
         found += [variable for variable in optimizer.variables if len(variable.shape)]
     return found
+
+
+def _state_of(model: keras.Model) -> list[keras.Variable]:
+    """All variables but those of metrics, in an order that is the same on all ranks."""
+    metrics = {id(variable) for variable in model.metrics_variables}
+    variables = [*model.variables, *(slot for optimizer in optimizers_of(model) for slot in optimizer.variables)]
+    return [variable for variable in variables if id(variable) not in metrics and variable._value is not None]
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -258,6 +258,27 @@ def files_that_say_jit_compile_are_trained() -> None:
 
 
 @check
+def ranks_that_assign_other_values_to_copies_are_told() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 4), "float32")
+    kernel = {"kernel": {"model": kf.sbp.split(1)}}
+    by_rows = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    for distribution in (kf.DataParallel(), kf.ModelParallel(by_rows, rules=kernel, batch_axes=("data",))):
+        with distribution.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="own")])
+            model.compile("sgd", "mse")
+            model.fit(x, y, verbose=0)
+            model.layers[0].kernel.assign(np.full((4, 4), 1.0 + (rank() == 2)))
+            errors = on_all_ranks(error_of(functools.partial(model.fit, x, y, verbose=0)))
+            assert all("/own/kernel', which should be copies" in str(error) for error in errors), errors
+            model.layers[0].kernel.assign(np.ones((4, 4)))
+            model.fit(x, y, verbose=0)
+
+
+@check
 def models_that_act_row_by_row_are_known() -> None:
     import keras
     from keras import layers, ops

@@ -1,0 +1,66 @@
+"""Finds ranks whose copies of a weight differ, before they train: nothing else would say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as torch_distributed
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends.torch import layouts
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.placements import Placement
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
+    """Check that ranks which should hold equal parts of a variable do. A collective of the placement's ranks.
+
+    Each rank sums the bits of its part. Along each axis on which a variable is broadcast, the least and the greatest
+    sum must be equal: one all-reduce of two numbers a variable for each axis, whatever the number of ranks.
+
+    Raises:
+        FlowError: on all ranks of the placement, naming the variables.
+    """
+    mesh = layouts.mesh(placement)
+    differ = torch.zeros(len(variables), dtype=torch.int64)
+    for axis in range(mesh.ndim):
+        sums = torch.tensor([_sum_of_bits(v._value) if _is_copied(v._value, axis) else 0 for v in variables])
+        bounds = torch.stack([sums, -sums])
+        greatest = _greatest(bounds, mesh.get_group(axis))
+        differ |= (greatest[0] != -greatest[1]).to(torch.int64)
+    differ = _greatest(differ, layouts.group(placement.ranks))
+    paths = [variable.path for variable, is_other in zip(variables, differ.tolist(), strict=True) if is_other]
+    if paths:
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        raise FlowError(
+            f"the ranks hold different values of {paths[0]!r}{others}, which should be copies of one value. Weights "
+            "that were loaded inside the scope must come from the same file on all ranks (on several hosts: a file "
+            "that each host has in the same version), and assigned values must be equal on all ranks"
+        )
+
+
+def _is_copied(value: torch.Tensor, axis: int) -> bool:
+    return not isinstance(value, DTensor) or value.placements[axis].is_replicate()
+
+
+def _sum_of_bits(value: torch.Tensor) -> int:
+    local = value.detach()
+    local = local.to_local() if isinstance(local, DTensor) else local
+    if local.dtype == torch.bool:
+        return int(local.sum())
+    return int(local.contiguous().view(_BITS[local.element_size()]).sum(dtype=torch.int64))
+
+
+def _greatest(values: torch.Tensor, group: torch_distributed.ProcessGroup) -> torch.Tensor:
+    kind = "cuda" if torch_distributed.get_backend(group) == "nccl" else "cpu"
+    on_device = values.to(kind)
+    torch_distributed.all_reduce(on_device, op=torch_distributed.ReduceOp.MAX, group=group)
+    return on_device.cpu()
