@@ -1,22 +1,27 @@
-"""Convolutions with groups on JAX: each rank computes its own rows, the kernel's gradient is summed over the ranks.
+"""Convolutions on JAX, where XLA's partitioner has wrong numbers: kernels with groups, and windows that are split.
 
-XLA's partitioner counts the gradient of such a kernel once for each rank of an axis on which the rows are replicated,
-with Shardy and with GSPMD alike (`tests/engine_bugs/jax.py`), and gathers the rows in the forward pass where there are
-several groups (openxla/xla issue 47945). `shard_map` leaves it nothing to partition.
+With groups each rank computes its own rows, and the kernel's gradient is summed over the ranks. XLA's partitioner
+counts the gradient of such a kernel once for each rank of an axis on which the rows are replicated, with Shardy and
+with GSPMD alike (`tests/engine_bugs/jax.py`), and gathers the rows in the forward pass where there are several groups
+(openxla/xla issue 47945). `shard_map` leaves it nothing to partition.
 
 Example, a depthwise kernel on a 2x2 placement whose first axis splits the rows: ranks 0 and 1 hold rows 0 to 3, ranks 2
 and 3 hold rows 4 to 7. Each rank's kernel gradient is that of its four rows, and the sum over the *first* axis is the
 gradient of the batch. The partitioner sums over both axes, which is twice as much.
+
+A window dim (height or width) of the inputs, of the kernel or of the output that is split, while another dim is split
+over the same axis, is convolved with the wrong slices. All three are whole on those dims; rows and channels stay split.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.layouts import mesh
 from keras_flow.distributions.describing import is_describing
@@ -43,7 +48,7 @@ def by_own_rows(
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     if original.__name__ == "conv" and not _has_groups(inputs, weights, *args, **kwargs):
-        return original(inputs, kernel, *args, **kwargs)
+        return with_whole_windows(original, inputs, weights, *args, **kwargs)
     distribution = active()
     assert distribution is not None  # the hook's condition
     divides = inputs.shape[0] % distribution.num_model_replicas == 0
@@ -55,6 +60,39 @@ def by_own_rows(
         out_specs=rows,
     )
     return convolve(inputs, weights)
+
+
+def with_whole_windows(
+    original: Callable[..., jax.Array], inputs: jax.Array, kernel: Any, *args: Any, **kwargs: Any
+) -> jax.Array:
+    """Hook on `conv_transpose`, and `conv` without groups: only rows and channels may be split.
+
+    Args:
+        original: Keras's function.
+        inputs: tensor [rows, *positions, channels], or with the channels second.
+        kernel: its variable or tensor [*window, channels, channels].
+        args: the other arguments of the function.
+        kwargs: the same by name.
+    """
+    from keras.src import backend
+
+    given = inspect.signature(original).bind(inputs, kernel, *args, **kwargs).arguments
+    last = backend.standardize_data_format(given.get("data_format")) == "channels_last"
+    positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
+    weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
+    weights = _whole_on(weights, range(weights.ndim - 2))
+    return _whole_on(original(_whole_on(inputs, positions), weights, *args, **kwargs), positions)
+
+
+def _whole_on(value: jax.Array, dims: range) -> jax.Array:
+    """The same tensor, not split on these dims; on the others as XLA likes."""
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    if distribution.num_model_replicas == len(distribution.placement.ranks):
+        return value  # every rank has rows of its own, and nothing else is split
+    parts = [None if dim in dims else PartitionSpec.UNCONSTRAINED for dim in range(value.ndim)]
+    spec = NamedSharding(mesh(distribution.placement), PartitionSpec(*parts))
+    return jax.lax.with_sharding_constraint(value, spec)
 
 
 def _has_groups(

@@ -65,6 +65,13 @@ def hooks() -> tuple[Hook, ...]:
             for name in ("conv", "depthwise_conv")
         ),
         Hook(
+            f"{_KERAS}.nn",
+            "conv_transpose",
+            convolution.with_whole_windows,
+            "XLA convolves windows that are split with the wrong slices",
+            when=convolution.in_a_step,
+        ),
+        Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization.call",
             layers.batch_normalization,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import re
 
 import numpy as np
@@ -70,3 +71,42 @@ def test_a_grouped_convolution_sends_its_kernels_gradient_and_nothing_else() -> 
     assert collections.Counter(re.findall(rf"= \S+ ({kinds})(?:-start)?\(", text)) == {"all-reduce": 1}
     expected = np.asarray(jax.grad(loss)(kernel, x))
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits"),
+    [
+        (7, {"first/bias": 0, "second/kernel": 1}),
+        (7, {"first/kernel": 3, "third/kernel": 0}),
+        (8, {"second/kernel": 0, "third/bias": 0}),
+    ],
+)
+def test_convolutions_whose_windows_are_split_have_the_numbers_of_one_device(rows: int, splits: dict[str, int]) -> None:
+    import keras
+    from keras import layers
+
+    import keras_flow as kf
+
+    x = np.random.default_rng(0).normal(size=(rows, 4, 4, 4)).astype("float32")
+
+    def trained(distribution: kf.ModelParallel | None) -> list[np.ndarray]:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(7)
+        with distribution.scope() if distribution else contextlib.nullcontext():
+            model = keras.Sequential(
+                [
+                    layers.Input((4, 4, 4)),
+                    layers.DepthwiseConv2D(2, padding="same", depth_multiplier=2, name="first"),
+                    layers.Conv2DTranspose(4, 2, padding="same", name="second"),
+                    layers.Conv2D(4, 2, padding="same", name="third"),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            before = model.get_weights()
+            model.train_on_batch(x, x)
+            return [model.predict_on_batch(x), *(a - b for a, b in zip(model.get_weights(), before, strict=True))]
+
+    rules = {path: {"model": kf.sbp.split(dim)} for path, dim in splits.items()}
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    for expected, found in zip(trained(None), trained(kf.ModelParallel(placement, rules=rules)), strict=True):
+        assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -56,6 +56,25 @@ def the_gradient_of_a_grouped_kernel_is_counted_twice() -> bool:
     return bool(np.allclose(split, 2 * np.asarray(jax.grad(loss)(kernel, x)), rtol=1e-4))
 
 
+def a_kernel_that_is_split_on_its_window_is_convolved_wrongly() -> bool:
+    """A convolution whose kernel is split on a dim of its window is wrong where the inputs are split on their channels
+    over the same axis; so is one of inputs split on their height whose kernel is split on its channels.
+
+    Instead: inputs, kernel and output are whole on window dims before and after (`backends/jax/convolution.py`).
+    """
+    random = np.random.default_rng(0)
+    x, kernel = random.normal(size=(6, 4, 4, 8)), random.normal(size=(2, 2, 8, 4))
+
+    def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    split = jax.jit(convolved)(
+        jax.device_put(x, NamedSharding(_mesh(), PartitionSpec(None, None, None, "model"))),
+        jax.device_put(kernel, NamedSharding(_mesh(), PartitionSpec("model"))),
+    )
+    return not np.allclose(split, convolved(x, kernel), atol=1e-2)
+
+
 def a_scatter_counts_the_padding_of_rows() -> bool:
     """A scatter-add of rows that do not divide counts the padding, on a mesh with a second axis.
 
@@ -80,6 +99,7 @@ def the_gradient_of_a_sort_of_uneven_rows_aborts() -> bool:
 
 BUGS: tuple[Callable[[], bool], ...] = (
     the_gradient_of_a_grouped_kernel_is_counted_twice,
+    a_kernel_that_is_split_on_its_window_is_convolved_wrongly,
     a_scatter_counts_the_padding_of_rows,
     the_gradient_of_a_sort_of_uneven_rows_aborts,
 )
