@@ -10,12 +10,14 @@ import numpy as np
 from keras import layers, ops
 
 from keras_flow.runtime import env
-from tests.parity.cases import data
+from tests.parity.cases import data, plain
 from tests.parity.cases.layers import crossentropy
 from tests.parity.harness import LAYOUTS, MIRRORED, Case, Run, compare, run_once
 
 FAULTS = ("gradient of one rank x 1.01", "dropout mask shifted", "last batch dropped", "one row counted twice")
 RULES = {"hidden/kernel": 1, "hidden/bias": 0, "logits/kernel": 0}
+#: the layout under which every model of plain SGD must show that one gradient is doubled
+DOUBLED_UNDER = "2x2"
 #: the run that must pass, else nothing would be proven
 NONE = "no fault"
 
@@ -31,7 +33,8 @@ def seeded(backend: str) -> list[tuple[str, str]]:
     With `strategy="mirrored"` a loss that is not Keras's own is refused, which leaves out the first fault.
     """
     chosen = [*(("dp4", fault) for fault in FAULTS), ("tp4", FAULTS[1]), ("2x2", FAULTS[0])]
-    return chosen + [(MIRRORED, fault) for fault in FAULTS[1:] if MIRRORED in layouts(backend)]
+    chosen += [(MIRRORED, fault) for fault in FAULTS[1:] if MIRRORED in layouts(backend)]
+    return chosen + [(DOUBLED_UNDER, f"{case.name}: {plain.DOUBLED}") for case in plain.CASES]
 
 
 def _loss(run: Run):
@@ -93,8 +96,21 @@ def _program(run: Run) -> None:
 def run(backend: str, folder: str) -> Iterator[dict]:
     """Each seeded fault against one device; `caught` says whether the comparison saw it."""
     case = Case("seeded fault", _program, (), RULES)
+    own = [(layout, fault) for layout, fault in seeded(backend) if fault in FAULTS]
+    yield from _compared(case, [*((name, "") for name in layouts(backend)), *own], folder)
+    for case in plain.CASES:
+        yield from _compared(case, [(DOUBLED_UNDER, plain.DOUBLED)], folder, f"{case.name}: ")
+
+
+def _compared(case: Case, chosen: list[tuple[str, str]], folder: str, prefix: str = "") -> Iterator[dict]:
     reference = run_once(case, "1", folder)[0] if env.process_index() == 0 else None
-    for layout, fault in (*((name, "") for name in layouts(backend)), *seeded(backend)):
+    for layout, fault in chosen:
         found, _ = run_once(case, layout, folder, fault)
         over = compare(reference, found).over if reference is not None else []  # rank 0 has the reference
-        yield {"status": "fault", "case": fault or NONE, "layout": layout, "caught": bool(over), "over": over}
+        yield {
+            "status": "fault",
+            "case": prefix + (fault or NONE),
+            "layout": layout,
+            "caught": bool(over),
+            "over": over,
+        }

@@ -1,7 +1,8 @@
 """The parity grid's measure: a program is run on one device and under each layout, and every number is compared.
 
 Tolerances (fp32, 20 steps) are those of docs/design.md and are never loosened: loss of each step
-`|a - b| <= 1e-5 |b| + 1e-7`, final weights `max|a - b| <= 1e-4 max(1, max|b|)`.
+`|a - b| <= 1e-5 |b| + 1e-7`, final weights `max|a - b| <= 1e-4 max(1, max|b|)`, the update of a variable by one plain
+step `max|a - b| <= 1e-4 max(max|b|, a hundredth of the largest update)`.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class Run:
         """Keep a number for the comparison.
 
         Args:
-            kind: `"loss"`, `"weights"`, `"value"` (predictions and metrics, compared as losses with 1e-5 of the largest
-                value) or `"exact"`.
+            kind: `"loss"`, `"weights"`, `"update"` (of one variable by one plain step), `"value"` (predictions and
+                metrics, compared as losses with 1e-5 of the largest value) or `"exact"`.
             name: its name in the report.
             value: anything that numpy reads.
         """
@@ -208,11 +209,15 @@ def compare(reference: Run, other: Run) -> Comparison:
     if list(reference.numbers) != list(other.numbers):
         result.over.append(f"other numbers were recorded: {set(reference.numbers) ^ set(other.numbers)}")
         return result
+    # an update that is zero in mathematics is rounding: it is judged by a share of the largest
+    least = 1e-2 * max(
+        (np.abs(value).max() for kind, value in reference.numbers.values() if kind == "update"), default=0
+    )
     for name, (kind, expected) in reference.numbers.items():
         if kind == "weights" and left_out and name.split("#")[0].endswith(left_out):
             continue
         found = other.numbers[name][1]
-        share = _share(kind, found, expected)
+        share = _share(kind, found, expected, least)
         result.worst[kind] = max(result.worst.get(kind, 0.0), share)
         if not share <= 1.0:
             result.over.append(f"{kind} {name}: {share:.3g} times the tolerance")
@@ -226,7 +231,7 @@ def _shown(case: Case) -> dict[str, float]:
     return case.gradient64() if case.gradient64 else {}
 
 
-def _share(kind: str, found: np.ndarray, expected: np.ndarray) -> float:
+def _share(kind: str, found: np.ndarray, expected: np.ndarray, least: float = 0.0) -> float:
     if found.shape != expected.shape:
         return float("inf")
     if kind == "exact":
@@ -239,9 +244,9 @@ def _share(kind: str, found: np.ndarray, expected: np.ndarray) -> float:
     scale = np.abs(np.nan_to_num(expected))
     if kind == "loss":
         return float(np.max(gap / (1e-5 * scale + 1e-7)))
-    if kind == "weights":
-        return float(gap.max() / (1e-4 * max(1.0, scale.max())))
-    return float(gap.max() / (1e-4 * max(1.0, scale.max())))  # values follow from the weights: the weights' tolerance
+    if kind == "update":
+        return float(gap.max() / (1e-4 * max(scale.max(), least)))
+    return float(gap.max() / (1e-4 * max(1.0, scale.max())))  # weights, and values, which follow from them
 
 
 def compare_half(single32: Run, single16: Run, other16: Run) -> Comparison:

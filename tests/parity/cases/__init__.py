@@ -1,5 +1,5 @@
 """The cases of the parity grid."""
 
-from tests.parity.cases import layers, lifecycle, training
+from tests.parity.cases import layers, lifecycle, plain, training
 
-CASES = {case.name: case for case in (*layers.CASES, *training.CASES, *lifecycle.CASES)}
+CASES = {case.name: case for case in (*layers.CASES, *plain.CASES, *training.CASES, *lifecycle.CASES)}

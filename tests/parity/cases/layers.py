@@ -89,23 +89,6 @@ def _odd_batches(run: Run) -> None:
     run.record_model(model)
 
 
-def _split_convolution(run: Run) -> None:
-    """Kernels of convolutions split on output and on input channels."""
-    with run.scope():
-        model = keras.Sequential(
-            [
-                layers.Input((8, 8, 4)),
-                layers.Conv2D(8, 3, activation="relu", name="first"),
-                layers.Conv2D(8, 3, name="second"),
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(8),
-            ]
-        )
-        model.compile(keras.optimizers.SGD(0.05), crossentropy())
-        run.fit(model, data.IMAGES, data.LABELS, batch_size=data.BATCH, epochs=2)
-    run.record_model(model)
-
-
 def transformer_model() -> keras.Model:
     tokens = layers.Input((12,), dtype="int32")
     x = layers.Embedding(32, 16, name="embedding")(tokens)
@@ -267,12 +250,6 @@ CASES = (
         gradient64=lambda: largest_gradients(
             transformer_model, data.FULL_TOKENS, data.NEXT_TOKENS, crossentropy, ("attention/key/bias",)
         ),
-    ),
-    Case(
-        "split convolution",
-        _split_convolution,
-        ("Conv2D kernels split on channels",),
-        {"first/kernel": 3, "first/bias": 0, "second/kernel": 2},
     ),
     Case(
         "odd batches",

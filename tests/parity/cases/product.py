@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], np.ndarray, np.ndarray, dict[
     "transformer": (transformer_model, data.FULL_TOKENS, data.NEXT_TOKENS, TRANSFORMER_RULES),
 }
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
+    "plain SGD": lambda **options: keras.optimizers.SGD(0.05, **options),
     "SGD": lambda **options: keras.optimizers.SGD(0.05, momentum=0.9, **options),
     "Adam": lambda **options: keras.optimizers.Adam(3e-3, **options),
     "AdamW": lambda **options: keras.optimizers.AdamW(3e-3, weight_decay=0.01, **options),
