@@ -1,0 +1,231 @@
+"""What a random model goes through, on one device and under a random layout, and the comparison of the two."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_flow as kf
+from keras_flow.backends.active import backend
+from tests.fuzz.random_models import Drawn, draw
+
+#: an update over three plain steps may differ by this share of its variable's largest element
+UPDATE = 1e-4
+#: losses and metrics, and what `predict` gives before training
+VALUE = 1e-5
+#: predictions and losses that follow from trained weights
+AFTER = 1e-4
+#: updates are judged relative to at least this share of the model's largest
+ROUNDING = 1e-2
+
+Make = Callable[[], Any]
+
+
+@dataclass
+class Numbers:
+    """What one run gave.
+
+    Attributes:
+        updates: variable -> what three steps added.
+        values: name -> number, and its tolerance.
+    """
+
+    updates: dict[str, np.ndarray] = field(default_factory=dict)
+    values: dict[str, tuple[np.ndarray, float]] = field(default_factory=dict)
+
+
+@dataclass
+class Setting:
+    """Where a model is trained.
+
+    Attributes:
+        first, second: make the distribution of the training, and of the loading afterwards.
+        rows, batch: rows of the data and of a batch.
+        text: all of it in a line.
+    """
+
+    first: Make
+    second: Make
+    rows: int
+    batch: int
+    text: str
+
+
+def setting(seed: str, ranks: int) -> Setting:
+    """A random mesh with random rules, another one for loading, and a number of rows.
+
+    Args:
+        seed: of the model.
+        ranks: of the job.
+    """
+    keras.utils.clear_session()
+    shapes = {variable.path: tuple(variable.shape) for variable in draw(seed, 1).model.trainable_variables}
+    drawn = random.Random(f"{seed} setting")
+    (first, one), (second, other) = _distribution(drawn, ranks, shapes), _distribution(drawn, ranks, shapes)
+    batch = drawn.choice([1, 2, 3, 4, 6, 7, 8, 8, 12])
+    rows = 2 * batch + drawn.choice([batch, max(1, batch - 1), 1])
+    return Setting(first, second, rows, batch, f"{rows} rows in batches of {batch}; {one}; loaded under {other}")
+
+
+def _distribution(drawn: random.Random, ranks: int, variables: dict[str, tuple[int, ...]]) -> tuple[Make, str]:
+    shapes = [(ranks,), (4,), (2, 2), (1, 4), (4, 1), (2, 1, 2), (3,), (1, 2), (2,), (1, 3), (3, 1)]
+    if ranks >= 8:
+        shapes += [(2, 4), (4, 2), (2, 2, 2), (2, 3), (5,), (7,), (3, 2)]
+    shape = drawn.choice(shapes)
+    chosen = drawn.sample(range(ranks), int(np.prod(shape)))
+    if drawn.random() < 0.6:
+        chosen.sort()
+    names = ("data", "model", "third")[: len(shape)]
+    placement = kf.Placement(np.reshape(chosen, shape).tolist(), axis_names=names)
+    text = f"{np.reshape(chosen, shape).tolist()}"
+    if len(shape) == 1 and drawn.random() < 0.7:
+        if keras.backend.backend() == "tensorflow" and drawn.random() < 0.3:
+            return lambda: kf.DataParallel(placement, strategy="mirrored"), f"DataParallel mirrored {text}"
+        return lambda: kf.DataParallel(placement), f"DataParallel {text}"
+    batch_axes = names[: drawn.choice([1, 1, min(2, len(names))])]
+    if len(names) == 1:
+        batch_axes = drawn.choice([("data",), ()])
+    split_axes = [name for name in names if name not in batch_axes] or list(names)
+    share = drawn.choice([0.2, 0.5, 0.9])
+    rules = {
+        f"^{path}$": {drawn.choice(split_axes): kf.sbp.split(drawn.randrange(len(shape)))}
+        for path, shape in variables.items()
+        if shape and drawn.random() < share
+    }
+    text = f"ModelParallel {text} batch_axes={batch_axes} rules={rules}"
+    return lambda: kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes), text
+
+
+def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
+    """Train, evaluate, predict, save, and load under another layout.
+
+    Args:
+        seed: of the model and the setting.
+        ranks: of the job.
+        distributed: under the setting; else on one device.
+    """
+    chosen = setting(seed, ranks)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    numbers = Numbers()
+    with _scope(chosen.first if distributed else None):
+        drawn = draw(seed, chosen.rows)
+        model = drawn.model
+        model.compile(keras.optimizers.SGD(0.02), **drawn.compile)
+        _set_weights(model)
+        before = _weights(model)
+        first = _rows(drawn, chosen.batch)
+        numbers.values |= _named("first predictions", model.predict_on_batch(first[0]), 10 * VALUE)
+        for start in range(0, chosen.rows, chosen.batch):
+            losses = model.train_on_batch(*_rows(drawn, chosen.batch, start), return_dict=True)
+            numbers.values |= _named(f"training at row {start}", losses, 10 * VALUE)
+        after = _weights(model)
+        numbers.updates = {path: after[path] - before[path] for path in after}
+        # one batch: Keras weighs a smaller last batch of several outputs otherwise on its engines
+        logs = model.evaluate(
+            drawn.x, drawn.y, chosen.rows, sample_weight=drawn.sample_weight, verbose=0, return_dict=True
+        )
+        numbers.values |= _named("evaluation", logs, AFTER)
+        predicted = model.predict(drawn.x, batch_size=chosen.batch, verbose=0)
+        numbers.values |= _named("predictions", predicted, AFTER)
+        if distributed:
+            _loads(model, drawn, chosen, after, predicted)
+    return numbers, drawn
+
+
+@contextlib.contextmanager
+def _scope(make: Make | None) -> Iterator[None]:
+    with make().scope() if make else contextlib.nullcontext():
+        yield
+
+
+def _loads(model: keras.Model, drawn: Drawn, chosen: Setting, weights: dict[str, np.ndarray], predicted: Any) -> None:
+    """Save the weights, load them into the same model built under another layout.
+
+    Raises:
+        AssertionError: other weights, or other predictions.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        folder = backend().agree_on(dict.fromkeys(kf.env.local_ranks(), own))[0]
+        path = Path(folder) / "m.weights.h5"
+        model.save_weights(path)
+        keras.utils.clear_session()
+        with _scope(chosen.second):
+            other = draw(drawn.seed, chosen.rows).model
+            other.load_weights(path)
+            loaded = _weights(other)
+            again = other.predict(drawn.x, batch_size=chosen.batch, verbose=0)
+        backend().agree_on(dict.fromkeys(kf.env.local_ranks(), True))  # before the folder goes
+    for path, value in weights.items():
+        assert np.array_equal(value, loaded[path]), f"loaded under another layout: {path} is another"
+    over = _over(_named("predictions", predicted, 10 * VALUE), _named("predictions", again, 10 * VALUE))
+    assert not over, f"loaded under another layout: {over}"
+
+
+def _rows(drawn: Drawn, count: int, start: int = 0) -> tuple[Any, Any, Any]:
+    rows = slice(start, start + count)
+    return tuple(
+        [part[rows] for part in whole] if isinstance(whole, list) else None if whole is None else whole[rows]
+        for whole in (drawn.x, drawn.y, drawn.sample_weight)
+    )  # type: ignore[return-value]
+
+
+def _named(name: str, values: Any, tolerance: float) -> dict[str, tuple[np.ndarray, float]]:
+    if isinstance(values, dict):
+        return {f"{name} {key}": (np.asarray(value, "float64"), tolerance) for key, value in values.items()}
+    parts = values if isinstance(values, list) else [values]
+    return {f"{name} {place}": (np.asarray(part, "float64"), tolerance) for place, part in enumerate(parts)}
+
+
+def _set_weights(model: keras.Model) -> None:
+    """Nothing is zero: a wrong gradient of something multiplied by zero would not show."""
+    for variable in model.trainable_variables:
+        value = np.asarray(keras.ops.convert_to_numpy(variable))
+        if not value.any():
+            numbers = np.random.default_rng(value.size)
+            variable.assign((0.1 * numbers.normal(size=value.shape)).astype(value.dtype))
+
+
+def _weights(model: keras.Model) -> dict[str, np.ndarray]:
+    return {
+        f"{place} {variable.path}": np.asarray(value, "float64")
+        for place, (variable, value) in enumerate(zip(model.weights, model.get_weights(), strict=True))
+        if np.asarray(value).dtype.kind == "f"
+    }
+
+
+def compare(expected: Numbers, got: Numbers) -> dict[str, float]:
+    """What is over its tolerance -> by which factor."""
+    least = ROUNDING * max(
+        (float(np.max(np.abs(update), initial=0.0)) for update in expected.updates.values()), default=0
+    )
+    over = _over(expected.values, got.values)
+    for path, update in expected.updates.items():
+        share = _share(update, got.updates.get(path), UPDATE, least)
+        if not share <= 1:
+            over[f"update {path}"] = share
+    return over
+
+
+def _over(expected: dict[str, tuple[np.ndarray, float]], got: dict[str, tuple[np.ndarray, float]]) -> dict[str, float]:
+    shares = {
+        name: _share(value, got.get(name, (None, 0.0))[0], tolerance, ROUNDING)
+        for name, (value, tolerance) in expected.items()
+    }
+    return {name: share for name, share in shares.items() if not share <= 1}
+
+
+def _share(expected: np.ndarray, got: np.ndarray | None, tolerance: float, least: float) -> float:
+    if got is None or expected.shape != got.shape or not np.array_equal(np.isnan(expected), np.isnan(got)):
+        return float("inf")
+    gap = float(np.max(np.abs(np.nan_to_num(expected) - np.nan_to_num(got)), initial=0.0))
+    scale = max(float(np.max(np.abs(np.nan_to_num(expected)), initial=0.0)), least)
+    return gap / (tolerance * scale) if gap else 0.0
