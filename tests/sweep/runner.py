@@ -26,7 +26,7 @@ BACKENDS = ("jax", "tensorflow", "torch")
 #: pieces that are branches of one model
 GROUP = 8
 #: tasks of one worker: it starts the engine once for them
-CHUNK = 40
+CHUNK = 20
 #: seconds without a new line after which a worker hangs
 HANGS = 240
 
@@ -98,7 +98,8 @@ class Sweep:
         died = chunk[begun[-1]]
         rest = chunk[begun[-1] + 1 :]
         if len(died.names) > 1:
-            return [*died.alone(), *rest]
+            known = {(line["name"], Setting(**line["setting"])) for line in results}
+            return [*(one for one in died.alone() if (one.names[0], one.setting) not in known), *rest]
         state = "hang" if hangs else "abort"
         line = {"backend": self.backend, "float64": self.float64, "name": died.names[0], "state": state, "error": end}
         with open(self.out, "a") as file:
