@@ -25,6 +25,7 @@ Signature = tuple[list[object], list[object]]
 @functools.cache
 def register() -> None:
     """Register all rules. Only operators on DTensors are concerned."""
+    _register_any()
     _register_convolution()
     _register_attention()
     for name in ("hardswish", "hardtanh", "hardsigmoid"):
@@ -50,6 +51,14 @@ def _rule(operator: torch._ops.OpOverload) -> Callable[[Callable[..., object]], 
     """`register_sharding`; a rule of torch's own for the operator, which would be asked first, is dropped."""
     DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs.pop(operator, None)
     return register_sharding(operator)
+
+
+def _register_any() -> None:
+    """torch says that `any` over a split dim is a sum of the ranks' truth values. Two that are true sum up to 2, which
+    is 2.0 as a number; and `any` of a partial sum would be asked of its summands. It is a maximum."""
+    from torch.distributed.tensor._ops._math_ops import LINEAR_REDUCTION_OP_MAP  # the table has no public way in
+
+    LINEAR_REDUCTION_OP_MAP.update(dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), "max"))
 
 
 def _register_convolution() -> None:

@@ -57,7 +57,7 @@ _ON_GPUS = _names(
 _TRUSTED = (
     _VIEWS | _MADE_LIKE | _REDUCTIONS | _PRODUCTS | _ALONG_A_DIM | _REARRANGING | _MATRICES | _NETWORKS | _ON_GPUS
 )
-_COMPARING = _names("amax amin max min median mode kthvalue sort topk cummax cummin linalg_vector_norm")
+_COMPARING = _names("amax amin max min median mode kthvalue sort topk cummax cummin linalg_vector_norm nansum")
 #: operators that torch itself writes as several others, which are believed
 _TAKEN_APART = _names(
     """elu_backward hardtanh_backward hardswish hardswish_backward softplus_backward log_sigmoid_forward
@@ -91,5 +91,6 @@ def is_taken_apart(operator: torch._ops.OpOverload) -> bool:
 
 @functools.cache
 def compares(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator's gradient compares its input with its result."""
+    """Whether an operator, or its gradient, looks at single elements of its input: at those that equal the result, or
+    are no numbers. Summands of a partial sum say nothing of them."""
     return operator._schema.name.partition("::")[2] in _COMPARING

@@ -87,6 +87,9 @@ def _others() -> Iterator[tuple[str, Callable]]:
 
     indices = torch.tensor([[0, 1, 2], [1, 2, 2]])
     yield "maximum", lambda x: ops.max(x)
+    yield "any", lambda x: [ops.cast(ops.any(x > -9, axis=axis), "float32") * 2 for axis in (None, 0, -1)]
+    yield "any of numbers", lambda x: ops.any(x, axis=1)
+    yield "nansum", lambda x: torch.nansum(x + torch.tensor([float("nan"), *[0.0] * (x.shape[2] - 1)]), dim=1)
     yield "bincount", lambda x: ops.bincount(small(x), minlength=4)
     yield "segment_sum", lambda x: ops.segment_sum(x, np.arange(x.shape[0]) % 3, 3)
     yield "top-k routing", routed
