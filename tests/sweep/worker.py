@@ -8,6 +8,7 @@ It may die with the engine: before a task starts its number is written, so that 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -46,6 +47,7 @@ def run(backend: str, tasks: str, out: str, float64: bool) -> None:
         keras.config.set_floatx("float64")
     writes = kf.env.process_index() == 0
     references: dict[Any, Any] = {}
+    gc.freeze()  # Keras collects garbage for each model: not through all that was imported
     for number, task in enumerate(json.loads(Path(tasks).read_text())):
         if writes:
             _add(out, {"begins": number})
