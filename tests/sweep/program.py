@@ -111,6 +111,8 @@ def _model(pieces: Sequence[Piece]) -> keras.Model:
         if piece.kind != "int":
             activation = "sigmoid" if piece.kind == "image" else None
             hidden = L.Dense(piece.shape[-1], activation=activation, name=f"{prefix}_in")(x)
+            if activation:  # some layers write into their images, and the sigmoid's gradient needs its own
+                hidden = hidden * 1.0
         with _named(prefix):
             made = piece.connect(hidden)
         flat = [_cast(L.Flatten()(tensor)) for tensor in keras.tree.flatten(made)]

@@ -69,7 +69,9 @@ def _call(name: str, **kwargs: Any) -> Callable[[Any], Any]:
 def _binary(name: str) -> Callable[[Any], Any]:
     function = getattr(ops, name)
     held = ops.stop_gradient if name in _STEPS else lambda x: x
-    return lambda x: function(held(x), ops.roll(held(x), 1, axis=-1) + 0.3)
+    # a quotient of next to nothing would let the model diverge
+    size = ops.abs if "divide" in name else lambda x: x
+    return lambda x: function(held(x), size(ops.roll(held(x), 1, axis=-1)) + 0.3)
 
 
 def _with_axis(name: str) -> list[Piece]:
