@@ -60,7 +60,8 @@ class Sweep:
     def __init__(self, backend: str, tasks: Iterable[Task], out: Path, float64: bool = False):
         self.backend, self.out, self.float64 = backend, out, float64
         done = {(line["name"], Setting(**line["setting"])) for line in read(out)}
-        self.left = [task for task in tasks if not all((name, task.setting) in done for name in task.names)]
+        left = (Task(tuple(n for n in t.names if (n, t.setting) not in done), t.setting) for t in tasks)
+        self.left = [task for task in left if task.names]
         self.count, self.started = len(self.left), time.monotonic()
 
     def run(self) -> None:
