@@ -6,6 +6,7 @@ broadcast, `S(d)` split, `P` partial sum.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.experimental import register_sharding
 
 from keras_flow.backends.torch import embedding, in_place, values, whole
@@ -28,10 +30,9 @@ def register() -> None:
     _register_any()
     _register_convolution()
     _register_attention()
-    for name in ("hardswish", "hardtanh", "hardsigmoid"):
+    for name in ("hardswish", "hardtanh", "hardsigmoid", "hardshrink", "softshrink"):
         _register_like(getattr(aten, f"{name}_backward").default, tensors=2)
-    for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"):
-        _register_like(getattr(aten, f"{name}_backward").default, tensors=2, dims=(0, 1))
+    _register_windows()
     handlers = DTensor._op_dispatcher._custom_op_handlers
     handlers[aten.unbind.int] = _unbind
     # torch's handler gathers local winners as if all shards were equal; uneven ones abort the process in gloo
@@ -111,19 +112,31 @@ def _register_attention() -> None:
         return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
 
-def _register_like(operator: torch._ops.OpOverload, tensors: int, dims: Sequence[int] | None = None) -> None:
-    """All tensors of the operator are laid alike."""
+def _register_windows() -> None:
+    """Poolings and paddings: split over what is not pooled, rows and channels. (A picture alone has no rows.)"""
+    for name, dims in (("avg_pool2d", 2), ("avg_pool3d", 3), ("_adaptive_avg_pool2d", 2)):
+        _register_like(getattr(aten, f"{name}_backward").default, tensors=2, last=dims)
+    for dims in (2, 3):
+        _register_like(getattr(aten, f"adaptive_max_pool{dims}d").default, tensors=1, outputs=2, last=dims)
+        _register_like(getattr(aten, f"adaptive_max_pool{dims}d_backward").default, tensors=3, last=dims)
+    for dims in (1, 2, 3):
+        for kind in ("replication", "reflection"):
+            _register_like(getattr(aten, f"{kind}_pad{dims}d").default, tensors=1, last=dims)
+            _register_like(getattr(aten, f"{kind}_pad{dims}d_backward").default, tensors=2, last=dims)
+
+
+def _register_like(operator: torch._ops.OpOverload, tensors: int, outputs: int = 1, last: int = 0) -> None:
+    """All tensors of the operator are laid alike; its `last` dims are not split."""
 
     @_rule(operator)
     def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
-        splits = [S(dim) for dim in (dims or range(args[0].ndim))]
-        return [([part], [part] * tensors + rest) for part in (R, *splits)]
+        return [([part] * outputs, [part] * tensors + rest) for part in (R, *map(S, range(args[0].ndim - last)))]
 
 
 def _register_along_a_dim() -> None:
-    """Scans: torch's rules compare the dim with those that are split without counting it from the front, so that a scan
-    along `dim=-1` is one of each rank's own piece."""
+    """Scans, and gradients of parts of a tensor: torch's rules compare the dim with those that are split without
+    counting it from the front, so that a scan along `dim=-1` is one of each rank's own piece."""
     for operator in (aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin):
         outputs = len(operator.default._schema.returns)
 
@@ -133,6 +146,21 @@ def _register_along_a_dim() -> None:
                 ([part] * outputs, [part, None, *[None] * len(kwargs)])
                 for part in (R, *(S(k) for k in range(x.ndim) if k != dim % x.ndim))
             ]
+
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    for operator in (aten.slice_backward.default, aten.select_backward.default):
+        strategies[operator] = functools.partial(_with_dim_from_the_front, strategies[operator])
+
+    @_rule(aten.unfold_copy.default)
+    def _(x, dim, size, step):
+        splits = [S(k) for k in range(x.ndim) if k != dim % x.ndim]
+        return [([part], [part, None, None, None]) for part in (R, P, *splits)]
+
+
+def _with_dim_from_the_front(strategy: Callable[..., object], schema: OpSchema) -> object:
+    grad, sizes, dim, *rest = schema.args_schema
+    counted = (grad, sizes, dim % len(sizes), *rest)  # type: ignore[arg-type, operator]
+    return strategy(dataclasses.replace(schema, args_schema=counted))
 
 
 # ---- operators that are run on local pieces
