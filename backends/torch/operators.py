@@ -43,6 +43,7 @@ def register() -> None:
     handlers[aten.embedding.default] = embedding.look_up
     handlers[aten.as_strided.default] = whole.run
     _register_views()
+    _register_solvers()
     _register_along_a_dim()
     _remember_by_all_arguments()
     _register_net()
@@ -132,6 +133,29 @@ def _register_like(operator: torch._ops.OpOverload, tensors: int, outputs: int =
     def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
         return [([part] * outputs, [part] * tensors + rest) for part in (R, *map(S, range(args[0].ndim - last)))]
+
+
+def _register_solvers() -> None:
+    """Systems of equations: split by systems where each tensor has all of them. torch's rules split the right sides
+    alone, beside whole matrices, and dims of tensors that have fewer, which are broadcast."""
+    for operator in (
+        aten.linalg_solve_triangular,
+        aten._linalg_solve_ex,
+        aten.linalg_lu_solve,
+        aten.cholesky_solve,
+        aten.triangular_solve,
+    ):
+        outputs = len(operator.default._schema.returns)
+
+        @_rule(operator.default)
+        def _(*args, outputs=outputs, **kwargs):
+            tensors = [arg for arg in args if isinstance(arg, DTensorSpec)]
+            rest = [None] * (len(args) - len(tensors) + len(kwargs))
+            systems = max((tuple(one.shape) for one in tensors), key=len)[:-2]
+            # pivots, and one right side of each system, have one dim less than matrices
+            alike = all(tuple(one.shape)[: len(systems)] == systems and one.ndim > len(systems) for one in tensors)
+            splits = [S(k) for k in range(len(systems))] if alike else []
+            return [([part] * outputs, [part] * len(tensors) + rest) for part in (R, *splits)]
 
 
 def _register_along_a_dim() -> None:

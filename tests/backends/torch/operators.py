@@ -111,6 +111,15 @@ def _others() -> Iterator[tuple[str, Callable]]:
         return ops.sum(ops.one_hot(ops.top_k(x, 2)[1], x.shape[-1]), axis=-2) * x
 
     indices = torch.tensor([[0, 1, 2], [1, 2, 2]])
+
+    def square(x):
+        return ops.matmul(x, ops.transpose(x, (0, 2, 1))) + 2.0 * ops.eye(x.shape[1])
+
+    yield "triangular systems", lambda x: ops.solve_triangular(ops.tril(square(x)), x, lower=True)
+    yield "systems", lambda x: ops.solve(square(x), x)
+    yield "systems with one side", lambda x: ops.solve(square(x), x[:, :, 0])
+    yield "systems with the same sides", lambda x: torch.linalg.solve(square(x), x[0])
+    yield "one system", lambda x: torch.linalg.solve_triangular(torch.tril(square(x)[0]), x, upper=False)
     yield "maximum", lambda x: ops.max(x)
     yield "any", lambda x: [ops.cast(ops.any(x > -9, axis=axis), "float32") * 2 for axis in (None, 0, -1)]
     yield "any of numbers", lambda x: ops.any(x, axis=1)
