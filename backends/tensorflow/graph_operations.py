@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
+from keras_flow.backends.tensorflow.trace import note
 from keras_flow.distributions.distribution import active
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
@@ -40,13 +41,14 @@ def whole_operations(kinds: Iterable[str]) -> Iterator[None]:
 
 def create(
     original: Callable[..., tf.Operation],
-    graph: object,
+    graph: tf.Graph,
     op_type: str,
     inputs: Sequence[tf.Tensor],
     *args: object,
     **kwargs: object,
 ) -> tf.Operation:
     """`FuncGraph._create_op_internal`: an operation whose inputs are laid as it, and those that made them, need."""
+    note(graph, op_type, inputs)
     if not _laying.get():
         token = _laying.set(True)
         try:

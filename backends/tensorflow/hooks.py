@@ -228,6 +228,13 @@ def _layers() -> Sequence[Hook]:
             when=optimizer.on_dtensor,
             also=("keras.src.metrics.iou_metrics:confusion_matrix",),
         ),
+        Hook(
+            "keras.src.utils.tf_utils",
+            "dense_bincount",
+            layers.dense_bincount,
+            "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
+            when=operations.in_traced_step,
+        ),
     )
 
 

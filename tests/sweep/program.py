@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -41,6 +42,15 @@ class Numbers:
     values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def on_one_device(self) -> bool:
+        """Whether a step could not be partitioned, which says nothing of the branches that do not stand in its way."""
+        return any("one device computes it" in note for note in self.notes)
+
+    def notes_of(self, place: int) -> list[str]:
+        """The warnings that name the branch at this place, or none."""
+        return [note for note in self.notes if {str(place), ""} & set(re.findall(r"branch(\d+)_", note) or [""])]
 
 
 def distribution(setting: Setting) -> Any:
@@ -87,7 +97,7 @@ def run(pieces: Sequence[Piece], rows: str, chosen: Any = None) -> Numbers:
         numbers.values[piece.name] = {"before": first[:, columns], "after": last[:, columns]}
         if piece.metric is not None:
             numbers.values[piece.name]["metric"] = np.asarray(logs[_prefix(place)])
-    numbers.notes = sorted({str(one.message).partition("\n")[0][:200] for one in caught if _is_ours(one)})
+    numbers.notes = sorted({str(one.message).partition("\n")[0][:300] for one in caught if _is_ours(one)})
     return numbers
 
 

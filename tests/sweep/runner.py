@@ -38,9 +38,10 @@ class Task:
     names: tuple[str, ...]
     setting: Setting
 
-    def alone(self) -> list[Task]:
-        """One task for each piece."""
-        return [Task((name,), self.setting) for name in self.names]
+    def halves(self) -> list[Task]:
+        """Two tasks of half of the pieces each."""
+        middle = len(self.names) // 2
+        return [Task(half, self.setting) for half in (self.names[:middle], self.names[middle:])]
 
 
 def tasks_of(backend: str, names: Sequence[str], group: int = GROUP) -> list[Task]:
@@ -74,7 +75,7 @@ class Sweep:
             )
 
     def _worker(self, chunk: list[Task]) -> list[Task]:
-        """Run a chunk in one worker; returns what it left, with what killed it taken apart."""
+        """Run a chunk in one worker; returns what it left, the group that killed it in halves."""
         with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
             tasks, lines = Path(folder) / "tasks.json", Path(folder) / "lines.jsonl"
             tasks.write_text(json.dumps([asdict(task) for task in chunk]))
@@ -98,7 +99,7 @@ class Sweep:
         died = chunk[begun[-1]]
         rest = chunk[begun[-1] + 1 :]
         if len(died.names) > 1:
-            return [*died.alone(), *rest]
+            return [*died.halves(), *rest]
         state = "hang" if hangs else "abort"
         line = {"backend": self.backend, "float64": self.float64, "name": died.names[0], "state": state, "error": end}
         with open(self.out, "a") as file:

@@ -62,7 +62,7 @@ def _add(out: str, line: dict) -> None:
 
 
 def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, Any]) -> list[dict]:
-    """The results of a group; where it raises, of each of its pieces alone."""
+    """The results of a group; where it raises, of its halves."""
     from keras_flow.errors import FlowError
     from tests.sweep import design, program
     from tests.sweep.cases import PIECES
@@ -70,29 +70,30 @@ def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
     setting = design.Setting(**values)
     pieces = [PIECES[name] for name in names]
 
-    def each_alone() -> list[dict]:
-        return [line for name in names for line in _task((name,), values, references)]
+    def halves() -> list[dict]:
+        middle = len(names) // 2
+        return [line for half in (names[:middle], names[middle:]) for line in _task(half, values, references)]
 
     reference, error = _reference(names, setting.rows, references)
     if error and len(names) > 1:
-        return each_alone()
+        return halves()
     if error:
         return [_line(names[0], setting, state="one device", error=error)]
     try:
         numbers = program.run(pieces, setting.rows, program.distribution(setting))
     except Exception as failure:
         if len(names) > 1:
-            return each_alone()
+            return halves()
         state = "refused" if isinstance(failure, FlowError) else "crash"
         return [_line(names[0], setting, state=state, error=_text(failure))]
     if reference is None:  # the first process compares
         return [_line(name, setting) for name in names]
     over = program.compare(reference, numbers)
-    if len(names) > 1 and any(over.values()):
-        return each_alone()
+    if len(names) > 1 and (any(over.values()) or numbers.on_one_device):
+        return halves()
     return [
-        _line(name, setting, state="wrong" if over[name] else "right", over=over[name], notes=numbers.notes)
-        for name in names
+        _line(name, setting, state="wrong" if over[name] else "right", over=over[name], notes=numbers.notes_of(place))
+        for place, name in enumerate(names)
     ]
 
 

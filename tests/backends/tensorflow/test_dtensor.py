@@ -15,6 +15,8 @@ UNSPLIT = (
     "experts",
     "convolutions",
     "whole_on_every_rank",
+    "on_one_device",
+    "counted_categories",
     "grouped_attention",
     "failed_steps",
     "called_after_build",

@@ -139,6 +139,47 @@ def whole_on_every_rank() -> None:
     assert all(texts.count(text) <= 3 for text in texts), texts  # once for each of three models
 
 
+def on_one_device() -> None:
+    """What DTensor cannot partition even whole is computed by one device, which is said once and names the layer."""
+
+    def build() -> keras.Model:
+        numbers = layers.Input((8,))
+        h = layers.Dropout(0.5, seed=1)(layers.BatchNormalization()(layers.Dense(8, name="up")(numbers)))
+        classes = layers.Lambda(lambda h: ops.cast(ops.abs(h) * 2, "int32"), name="classes")(h)
+        known = layers.Embedding(4, 4, name="table")(layers.IntegerLookup(vocabulary=[0, 1, 3], name="words")(classes))
+        middle = layers.Lambda(lambda h: h * ops.nanmedian(h), name="middle")(h)
+        return keras.Model(numbers, layers.Dense(3, name="out")(layers.concatenate([middle, layers.Flatten()(known)])))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _compare(build, _data(24, 8))
+    texts = [str(warning.message) for warning in said if "one device computes it" in str(warning.message)]
+    assert len(texts) == 3 and all("of 'words'" in text or "of 'middle'" in text for text in texts), texts
+    model, x = build(), _data(12, 8)
+    with kf.ModelParallel(MESH, rules=RULES, batch_axes="data", strict=True).scope():
+        model.compile("sgd", "mse")
+        try:
+            model.fit(x, x[:, :3], verbose=0)
+        except kf.FlowError as error:
+            assert "strict=False" in str(error), error
+        else:
+            raise AssertionError("strict=True gave up all layouts")
+
+
+def counted_categories() -> None:
+    """Encoded categories stay split by rows, without a word."""
+
+    def build() -> keras.Model:
+        inputs = layers.Input((6,), dtype="int32")
+        encoded = [layers.CategoryEncoding(10, mode)(inputs) for mode in ("multi_hot", "count")]
+        return keras.Model(inputs, layers.Dense(3, name="out")(layers.concatenate(encoded)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kf.FlowWarning)
+        places = {name: place for name, place in _places().items() if "2x2" not in name}
+        _compare(build, np.random.default_rng(0).integers(0, 12, (24, 6)).astype("int32"), places=places)
+
+
 class Grouped(layers.Layer):
     """Attention with rotary positions, whose keys and values are shared by pairs of heads, as in Llama and Qwen."""
 
@@ -252,6 +293,8 @@ PROGRAMS = {
         experts,
         convolutions,
         whole_on_every_rank,
+        on_one_device,
+        counted_categories,
         grouped_attention,
         failed_steps,
         called_after_build,
