@@ -19,7 +19,9 @@ from tensorflow.python.framework import smart_cond
 from tensorflow.python.ops import array_ops
 
 from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
+from keras_flow.backends.tensorflow.trace import rows_are_split
 from keras_flow.distributions.distribution import active
 from keras_flow.errors import FlowError
 
@@ -321,13 +323,20 @@ def contract(original: Callable[..., tf.Tensor], *args: object, **kwargs: object
 
 
 def by_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, split by rows only."""
+    """The tensor, split by rows only.
+
+    Where the rows of the batch are split, those of the tensor are, whatever it was made of: initial states are whole,
+    and DTensor fails on a convolution of whole rows whose result is split.
+    """
     distribution = active()
     assert distribution is not None  # the hooks' condition
     if not tensor.shape.rank:
         return tensor
-    specs = [dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
-    return lay(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+    view = view_of(distribution)
+    axis, size = batch_axis(distribution, view)
+    splits = size > 1 and rows_are_split() and tensor.shape[0] is not None and tensor.shape[0] % size == 0
+    specs = [axis if splits else dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
+    return lay(tensor, dtensor.Layout(specs, view.mesh))
 
 
 def whole_dims(tensor: object, dims: Sequence[int]) -> object:

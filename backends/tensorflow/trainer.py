@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from weakref import WeakSet
 
@@ -18,7 +19,7 @@ from keras_flow.backends.tensorflow.data import Batch, lay_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
-from keras_flow.backends.tensorflow.trace import Trace, tracing
+from keras_flow.backends.tensorflow.trace import Trace, Whole, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.distributions.distribution import FlowDistribution, active
@@ -49,7 +50,7 @@ class Steps:
         self._functions: dict[object, Callable] = {}
         self._source: object = None
         self._ran: set[Callable] = set()
-        self._whole: set[str] = set()
+        self._whole = Whole()
         self._trace = Trace()
         self._on_one_device = WholeStep(model, step, distribution) if model in _forward_on_one_device else None
 
@@ -106,8 +107,8 @@ class Steps:
         self._on_one_device = WholeStep(self.model, self.step, self.distribution)
         return self._on_one_device(data)
 
-    def _traced(self, data: object) -> object:
-        with whole_operations(self._whole), tracing() as self._trace:
+    def _traced(self, divides: bool, data: object) -> object:
+        with whole_operations(self._whole), tracing(divides) as self._trace:
             return self.step(data)
 
     def _function(self, batch: Batch) -> Callable:
@@ -117,7 +118,7 @@ class Steps:
         if key not in self._functions and len(self._functions) >= _MOST_TRACES:
             key = (None, batch.divides)
         if key not in self._functions:
-            step = tf.autograph.experimental.do_not_convert(self._traced)
+            step = tf.autograph.experimental.do_not_convert(functools.partial(self._traced, batch.divides))
             # no jit_compile: DTensor makes and compiles the program of each rank itself
             self._functions[key] = tf.function(step, reduce_retracing=True)
         return self._functions[key]

@@ -10,13 +10,14 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow import spmd
-from keras_flow.backends.tensorflow.trace import Trace
+from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, Whole
 from keras_flow.errors import FlowError, LayoutFallback
 
 #: model -> layer paths and operations of which it was said that every rank computes them whole
 _said: WeakKeyDictionary[keras.Model, set[tuple[str, str]]] = WeakKeyDictionary()
 _NO_RULE = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
-_NAMED = re.compile(r'see current operation: .*?"tf\.(\w+)"|\'tf\.(\w+)\' op')
+_NAMED = re.compile(rf'see current operation: .*?"tf\.(\w+)".*?(?:{NAME_ATTRIBUTE} = "([^"]*)"|$)', re.MULTILINE)
+_TYPED = re.compile(r"'tf\.(\w+)' op")
 
 
 def is_of_partitioning(error: tf.errors.OpError) -> bool:
@@ -24,36 +25,37 @@ def is_of_partitioning(error: tf.errors.OpError) -> bool:
     return "tensorflow/dtensor/" in str(error)
 
 
-def allow_whole(error: tf.errors.OpError, whole: set[str]) -> bool:
+def allow_whole(error: tf.errors.OpError, whole: Whole) -> bool:
     """Let the operation of an error run whole on every rank.
 
     Args:
         error: DTensor has no rule for the operation, or fails with the one it has.
-        whole: types of operations that are whole in this step; that of the error is added.
+        whole: operations that are whole in this step; that of the error is added.
 
     Returns:
         Whether something changed: the step may be tried again.
     """
     if found := _NO_RULE.search(str(error)):
-        whole.add(found[1])
+        whole.types.add(found[1])
         return spmd.allow_whole_operation(found[1])
-    kind = _kind(error)
-    if kind is None or kind in whole or kind.startswith(("Relayout", "DTensor")):  # these lay, and compute nothing
+    kind, name = _operation(error)
+    if kind is None or kind.startswith(("Relayout", "DTensor")):  # these lay, and compute nothing
         return False
-    whole.add(kind)
-    return True
+    return whole.add(kind, name)
 
 
-def _kind(error: Exception) -> str | None:
-    """The type of the operation that an error names."""
-    match = _NAMED.search(str(error))
-    return next((group for group in match.groups() if group), None) if match else None
+def _operation(error: Exception) -> tuple[str | None, str | None]:
+    """Type and name of the operation that an error names; None where it does not."""
+    text = str(error)
+    if found := _NAMED.search(text):
+        return found[1], found[2]
+    return (found[1], None) if (found := _TYPED.search(text)) else (None, None)
 
 
-def say_what_is_whole(model: keras.Model, trace: Trace, whole: set[str]) -> None:
+def say_what_is_whole(model: keras.Model, trace: Trace, whole: Whole) -> None:
     """Warn, once for a layer, of operations in a traced step that every rank computes whole."""
-    found = dict.fromkeys((path, kind) for kind in whole for path in trace.layers.get(kind, ()))
-    for path, kind in trace.whole | found:
+    failed = {(path, kind): None for name, (path, kind) in trace.layers.items() if (kind, name) in whole}
+    for path, kind in trace.without_rule | failed:
         if (path, kind) not in _said.setdefault(model, set()):
             _said[model].add((path, kind))
             warnings.warn(
@@ -93,7 +95,10 @@ def _what_fails(trace: Trace, error: Exception) -> str:
     if trace.given_up is not None:
         path, kind, why = trace.given_up
         return f", at operation {kind}" + (f" of {path!r}" if path else "") + f": {why}"
-    kind = _kind(error)
-    layers = ", ".join(repr(path) for path in trace.layers.get(kind or "", ()) if path)
+    kind, name = _operation(error)
+    paths = dict.fromkeys(
+        path for each, (path, found) in trace.layers.items() if path and name in (each, None) and found == kind
+    )
+    layers = ", ".join(map(repr, paths))
     first = str(error).split(" error: ", 1)[-1].splitlines()[0][:300]
     return (f", at operation {kind}" if kind else "") + (f" of {layers}" if layers else "") + f": {first!r}"

@@ -16,6 +16,7 @@ UNSPLIT = (
     "convolutions",
     "whole_on_every_rank",
     "on_one_device",
+    "one_of_its_kind",
     "counted_categories",
     "grouped_attention",
     "failed_steps",

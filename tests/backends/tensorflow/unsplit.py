@@ -166,6 +166,25 @@ def on_one_device() -> None:
             raise AssertionError("strict=True gave up all layouts")
 
 
+def one_of_its_kind() -> None:
+    """Where DTensor fails on one operation, others of its type stay split; recurrent convolutions never fail."""
+
+    def build() -> keras.Model:
+        tokens = layers.Input((6,), dtype="int32")
+        h = layers.Dense(8, name="up")(layers.Embedding(12, 8, name="table")(tokens))
+        h = layers.Lambda(lambda h: keras.random.shuffle(h, axis=1, seed=3), name="shuffled")(h)
+        h = layers.ConvLSTM1D(4, 3, padding="same", name="steps")(h[:, :, :, None])
+        return keras.Model(tokens, layers.Dense(3, name="out")(layers.Flatten()(h)))
+
+    places = {name: place for name, place in _places().items() if name == "dp4"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _compare(build, np.random.default_rng(0).integers(0, 12, (24, 6)).astype("int32"), places=places)
+    texts = [str(warning.message) for warning in said if issubclass(warning.category, kf.FlowWarning)]
+    assert [text.partition(":")[0] for text in texts] == ["shuffled"], texts
+    assert "operation GatherV2" in texts[0], texts
+
+
 def counted_categories() -> None:
     """Encoded categories stay split by rows, without a word."""
 
@@ -294,6 +313,7 @@ PROGRAMS = {
         convolutions,
         whole_on_every_rank,
         on_one_device,
+        one_of_its_kind,
         counted_categories,
         grouped_attention,
         failed_steps,
