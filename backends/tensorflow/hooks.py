@@ -17,6 +17,7 @@ from keras_flow.backends.tensorflow import (
     statistics,
     trainer,
     variables,
+    windows,
 )
 from keras_flow.distributions.describing import is_describing
 
@@ -213,12 +214,20 @@ def _layers() -> Sequence[Hook]:
             Hook(
                 "keras.src.backend.tensorflow.nn",
                 name,
-                convolutions.convolve if name in ("conv", "depthwise_conv") else convolutions.by_rows_only,
+                function,
                 "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
-                "no dilated ones, and none in groups on CPUs without oneDNN",
+                "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
+                "average pools",
                 when=convolutions.convolves_on_mesh,
             )
-            for name in ("conv", "depthwise_conv", "separable_conv", "conv_transpose", "max_pool", "average_pool")
+            for name, function in (
+                ("conv", convolutions.convolve),
+                ("conv_transpose", convolutions.by_rows_only),
+                ("depthwise_conv", windows.depthwise),
+                ("separable_conv", windows.separable),
+                ("max_pool", convolutions.by_rows_only),
+                ("average_pool", windows.average_pool),
+            )
         ),
         Hook(
             "keras.src.metrics.metrics_utils",

@@ -14,6 +14,7 @@ UNSPLIT = (
     "sorted_features",
     "experts",
     "convolutions",
+    "windows",
     "whole_on_every_rank",
     "on_one_device",
     "one_of_its_kind",

@@ -113,6 +113,22 @@ def convolutions() -> None:
     _compare(build, _data(24, 9, 8, 4))
 
 
+def windows() -> None:
+    """Depthwise and separable convolutions and average pools stay split by rows, without a word."""
+
+    def build() -> keras.Model:
+        image = layers.Input((9, 8, 4))
+        h = layers.DepthwiseConv2D(3, strides=2, depth_multiplier=2, padding="same")(image)
+        h = layers.AveragePooling2D((3, 2), strides=(2, 1), padding="same")(layers.SeparableConv2D(5, (2, 3))(h))
+        line = layers.DepthwiseConv1D(3, dilation_rate=2)(layers.Reshape((9 * 4, 8))(image))
+        line = layers.AveragePooling1D(5)(line)
+        return keras.Model(image, layers.Dense(3)(layers.concatenate([layers.Flatten()(h), layers.Flatten()(line)])))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kf.FlowWarning)
+        _compare(build, _data(24, 9, 8, 4), places={"dp4": _places()["dp4"]})
+
+
 def whole_on_every_rank() -> None:
     """What DTensor has no rule for is computed whole, which is said once and names the layer."""
 
@@ -311,6 +327,7 @@ PROGRAMS = {
         sorted_features,
         experts,
         convolutions,
+        windows,
         whole_on_every_rank,
         on_one_device,
         one_of_its_kind,
