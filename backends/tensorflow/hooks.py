@@ -15,6 +15,7 @@ from keras_flow.backends.tensorflow import (
     random,
     replica_math,
     statistics,
+    substitutes,
     trainer,
     variables,
     windows,
@@ -284,6 +285,19 @@ def _operations() -> Sequence[Hook]:
             operations.strided_slice,
             "a negative stride (x[::-1]) gives wrong numbers, a new dim before a split one (x[None]) ends the process",
             when=when,
+        ),
+        *(
+            Hook(module, function.__name__, function, "has no rule, or its gradient has none", when=when, also=also)
+            for module, function, also in (
+                ("tensorflow", substitutes.argmin, ("tensorflow.math:argmin",)),
+                ("tensorflow", substitutes.reverse, ()),
+                ("tensorflow", substitutes.roll, ()),
+                ("tensorflow.linalg", substitutes.band_part, ()),
+                ("tensorflow.math", substitutes.cumprod, ()),
+                ("tensorflow.math", substitutes.bessel_i0, ()),
+                ("tensorflow.math", substitutes.softplus, ("tensorflow.nn:softplus",)),
+                ("tensorflow.nn", substitutes.softsign, ("tensorflow.math:softsign",)),
+            )
         ),
         *(
             Hook(

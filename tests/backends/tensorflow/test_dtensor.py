@@ -17,6 +17,7 @@ UNSPLIT = (
     "windows",
     "whole_on_every_rank",
     "on_one_device",
+    "made_of_others",
     "one_of_its_kind",
     "counted_categories",
     "grouped_attention",

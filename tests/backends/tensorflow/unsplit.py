@@ -182,6 +182,27 @@ def on_one_device() -> None:
             raise AssertionError("strict=True gave up all layouts")
 
 
+def made_of_others() -> None:
+    """What DTensor has no rule for, and is made of operations that it has rules for, stays split, without a word."""
+
+    def mixed(h: tf.Tensor) -> tf.Tensor:
+        pairs = ops.tril(h[:, :, None] * ops.roll(h, 3, -1)[:, None])
+        smooth = ops.softplus(h) + ops.softsign(h) * ops.i0(h) + ops.cumprod(1 + h / 9, -1)
+        found = ops.one_hot(ops.argmin(h, -1), 8) + ops.one_hot(ops.argmin(ops.cast(9 * h, "int32"), -1), 8)
+        return ops.flip(smooth, -1) + h[:, ::-1] * found + ops.sum(pairs, -1)
+
+    def build() -> keras.Model:
+        inputs = layers.Input((8,))
+        h = layers.Lambda(mixed)(layers.Dense(8, name="up")(inputs))
+        h = layers.Bidirectional(layers.GRU(4))(layers.Reshape((4, 2))(h))
+        return keras.Model(inputs, layers.Dense(3, name="out")(h))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kf.FlowWarning)
+        _compare(build, _data(24, 8), places={"dp4": _places()["dp4"]})
+    _compare(build, _data(24, 8))
+
+
 def one_of_its_kind() -> None:
     """Where DTensor fails on one operation, others of its type stay split; recurrent convolutions never fail."""
 
@@ -330,6 +351,7 @@ PROGRAMS = {
         windows,
         whole_on_every_rank,
         on_one_device,
+        made_of_others,
         one_of_its_kind,
         counted_categories,
         grouped_attention,
