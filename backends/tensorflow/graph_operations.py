@@ -6,14 +6,16 @@ Functions of TensorFlow's interface are wrapped in `operations`; a gradient make
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
+from keras_flow.backends.tensorflow import trace
 from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
+from keras_flow.backends.tensorflow.trace import Whole
 from keras_flow.distributions.distribution import active
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
@@ -22,16 +24,17 @@ WRONG_WHEN_SPLIT = frozenset({"ScatterNd"})
 
 #: operation -> which of its inputs is a shape: DTensor must be able to work that out as it compiles
 _SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0}
-_whole: ContextVar[frozenset[str]] = ContextVar("keras_flow_whole_operations", default=WRONG_WHEN_SPLIT)
+_ALWAYS_WHOLE = Whole(types=set(WRONG_WHEN_SPLIT))
+_whole: ContextVar[Whole | None] = ContextVar("keras_flow_whole_operations", default=None)
 
 #: whether the inputs of an operation are being laid, which makes operations too
 _laying: ContextVar[bool] = ContextVar("keras_flow_laying_inputs", default=False)
 
 
 @contextmanager
-def whole_operations(kinds: Iterable[str]) -> Iterator[None]:
-    """A step is traced inside, in which operations of these types are whole too."""
-    token = _whole.set(WRONG_WHEN_SPLIT.union(kinds))
+def whole_operations(whole: Whole) -> Iterator[None]:
+    """A step is traced inside, in which these operations are whole too."""
+    token = _whole.set(Whole(whole.names, whole.types | WRONG_WHEN_SPLIT))
     try:
         yield
     finally:
@@ -40,25 +43,29 @@ def whole_operations(kinds: Iterable[str]) -> Iterator[None]:
 
 def create(
     original: Callable[..., tf.Operation],
-    graph: object,
+    graph: tf.Graph,
     op_type: str,
     inputs: Sequence[tf.Tensor],
     *args: object,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tf.Operation:
     """`FuncGraph._create_op_internal`: an operation whose inputs are laid as it, and those that made them, need."""
+    trace.before(graph, op_type, inputs)
     if not _laying.get():
         token = _laying.set(True)
         try:
+            name = (kwargs.get("name") or "").removesuffix("/")
             inputs = [
-                whole(value) if place != _SHAPES.get(op_type) and _is_whole(op_type, value) else value
+                whole(value) if place != _SHAPES.get(op_type) and _is_whole(op_type, name, value) else value
                 for place, value in enumerate(inputs)
             ]
             if op_type == "ScatterNd":
                 inputs = _with_short_indices(inputs, kwargs)
         finally:
             _laying.reset(token)
-    return original(graph, op_type, inputs, *args, **kwargs)
+    operation = original(graph, op_type, inputs, *args, **kwargs)
+    trace.after(operation)
+    return operation
 
 
 def _with_short_indices(inputs: list[tf.Tensor], options: dict[str, Any]) -> list[tf.Tensor]:
@@ -70,9 +77,9 @@ def _with_short_indices(inputs: list[tf.Tensor], options: dict[str, Any]) -> lis
     return [tf.cast(indices, tf.int32), updates, tf.cast(shape, tf.int32)]
 
 
-def _is_whole(op_type: str, value: tf.Tensor) -> bool:
-    kinds = _whole.get()
-    if op_type not in kinds and getattr(_maker(value), "type", "") not in kinds:
+def _is_whole(op_type: str, name: str, value: tf.Tensor) -> bool:
+    known, maker = _whole.get() or _ALWAYS_WHOLE, _maker(value)
+    if (op_type, name) not in known and (maker is None or (maker.type, maker.name) not in known):
         return False
     if value.dtype in (tf.resource, tf.variant, tf.string):
         return False

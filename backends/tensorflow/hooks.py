@@ -15,8 +15,10 @@ from keras_flow.backends.tensorflow import (
     random,
     replica_math,
     statistics,
+    substitutes,
     trainer,
     variables,
+    windows,
 )
 from keras_flow.distributions.describing import is_describing
 
@@ -213,12 +215,20 @@ def _layers() -> Sequence[Hook]:
             Hook(
                 "keras.src.backend.tensorflow.nn",
                 name,
-                convolutions.convolve if name in ("conv", "depthwise_conv") else convolutions.by_rows_only,
+                function,
                 "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
-                "no dilated ones, and none in groups on CPUs without oneDNN",
+                "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
+                "average pools",
                 when=convolutions.convolves_on_mesh,
             )
-            for name in ("conv", "depthwise_conv", "separable_conv", "conv_transpose", "max_pool", "average_pool")
+            for name, function in (
+                ("conv", convolutions.convolve),
+                ("conv_transpose", convolutions.by_rows_only),
+                ("depthwise_conv", windows.depthwise),
+                ("separable_conv", windows.separable),
+                ("max_pool", convolutions.by_rows_only),
+                ("average_pool", windows.average_pool),
+            )
         ),
         Hook(
             "keras.src.metrics.metrics_utils",
@@ -227,6 +237,13 @@ def _layers() -> Sequence[Hook]:
             "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
             when=optimizer.on_dtensor,
             also=("keras.src.metrics.iou_metrics:confusion_matrix",),
+        ),
+        Hook(
+            "keras.src.utils.tf_utils",
+            "dense_bincount",
+            layers.dense_bincount,
+            "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
+            when=operations.in_traced_step,
         ),
     )
 
@@ -268,6 +285,19 @@ def _operations() -> Sequence[Hook]:
             operations.strided_slice,
             "a negative stride (x[::-1]) gives wrong numbers, a new dim before a split one (x[None]) ends the process",
             when=when,
+        ),
+        *(
+            Hook(module, function.__name__, function, "has no rule, or its gradient has none", when=when, also=also)
+            for module, function, also in (
+                ("tensorflow", substitutes.argmin, ("tensorflow.math:argmin",)),
+                ("tensorflow", substitutes.reverse, ()),
+                ("tensorflow", substitutes.roll, ()),
+                ("tensorflow.linalg", substitutes.band_part, ()),
+                ("tensorflow.math", substitutes.cumprod, ()),
+                ("tensorflow.math", substitutes.bessel_i0, ()),
+                ("tensorflow.math", substitutes.softplus, ("tensorflow.nn:softplus",)),
+                ("tensorflow.nn", substitutes.softsign, ("tensorflow.math:softsign",)),
+            )
         ),
         *(
             Hook(

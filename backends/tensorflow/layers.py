@@ -84,3 +84,21 @@ def confusion_matrix(
     if weights is not None:
         columns = columns * tf.cast(weights, "float32")[:, None]
     return tf.cast(tf.matmul(rows, columns, transpose_a=True), dtype)
+
+
+def dense_bincount(
+    original: Callable[..., object],
+    inputs: tf.Tensor,
+    depth: int,
+    binary_output: bool,
+    dtype: str,
+    count_weights: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """`dense_bincount` of preprocessing layers as a sum, or the largest, of one-hot rows: DTensor gives the result of
+    DenseBincount no shape. Both leave out values of `depth` and more."""
+    found = tf.one_hot(tf.cast(inputs, tf.int64), depth, dtype=dtype)
+    if binary_output:
+        return tf.reduce_max(found, -2)
+    if count_weights is not None:
+        found *= tf.cast(count_weights, dtype)[..., None]
+    return tf.reduce_sum(found, -2)

@@ -19,7 +19,9 @@ from tensorflow.python.framework import smart_cond
 from tensorflow.python.ops import array_ops
 
 from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
+from keras_flow.backends.tensorflow.trace import rows_are_split
 from keras_flow.distributions.distribution import active
 from keras_flow.errors import FlowError
 
@@ -65,7 +67,7 @@ def capture(
 
 def concat(original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
     """`tf.concat` of tensors, and to a tensor, that are whole along the joined dim."""
-    known = _known(axis)
+    known = known_value(axis)
     if not isinstance(values, list | tuple) or known is None:
         return original(values, axis, name=name)
     axis = int(known)
@@ -92,7 +94,7 @@ def tile(
 ) -> object:
     """`tf.tile` of a tensor that is whole along the repeated dims."""
     input = tf.convert_to_tensor(input)
-    known = _known(multiples)
+    known = known_value(multiples)
     dims = range(input.shape.rank) if known is None else [dim for dim, times in enumerate(known) if times != 1]
     return whole_dims(original(whole_dims(input, dims), multiples, name=name), dims)
 
@@ -102,7 +104,7 @@ def pad(
 ) -> object:
     """`tf.pad` of a tensor that is whole along the padded dims."""
     tensor = tf.convert_to_tensor(tensor)
-    known = _known(paddings)
+    known = known_value(paddings)
     dims = range(tensor.shape.rank) if known is None else [dim for dim, pair in enumerate(known) if any(pair)]
     return whole_dims(original(whole_dims(tensor, dims), paddings, *args, **kwargs), dims)
 
@@ -116,7 +118,7 @@ def slice(
 ) -> object:
     """`tf.slice` of a tensor, and to a tensor, that is whole along the cut dims."""
     input_ = tf.convert_to_tensor(input_)
-    known = _known(size)
+    known = known_value(size)
     shape = input_.shape
     dims = [dim for dim in range(shape.rank) if known is None or known[dim] not in (-1, shape[dim])]
     return whole_dims(original(whole_dims(input_, dims), begin, size, name=name), dims)
@@ -140,7 +142,7 @@ def strided_slice(
     """
     if kwargs.get("new_axis_mask"):
         return _with_new_dims(input_, begin, end, strides, begin_mask, end_mask, **kwargs)
-    steps = _known(strides)
+    steps = known_value(strides)
     if steps is None or all(step >= 0 for step in steps):
         return original(input_, begin, end, strides, begin_mask, end_mask, *args, **kwargs)
     masks = [kwargs.get("ellipsis_mask", 0), kwargs.get("new_axis_mask", 0), *args[:2]]
@@ -204,7 +206,7 @@ def _with_new_dims(
 
 def _entries(value: Any) -> Sequence[object]:
     """The entries of a vector, as numbers where they are known: DTensor partitions slices whose bounds it knows."""
-    known = _known(value)
+    known = known_value(value)
     return tf.unstack(tf.convert_to_tensor(value)) if known is None else [int(entry) for entry in known]
 
 
@@ -321,13 +323,20 @@ def contract(original: Callable[..., tf.Tensor], *args: object, **kwargs: object
 
 
 def by_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, split by rows only."""
+    """The tensor, split by rows only.
+
+    Where the rows of the batch are split, those of the tensor are, whatever it was made of: initial states are whole,
+    and DTensor fails on a convolution of whole rows whose result is split.
+    """
     distribution = active()
     assert distribution is not None  # the hooks' condition
     if not tensor.shape.rank:
         return tensor
-    specs = [dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
-    return lay(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+    view = view_of(distribution)
+    axis, size = batch_axis(distribution, view)
+    splits = size > 1 and rows_are_split() and tensor.shape[0] is not None and tensor.shape[0] % size == 0
+    specs = [axis if splits else dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
+    return lay(tensor, dtensor.Layout(specs, view.mesh))
 
 
 def whole_dims(tensor: object, dims: Sequence[int]) -> object:
@@ -355,7 +364,7 @@ def _tensors(values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor | np.nd
     return [value if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype=first) for value in values]
 
 
-def _known(value: object) -> np.ndarray | None:
+def known_value(value: object) -> np.ndarray | None:
     """A value that is known when the step is traced, or None."""
     if value is None or any(tf.is_tensor(part) and tf.get_static_value(part) is None for part in tree.flatten(value)):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from weakref import WeakSet
 
@@ -18,13 +19,17 @@ from keras_flow.backends.tensorflow.data import Batch, lay_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
+from keras_flow.backends.tensorflow.trace import Trace, Whole, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
+from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.distributions.distribution import FlowDistribution, active
 from keras_flow.distributions.models import is_built
 from keras_flow.errors import FlowError
 
 #: models whose `compile` was told `jit_compile=True`, in so many words
 _asked_for_jit: WeakSet[keras.Model] = WeakSet()
+#: models whose forward pass DTensor cannot partition: none of their steps is tried
+_forward_on_one_device: WeakSet[keras.Model] = WeakSet()
 #: so many different numbers of rows get a trace of their own; more share one whose rows are open
 _MOST_TRACES = 8
 
@@ -45,7 +50,9 @@ class Steps:
         self._functions: dict[object, Callable] = {}
         self._source: object = None
         self._ran: set[Callable] = set()
-        self._whole: set[str] = set()
+        self._whole = Whole()
+        self._trace = Trace()
+        self._on_one_device = WholeStep(model, step, distribution) if model in _forward_on_one_device else None
 
     def __call__(self, data: object, source: object = None) -> object:
         """Run one step on host data; the results are logical tensors.
@@ -58,14 +65,16 @@ class Steps:
             build_for_prediction(self.model, data)
         else:
             build(self.model, data)
+        if self._on_one_device is not None:
+            return self._on_one_device(data)
         batch = lay_batch(data, self.distribution, self.model)
         if source is not None and source is not self._source:
             self._source = source
             if batch.rows is not None:
                 self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
-        return self._run(batch)
+        return self._run(batch, data)
 
-    def _run(self, batch: Batch) -> object:
+    def _run(self, batch: Batch, data: object) -> object:
         function = self._function(batch)
         try:
             with on_mesh(view_of(self.distribution).mesh):
@@ -78,15 +87,28 @@ class Steps:
             # process when it meets a function that it has failed on (TensorFlow 2.21)
             if not self.model.run_eagerly and unpartitioned.allow_whole(error, self._whole):
                 self._functions.clear()
-                return self._run(batch)
-            raise unpartitioned.refusal(self.model, function, error) from error
+                return self._run(batch, data)
+            return self._run_on_one_device(data, error)
+        except Exception as error:
+            if self._trace.given_up is None:
+                raise
+            return self._run_on_one_device(data, error)
         if function not in self._ran:
             self._ran.add(function)
-            unpartitioned.say_what_is_whole(self.model, function, self._whole)
+            unpartitioned.say_what_is_whole(self.model, self._trace, self._whole)
         return outputs
 
-    def _traced(self, data: object) -> object:
-        with whole_operations(self._whole):
+    def _run_on_one_device(self, data: object, error: Exception) -> object:
+        if self.model.run_eagerly or self.distribution.strict:  # an eager step may have run in part
+            raise unpartitioned.refusal(self.model, self._trace, error) from error
+        unpartitioned.say_runs_on_one_device(self.model, self._trace, error)
+        if self.step != self.model.train_step:
+            _forward_on_one_device.add(self.model)
+        self._on_one_device = WholeStep(self.model, self.step, self.distribution)
+        return self._on_one_device(data)
+
+    def _traced(self, divides: bool, data: object) -> object:
+        with whole_operations(self._whole), tracing(divides) as self._trace:
             return self.step(data)
 
     def _function(self, batch: Batch) -> Callable:
@@ -96,7 +118,7 @@ class Steps:
         if key not in self._functions and len(self._functions) >= _MOST_TRACES:
             key = (None, batch.divides)
         if key not in self._functions:
-            step = tf.autograph.experimental.do_not_convert(self._traced)
+            step = tf.autograph.experimental.do_not_convert(functools.partial(self._traced, batch.divides))
             # no jit_compile: DTensor makes and compiles the program of each rank itself
             self._functions[key] = tf.function(step, reduce_retracing=True)
         return self._functions[key]

@@ -33,6 +33,8 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
         return False
     if any(part._remat_mode is not None for part in layer._flatten_layers()):
         return False  # run again in the backward pass, when its weights are no longer plain
+    if any(rowwise.assigns_weights(part) for part in layer._flatten_layers()):
+        return False  # plain weights are views of the variables' values, which autograd must not see written
     return rowwise.is_recurrent(layer) or not any(
         part.is_shard()
         for variable in layer.variables

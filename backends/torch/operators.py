@@ -6,6 +6,7 @@ broadcast, `S(d)` split, `P` partial sum.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.experimental import register_sharding
 
 from keras_flow.backends.torch import embedding, in_place, values, whole
@@ -25,12 +27,12 @@ Signature = tuple[list[object], list[object]]
 @functools.cache
 def register() -> None:
     """Register all rules. Only operators on DTensors are concerned."""
+    _register_any()
     _register_convolution()
     _register_attention()
-    for name in ("hardswish", "hardtanh", "hardsigmoid"):
+    for name in ("hardswish", "hardtanh", "hardsigmoid", "hardshrink", "softshrink"):
         _register_like(getattr(aten, f"{name}_backward").default, tensors=2)
-    for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"):
-        _register_like(getattr(aten, f"{name}_backward").default, tensors=2, dims=(0, 1))
+    _register_windows()
     handlers = DTensor._op_dispatcher._custom_op_handlers
     handlers[aten.unbind.int] = _unbind
     # torch's handler gathers local winners as if all shards were equal; uneven ones abort the process in gloo
@@ -41,6 +43,7 @@ def register() -> None:
     handlers[aten.embedding.default] = embedding.look_up
     handlers[aten.as_strided.default] = whole.run
     _register_views()
+    _register_solvers()
     _register_along_a_dim()
     _remember_by_all_arguments()
     _register_net()
@@ -50,6 +53,14 @@ def _rule(operator: torch._ops.OpOverload) -> Callable[[Callable[..., object]], 
     """`register_sharding`; a rule of torch's own for the operator, which would be asked first, is dropped."""
     DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs.pop(operator, None)
     return register_sharding(operator)
+
+
+def _register_any() -> None:
+    """torch says that `any` over a split dim is a sum of the ranks' truth values. Two that are true sum up to 2, which
+    is 2.0 as a number; and `any` of a partial sum would be asked of its summands. It is a maximum."""
+    from torch.distributed.tensor._ops._math_ops import LINEAR_REDUCTION_OP_MAP  # the table has no public way in
+
+    LINEAR_REDUCTION_OP_MAP.update(dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), "max"))
 
 
 def _register_convolution() -> None:
@@ -102,19 +113,54 @@ def _register_attention() -> None:
         return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
 
-def _register_like(operator: torch._ops.OpOverload, tensors: int, dims: Sequence[int] | None = None) -> None:
-    """All tensors of the operator are laid alike."""
+def _register_windows() -> None:
+    """Poolings and paddings: split over what is not pooled, rows and channels. (A picture alone has no rows.)"""
+    for name, dims in (("avg_pool2d", 2), ("avg_pool3d", 3), ("_adaptive_avg_pool2d", 2)):
+        _register_like(getattr(aten, f"{name}_backward").default, tensors=2, last=dims)
+    for dims in (2, 3):
+        _register_like(getattr(aten, f"adaptive_max_pool{dims}d").default, tensors=1, outputs=2, last=dims)
+        _register_like(getattr(aten, f"adaptive_max_pool{dims}d_backward").default, tensors=3, last=dims)
+    for dims in (1, 2, 3):
+        for kind in ("replication", "reflection"):
+            _register_like(getattr(aten, f"{kind}_pad{dims}d").default, tensors=1, last=dims)
+            _register_like(getattr(aten, f"{kind}_pad{dims}d_backward").default, tensors=2, last=dims)
+
+
+def _register_like(operator: torch._ops.OpOverload, tensors: int, outputs: int = 1, last: int = 0) -> None:
+    """All tensors of the operator are laid alike; its `last` dims are not split."""
 
     @_rule(operator)
     def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
-        splits = [S(dim) for dim in (dims or range(args[0].ndim))]
-        return [([part], [part] * tensors + rest) for part in (R, *splits)]
+        return [([part] * outputs, [part] * tensors + rest) for part in (R, *map(S, range(args[0].ndim - last)))]
+
+
+def _register_solvers() -> None:
+    """Systems of equations: split by systems where each tensor has all of them. torch's rules split the right sides
+    alone, beside whole matrices, and dims of tensors that have fewer, which are broadcast."""
+    for operator in (
+        aten.linalg_solve_triangular,
+        aten._linalg_solve_ex,
+        aten.linalg_lu_solve,
+        aten.cholesky_solve,
+        aten.triangular_solve,
+    ):
+        outputs = len(operator.default._schema.returns)
+
+        @_rule(operator.default)
+        def _(*args, outputs=outputs, **kwargs):
+            tensors = [arg for arg in args if isinstance(arg, DTensorSpec)]
+            rest = [None] * (len(args) - len(tensors) + len(kwargs))
+            systems = max((tuple(one.shape) for one in tensors), key=len)[:-2]
+            # pivots, and one right side of each system, have one dim less than matrices
+            alike = all(tuple(one.shape)[: len(systems)] == systems and one.ndim > len(systems) for one in tensors)
+            splits = [S(k) for k in range(len(systems))] if alike else []
+            return [([part] * outputs, [part] * len(tensors) + rest) for part in (R, *splits)]
 
 
 def _register_along_a_dim() -> None:
-    """Scans: torch's rules compare the dim with those that are split without counting it from the front, so that a scan
-    along `dim=-1` is one of each rank's own piece."""
+    """Scans, and gradients of parts of a tensor: torch's rules compare the dim with those that are split without
+    counting it from the front, so that a scan along `dim=-1` is one of each rank's own piece."""
     for operator in (aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin):
         outputs = len(operator.default._schema.returns)
 
@@ -124,6 +170,21 @@ def _register_along_a_dim() -> None:
                 ([part] * outputs, [part, None, *[None] * len(kwargs)])
                 for part in (R, *(S(k) for k in range(x.ndim) if k != dim % x.ndim))
             ]
+
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    for operator in (aten.slice_backward.default, aten.select_backward.default):
+        strategies[operator] = functools.partial(_with_dim_from_the_front, strategies[operator])
+
+    @_rule(aten.unfold_copy.default)
+    def _(x, dim, size, step):
+        splits = [S(k) for k in range(x.ndim) if k != dim % x.ndim]
+        return [([part], [part, None, None, None]) for part in (R, P, *splits)]
+
+
+def _with_dim_from_the_front(strategy: Callable[..., object], schema: OpSchema) -> object:
+    grad, sizes, dim, *rest = schema.args_schema
+    counted = (grad, sizes, dim % len(sizes), *rest)  # type: ignore[arg-type, operator]
+    return strategy(dataclasses.replace(schema, args_schema=counted))
 
 
 # ---- operators that are run on local pieces

@@ -86,6 +86,11 @@ def is_recurrent(layer: keras.Layer) -> bool:
     return type(layer).__name__ in _RECURRENT
 
 
+def assigns_weights(layer: keras.Layer) -> bool:
+    """Whether the layer assigns to trainable weights when it is called."""
+    return type(layer).__name__ == "SpectralNormalization"
+
+
 def _reason(layer: keras.Layer) -> str | None:
     if layer.activity_regularizer is not None:
         return f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"

@@ -31,7 +31,7 @@ _PRODUCTS = _names("mm addmm bmm baddbmm dot convolution convolution_backward")
 _ALONG_A_DIM = _names(
     """_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax cumsum cumprod logcumsumexp
     cummax cummin sort topk kthvalue flip roll gather scatter scatter_add index_select median mode
-    diagonal diagonal_scatter select_scatter slice_scatter _fft_c2c _fft_c2r _fft_r2c"""
+    unfold_copy diagonal diagonal_scatter select_scatter slice_scatter _fft_c2c _fft_c2r _fft_r2c"""
 )
 _REARRANGING = _names(
     "cat stack repeat tril triu constant_pad_nd where index index_put embedding embedding_dense_backward bucketize"
@@ -46,6 +46,10 @@ _NETWORKS = _names(
     nll_loss2d_forward nll_loss2d_backward max_pool1d_with_indices max_pool2d_with_indices
     max_pool2d_with_indices_backward max_pool3d_with_indices avg_pool2d avg_pool2d_backward avg_pool3d
     avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward native_dropout native_dropout_backward
+    adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward
+    replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward replication_pad2d_backward
+    replication_pad3d_backward reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
+    reflection_pad2d_backward reflection_pad3d_backward hardshrink_backward softshrink_backward
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"""
 )
 #: attention on GPUs: not compared with one device here; torch tests these rules itself
@@ -57,14 +61,14 @@ _ON_GPUS = _names(
 _TRUSTED = (
     _VIEWS | _MADE_LIKE | _REDUCTIONS | _PRODUCTS | _ALONG_A_DIM | _REARRANGING | _MATRICES | _NETWORKS | _ON_GPUS
 )
-_COMPARING = _names("amax amin max min median mode kthvalue sort topk cummax cummin linalg_vector_norm")
+_COMPARING = _names("amax amin max min median mode kthvalue sort topk cummax cummin linalg_vector_norm nansum")
 #: operators that torch itself writes as several others, which are believed
 _TAKEN_APART = _names(
     """elu_backward hardtanh_backward hardswish hardswish_backward softplus_backward log_sigmoid_forward
-    log_sigmoid_backward leaky_relu_backward hardsigmoid_backward hardshrink_backward softshrink_backward
+    log_sigmoid_backward leaky_relu_backward hardsigmoid_backward floor_divide isin unfold_backward diagonal_backward
     _prelu_kernel _prelu_kernel_backward glu glu_backward fill zero count_nonzero index_add aminmax std_mean
     smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy
-    binary_cross_entropy_backward binary_cross_entropy_with_logits reflection_pad1d reflection_pad2d
+    binary_cross_entropy_backward binary_cross_entropy_with_logits
     native_group_norm_backward diag_embed rot90 pixel_shuffle complex upsample_linear1d upsample_bilinear2d
     _upsample_nearest_exact2d upsample_bicubic2d unfold diagonal_copy"""
 )
@@ -91,5 +95,6 @@ def is_taken_apart(operator: torch._ops.OpOverload) -> bool:
 
 @functools.cache
 def compares(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator's gradient compares its input with its result."""
+    """Whether an operator, or its gradient, looks at single elements of its input: at those that equal the result, or
+    are no numbers. Summands of a partial sum say nothing of them."""
     return operator._schema.name.partition("::")[2] in _COMPARING

@@ -8,6 +8,7 @@ decided from layouts and shapes alone, so all ranks decide alike, before they co
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from operator import is_ as operator_is
@@ -71,18 +72,24 @@ def propagate(
     doubt = _doubts[schema]
     if doubt is None:
         return _without_rule(operator, args, kwargs)
-    gathered_args, gathered_kwargs = pytree.tree_map_only(DTensor, lambda leaf: _gathered(leaf, doubt), (args, kwargs))
-    if all(map(operator_is, pytree.tree_leaves((args, kwargs)), pytree.tree_leaves((gathered_args, gathered_kwargs)))):
-        return _without_rule(operator, args, kwargs)
-    return operator(*gathered_args, **gathered_kwargs)
+    held = pytree.tree_leaves((args, kwargs))
+    for change in (functools.partial(_gathered, axes=doubt), _summed):
+        new_args, new_kwargs = pytree.tree_map_only(DTensor, change, (args, kwargs))
+        if not all(map(operator_is, held, pytree.tree_leaves((new_args, new_kwargs)))):
+            return operator(*new_args, **new_kwargs)
+    return _without_rule(operator, args, kwargs)
 
 
 def _settle(value: DTensor) -> None:
     """Sum a partial sum for all who read it: summed twice, in two ways, it differs in its last bits, and the gradient
     of a maximum looks for the elements that equal it."""
-    placements = [Replicate() if part.is_partial("sum") else part for part in value.placements]
-    settled = cast(DTensor, value.detach()).redistribute(value.device_mesh, placements)
+    settled = _summed(cast(DTensor, value.detach()))
     value._local_tensor, value._spec = settled._local_tensor, settled._spec
+
+
+def _summed(value: DTensor) -> DTensor:
+    placements = [Replicate() if part.is_partial("sum") else part for part in value.placements]
+    return value if tuple(placements) == value.placements else value.redistribute(value.device_mesh, placements)
 
 
 def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:

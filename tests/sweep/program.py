@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -34,13 +35,45 @@ class Numbers:
         updates: branch -> variable -> what two plain SGD steps added to it.
         values: branch -> name -> predictions before and after.
         losses: of the steps and of `evaluate`.
-        notes: warnings that name a fallback.
+        notes: warnings of keras_flow, `Category: text`.
     """
 
     updates: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+#: of the sweep's own layers around a piece: their shapes, and that `Apply` is a layer of a user's own
+_OF_THE_SWEEP = re.compile(r"branch\d+_(in|out)/|custom layer \(Apply\)")
+
+
+def sorted_out(notes: set[str], count: int) -> tuple[list[set[str]], set[str]]:
+    """The notes of each of `count` branches, and those that name no branch.
+
+    Counters are taken out, so that notes of several groups can be compared; notes of the sweep's own layers go.
+    """
+    own: list[set[str]] = [set() for _ in range(count)]
+    of_any = set()
+    for note in notes:
+        if _OF_THE_SWEEP.search(note):
+            continue
+        text = re.sub(r"(branch\d+_piece/)?([a-z0-9_]+?)(_\d+)?(?=[/:' ])", r"\2", note.partition("\n")[0])[:300]
+        branches = {int(number) for number in re.findall(r"branch(\d+)_", note)}
+        if branches:
+            for place in branches:
+                own[place].add(text)
+        elif is_of_rows(note):
+            for mine in own:
+                mine.add(text)
+        else:
+            of_any.add(text)
+    return own, of_any
+
+
+def is_of_rows(note: str) -> bool:
+    """Whether it says that a number of rows does not divide, which has nothing to do with what computes them."""
+    return re.search(r"a batch of \d+ rows does not divide", note) is not None
 
 
 def distribution(setting: Setting) -> Any:
@@ -87,7 +120,7 @@ def run(pieces: Sequence[Piece], rows: str, chosen: Any = None) -> Numbers:
         numbers.values[piece.name] = {"before": first[:, columns], "after": last[:, columns]}
         if piece.metric is not None:
             numbers.values[piece.name]["metric"] = np.asarray(logs[_prefix(place)])
-    numbers.notes = sorted({str(one.message).partition("\n")[0][:200] for one in caught if _is_ours(one)})
+    numbers.notes = sorted({f"{one.category.__name__}: {one.message}" for one in caught if _is_ours(one)})
     return numbers
 
 
@@ -111,6 +144,8 @@ def _model(pieces: Sequence[Piece]) -> keras.Model:
         if piece.kind != "int":
             activation = "sigmoid" if piece.kind == "image" else None
             hidden = L.Dense(piece.shape[-1], activation=activation, name=f"{prefix}_in")(x)
+            if activation:  # some layers write into their images, and the sigmoid's gradient needs its own
+                hidden = hidden * 1.0
         with _named(prefix):
             made = piece.connect(hidden)
         flat = [_cast(L.Flatten()(tensor)) for tensor in keras.tree.flatten(made)]

@@ -26,7 +26,7 @@ BACKENDS = ("jax", "tensorflow", "torch")
 #: pieces that are branches of one model
 GROUP = 8
 #: tasks of one worker: it starts the engine once for them
-CHUNK = 40
+CHUNK = 20
 #: seconds without a new line after which a worker hangs
 HANGS = 240
 
@@ -38,9 +38,10 @@ class Task:
     names: tuple[str, ...]
     setting: Setting
 
-    def alone(self) -> list[Task]:
-        """One task for each piece."""
-        return [Task((name,), self.setting) for name in self.names]
+    def halves(self) -> list[Task]:
+        """Two tasks of half of the pieces each."""
+        middle = len(self.names) // 2
+        return [Task(half, self.setting) for half in (self.names[:middle], self.names[middle:]) if half]
 
 
 def tasks_of(backend: str, names: Sequence[str], group: int = GROUP) -> list[Task]:
@@ -60,7 +61,8 @@ class Sweep:
     def __init__(self, backend: str, tasks: Iterable[Task], out: Path, float64: bool = False):
         self.backend, self.out, self.float64 = backend, out, float64
         done = {(line["name"], Setting(**line["setting"])) for line in read(out)}
-        self.left = [task for task in tasks if not all((name, task.setting) in done for name in task.names)]
+        left = (Task(tuple(n for n in t.names if (n, t.setting) not in done), t.setting) for t in tasks)
+        self.left = [task for task in left if task.names]
         self.count, self.started = len(self.left), time.monotonic()
 
     def run(self) -> None:
@@ -74,7 +76,7 @@ class Sweep:
             )
 
     def _worker(self, chunk: list[Task]) -> list[Task]:
-        """Run a chunk in one worker; returns what it left, with what killed it taken apart."""
+        """Run a chunk in one worker; returns what it left, the group that killed it in halves."""
         with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
             tasks, lines = Path(folder) / "tasks.json", Path(folder) / "lines.jsonl"
             tasks.write_text(json.dumps([asdict(task) for task in chunk]))
@@ -98,7 +100,9 @@ class Sweep:
         died = chunk[begun[-1]]
         rest = chunk[begun[-1] + 1 :]
         if len(died.names) > 1:
-            return [*died.alone(), *rest]
+            known = {(line["name"], Setting(**line["setting"])) for line in results}
+            left = tuple(name for name in died.names if (name, died.setting) not in known)
+            return [*Task(left, died.setting).halves(), *rest]
         state = "hang" if hangs else "abort"
         line = {"backend": self.backend, "float64": self.float64, "name": died.names[0], "state": state, "error": end}
         with open(self.out, "a") as file:

@@ -8,10 +8,12 @@ It may die with the engine: before a task starts its number is written, so that 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +47,16 @@ def run(backend: str, tasks: str, out: str, float64: bool) -> None:
         keras.config.set_floatx("float64")
     writes = kf.env.process_index() == 0
     references: dict[Any, Any] = {}
+    gc.freeze()  # Keras collects garbage for each model: not through all that was imported
     for number, task in enumerate(json.loads(Path(tasks).read_text())):
         if writes:
             _add(out, {"begins": number})
         start = time.monotonic()
-        lines = _task(tuple(task["names"]), task["setting"], references)
-        if writes:
+        for lines in _task(tuple(task["names"]), task["setting"], references):
             seconds = round((time.monotonic() - start) / len(lines), 2)
-            for line in lines:
+            for line in lines if writes else ():
                 _add(out, {"backend": backend, "float64": float64, "seconds": seconds, **line})
+            start = time.monotonic()
 
 
 def _add(out: str, line: dict) -> None:
@@ -61,45 +64,70 @@ def _add(out: str, line: dict) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, Any]) -> list[dict]:
-    """The results of a group; where it raises, of each of its pieces alone."""
+def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, Any]) -> Iterator[list[dict]]:
+    """The results of a group. Where it raises, or a note may be of any piece, of each of its halves; what is off in it is
+    looked at alone."""
     from keras_flow.errors import FlowError
     from tests.sweep import design, program
     from tests.sweep.cases import PIECES
 
     setting = design.Setting(**values)
-    pieces = [PIECES[name] for name in names]
-
-    def each_alone() -> list[dict]:
-        return [line for name in names for line in _task((name,), values, references)]
-
+    half = len(names) // 2
+    halves = [names[:half], names[half:]] if half else []
     reference, error = _reference(names, setting.rows, references)
-    if error and len(names) > 1:
-        return each_alone()
     if error:
-        return [_line(names[0], setting, state="one device", error=error)]
+        if not halves:
+            yield [_line(names[0], setting, state="one device", error=error)]
+        for part in halves:
+            yield from _task(part, values, references)
+        return
+    _forget_what_was_said()
+    numbers: Any = None
+    state, error = "", ""
     try:
-        numbers = program.run(pieces, setting.rows, program.distribution(setting))
+        numbers = program.run([PIECES[name] for name in names], setting.rows, program.distribution(setting))
     except Exception as failure:
-        if len(names) > 1:
-            return each_alone()
-        state = "refused" if isinstance(failure, FlowError) else "crash"
-        return [_line(names[0], setting, state=state, error=_text(failure))]
-    if reference is None:  # the first process compares
-        return [_line(name, setting) for name in names]
-    over = program.compare(reference, numbers)
-    if len(names) > 1 and any(over.values()):
-        return each_alone()
-    return [
-        _line(name, setting, state="wrong" if over[name] else "right", over=over[name], notes=numbers.notes)
-        for name in names
+        state, error = "refused" if isinstance(failure, FlowError) else "crash", _text(failure)
+    state, error = _first_that_says((state, error))
+    if error:
+        if not halves:
+            yield [_line(names[0], setting, state=state, error=error)]
+        for part in halves:
+            yield from _task(part, values, references)
+        return
+    over = _on_any_process(program.compare(reference, numbers))
+    own, of_any = program.sorted_out(set().union(*_of_all_processes(numbers.notes)), len(names))
+    if not halves:
+        _explained[names[0]] = of_any
+    elif of_any - set().union(*(_explained.get(name, set()) for name in names)):
+        for part in halves:  # a note that names no branch: whose is it?
+            yield from _task(part, values, references)
+        return
+    off = [name for name in names if over[name]] if halves else []
+    lines = [
+        _line(
+            name,
+            setting,
+            state="wrong" if over[name] else "right",
+            over=over[name],
+            notes=sorted(own[place] | (of_any & _explained.get(name, set()))),
+        )
+        for place, name in enumerate(names)
+        if name not in off
     ]
+    if lines:
+        yield lines
+    for name in off:
+        yield from _task((name,), values, references)
+
+
+#: piece -> notes that name no branch, which it alone was seen to cause
+_explained: dict[str, set[str]] = {}
 
 
 def _reference(names: tuple[str, ...], rows: str, references: dict[Any, Any]) -> tuple[Any, str]:
-    """The numbers of one device, on the first process, computed once; and on all processes the error that it raised."""
+    """The numbers of one device, computed once by the first process and known to all; or the error that it raised."""
     import keras_flow as kf
-    from keras_flow.backends.active import backend
     from tests.sweep import program
     from tests.sweep.cases import PIECES
 
@@ -111,9 +139,38 @@ def _reference(names: tuple[str, ...], rows: str, references: dict[Any, Any]) ->
                 made = program.run([PIECES[name] for name in names], rows)
             except Exception as failure:
                 error = _text(failure)
-        said = backend().agree_on(dict.fromkeys(kf.env.local_ranks(), error))
-        references[key] = made, next(filter(None, said.values()), "")
+        references[key] = _of_all_processes((made, error))[0]
     return references[key]
+
+
+def _of_all_processes(fact: Any) -> list[Any]:
+    """What each rank's process says, in the order of the ranks: all processes take part."""
+    import keras_flow as kf
+    from keras_flow.backends.active import backend
+
+    said = backend().agree_on(dict.fromkeys(kf.env.local_ranks(), fact))
+    return [said[rank] for rank in sorted(said)]
+
+
+def _first_that_says(failure: tuple[str, str]) -> tuple[str, str]:
+    """The failure of the first process that has one."""
+    return next((one for one in _of_all_processes(failure) if one[1]), failure)
+
+
+def _on_any_process(over: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """What is off on any process: each compares, because the first may be outside of the placement."""
+    worst: dict[str, dict[str, float]] = {branch: {} for branch in over}
+    for one in _of_all_processes(over):
+        for branch, shares in one.items():
+            for name, share in shares.items():
+                worst[branch][name] = max(share, worst[branch].get(name, 0.0))
+    return worst
+
+
+def _forget_what_was_said() -> None:
+    """Notes that torch's backend says once in a process are said for each group."""
+    if "keras_flow.backends.torch.whole" in sys.modules:
+        sys.modules["keras_flow.backends.torch.whole"]._said.clear()
 
 
 def _text(error: BaseException) -> str:

@@ -113,6 +113,22 @@ def convolutions() -> None:
     _compare(build, _data(24, 9, 8, 4))
 
 
+def windows() -> None:
+    """Depthwise and separable convolutions and average pools stay split by rows, without a word."""
+
+    def build() -> keras.Model:
+        image = layers.Input((9, 8, 4))
+        h = layers.DepthwiseConv2D(3, strides=2, depth_multiplier=2, padding="same")(image)
+        h = layers.AveragePooling2D((3, 2), strides=(2, 1), padding="same")(layers.SeparableConv2D(5, (2, 3))(h))
+        line = layers.DepthwiseConv1D(3, dilation_rate=2)(layers.Reshape((9 * 4, 8))(image))
+        line = layers.AveragePooling1D(5)(line)
+        return keras.Model(image, layers.Dense(3)(layers.concatenate([layers.Flatten()(h), layers.Flatten()(line)])))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kf.FlowWarning)
+        _compare(build, _data(24, 9, 8, 4), places={"dp4": _places()["dp4"]})
+
+
 def whole_on_every_rank() -> None:
     """What DTensor has no rule for is computed whole, which is said once and names the layer."""
 
@@ -137,6 +153,87 @@ def whole_on_every_rank() -> None:
     texts = [str(warning.message) for warning in said if "computes it whole" in str(warning.message)]
     assert any(text.startswith("m/solved: TensorFlow's DTensor cannot split operation MatrixSolve") for text in texts)
     assert all(texts.count(text) <= 3 for text in texts), texts  # once for each of three models
+
+
+def on_one_device() -> None:
+    """What DTensor cannot partition even whole is computed by one device, which is said once and names the layer."""
+
+    def build() -> keras.Model:
+        numbers = layers.Input((8,))
+        h = layers.Dropout(0.5, seed=1)(layers.BatchNormalization()(layers.Dense(8, name="up")(numbers)))
+        classes = layers.Lambda(lambda h: ops.cast(ops.abs(h) * 2, "int32"), name="classes")(h)
+        known = layers.Embedding(4, 4, name="table")(layers.IntegerLookup(vocabulary=[0, 1, 3], name="words")(classes))
+        middle = layers.Lambda(lambda h: h * ops.nanmedian(h), name="middle")(h)
+        return keras.Model(numbers, layers.Dense(3, name="out")(layers.concatenate([middle, layers.Flatten()(known)])))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _compare(build, _data(24, 8))
+    texts = [str(warning.message) for warning in said if "one device computes it" in str(warning.message)]
+    assert len(texts) == 3 and all("of 'words'" in text or "of 'middle'" in text for text in texts), texts
+    model, x = build(), _data(12, 8)
+    with kf.ModelParallel(MESH, rules=RULES, batch_axes="data", strict=True).scope():
+        model.compile("sgd", "mse")
+        try:
+            model.fit(x, x[:, :3], verbose=0)
+        except kf.FlowError as error:
+            assert "strict=False" in str(error), error
+        else:
+            raise AssertionError("strict=True gave up all layouts")
+
+
+def made_of_others() -> None:
+    """What DTensor has no rule for, and is made of operations that it has rules for, stays split, without a word."""
+
+    def mixed(h: tf.Tensor) -> tf.Tensor:
+        pairs = ops.tril(h[:, :, None] * ops.roll(h, 3, -1)[:, None])
+        smooth = ops.softplus(h) + ops.softsign(h) * ops.i0(h) + ops.cumprod(1 + h / 9, -1)
+        found = ops.one_hot(ops.argmin(h, -1), 8) + ops.one_hot(ops.argmin(ops.cast(9 * h, "int32"), -1), 8)
+        return ops.flip(smooth, -1) + h[:, ::-1] * found + ops.sum(pairs, -1)
+
+    def build() -> keras.Model:
+        inputs = layers.Input((8,))
+        h = layers.Lambda(mixed)(layers.Dense(8, name="up")(inputs))
+        h = layers.Bidirectional(layers.GRU(4))(layers.Reshape((4, 2))(h))
+        return keras.Model(inputs, layers.Dense(3, name="out")(h))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kf.FlowWarning)
+        _compare(build, _data(24, 8), places={"dp4": _places()["dp4"]})
+    _compare(build, _data(24, 8))
+
+
+def one_of_its_kind() -> None:
+    """Where DTensor fails on one operation, others of its type stay split; recurrent convolutions never fail."""
+
+    def build() -> keras.Model:
+        tokens = layers.Input((6,), dtype="int32")
+        h = layers.Dense(8, name="up")(layers.Embedding(12, 8, name="table")(tokens))
+        h = layers.Lambda(lambda h: keras.random.shuffle(h, axis=1, seed=3), name="shuffled")(h)
+        h = layers.ConvLSTM1D(4, 3, padding="same", name="steps")(h[:, :, :, None])
+        return keras.Model(tokens, layers.Dense(3, name="out")(layers.Flatten()(h)))
+
+    places = {name: place for name, place in _places().items() if name == "dp4"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _compare(build, np.random.default_rng(0).integers(0, 12, (24, 6)).astype("int32"), places=places)
+    texts = [str(warning.message) for warning in said if issubclass(warning.category, kf.FlowWarning)]
+    assert [text.partition(":")[0] for text in texts] == ["shuffled"], texts
+    assert "operation GatherV2" in texts[0], texts
+
+
+def counted_categories() -> None:
+    """Encoded categories stay split by rows, without a word."""
+
+    def build() -> keras.Model:
+        inputs = layers.Input((6,), dtype="int32")
+        encoded = [layers.CategoryEncoding(10, mode)(inputs) for mode in ("multi_hot", "count")]
+        return keras.Model(inputs, layers.Dense(3, name="out")(layers.concatenate(encoded)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kf.FlowWarning)
+        places = {name: place for name, place in _places().items() if "2x2" not in name}
+        _compare(build, np.random.default_rng(0).integers(0, 12, (24, 6)).astype("int32"), places=places)
 
 
 class Grouped(layers.Layer):
@@ -251,7 +348,12 @@ PROGRAMS = {
         sorted_features,
         experts,
         convolutions,
+        windows,
         whole_on_every_rank,
+        on_one_device,
+        made_of_others,
+        one_of_its_kind,
+        counted_categories,
         grouped_attention,
         failed_steps,
         called_after_build,

@@ -84,3 +84,27 @@ def a_subclassed_model_can_be_called_before_it_is_trained() -> None:
             found = called(build)
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@check
+def a_layer_that_assigns_its_weights_is_trained_as_on_one_device() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    def updates() -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        dense = keras.layers.Dense(8, name="inner")
+        model = keras.Sequential([keras.Input((8,)), keras.layers.SpectralNormalization(dense), keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+        before = [np.array(value) for value in model.get_weights()]
+        model.fit(X, X[:, :4], batch_size=8, verbose=0)
+        return [after - value for after, value in zip(model.get_weights(), before, strict=True)]
+
+    expected = updates()
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    for distribution in (kf.ModelParallel(placement), kf.DataParallel()):
+        with distribution.scope():
+            found = updates()
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

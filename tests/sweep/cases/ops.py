@@ -46,6 +46,8 @@ _BINARY = (
     "greater_equal less less_equal logaddexp logaddexp2 hypot heaviside logical_and logical_or logical_xor isclose "
     "floor_divide fmod mod"
 ).split()
+#: of these the gradient is zero, and torch has none
+_STEPS = ("heaviside", "floor_divide")
 _INTEGER = "bitwise_and bitwise_or bitwise_xor gcd lcm"
 _SHIFTS = "bitwise_left_shift bitwise_right_shift left_shift right_shift"
 
@@ -64,6 +66,14 @@ def _call(name: str, **kwargs: Any) -> Callable[[Any], Any]:
     return lambda x: getattr(ops, name)(x, **kwargs)
 
 
+def _binary(name: str) -> Callable[[Any], Any]:
+    function = getattr(ops, name)
+    held = ops.stop_gradient if name in _STEPS else lambda x: x
+    # a quotient of next to nothing would let the model diverge
+    size = ops.abs if "divide" in name else lambda x: x
+    return lambda x: function(held(x), size(ops.roll(held(x), 1, axis=-1)) + 0.3)
+
+
 def _with_axis(name: str) -> list[Piece]:
     keeps_rows = name in _KEEPS_SHAPE and name != "diff"
     rows = op(f"{name}[rows]", _call(name, axis=0)) if keeps_rows else None
@@ -80,12 +90,15 @@ def _reduced_rows(name: str) -> Callable[[Any], Any]:
 
 
 def _unary() -> list[Piece]:
-    own = {"cast_float": lambda x: ops.cast(x, "float16")}
+    own = {
+        "cast_float": lambda x: ops.cast(x, "float16"),
+        "imag": lambda x: ops.imag(ops.view_as_complex(ops.reshape(x, (-1, 4, 2)))),
+    }
     whole = set(_WITH_AXIS) - {"argsort", "sort", "diff", *(_KEEPS_SHAPE)}
     made = []
     for name in _UNARY:
         if name in own:
-            made.append(op("cast", own[name]))
+            made.append(op(name.removesuffix("_float"), own[name]))
         elif name == "ravel" or name in ("cumsum", "cumprod", "nancumsum", "nancumprod"):
             # flattens rows and features into one dim
             made.append(op(name, lambda x, f=_call(name): ops.reshape(f(x), (-1, x.shape[-1]))))
@@ -214,7 +227,11 @@ def _reductions() -> list[Piece]:
         op("moments", lambda x: ops.moments(x, axes=[1])),
         op("moments[rows]", lambda x: ops.moments(x, axes=[0]), reduces=True),
         op("bincount[rows]", lambda x: ops.bincount(_whole(x), minlength=8)),
-        op("histogram", lambda x: ops.histogram(x, bins=5, range=(-2.0, 2.0))[0], reduces=True),
+        op(
+            "histogram",
+            lambda x: ops.histogram(ops.stop_gradient(ops.reshape(x, (-1,))), bins=5, range=(-2.0, 2.0))[0],
+            reduces=True,
+        ),
         op("digitize", lambda x: ops.digitize(x, ops.convert_to_tensor([-1.0, 0.0, 1.0]))),
         op("searchsorted", lambda x: ops.searchsorted(ops.arange(4.0), ops.reshape(x, (-1,)))[:, None], (1,)),
         op("searchsorted[rows]", lambda x: ops.searchsorted(ops.sort(x[:, 0]), ops.arange(3.0)), reduces=True),
@@ -240,7 +257,7 @@ def _reductions() -> list[Piece]:
         op("psnr", lambda x: ops.psnr(x, x * 0.5, 2.0), reduces=True),
         op("unique", lambda x: ops.sum(ops.unique(_whole(x), size=8, fill_value=0)), reduces=True),
         op("nonzero", lambda x: ops.sum(ops.cast(ops.nonzero(x)[1], "float32")), reduces=True),
-        op("vdot", lambda x: ops.vdot(x, x * x), reduces=True),
+        op("vdot", lambda x: ops.vdot(ops.reshape(x, (-1,)), ops.reshape(x * x, (-1,))), reduces=True),
         op("outer", lambda x: ops.outer(ops.mean(x, axis=0), ops.arange(3.0)), reduces=True),
         op("kron", lambda x: ops.kron(ops.mean(x, axis=0, keepdims=True), ops.eye(2)), reduces=True),
     ]
@@ -371,7 +388,7 @@ PIECES: tuple[Piece, ...] = (
     *(op(name, lambda x, f=getattr(ops, name): f(ops.abs(x) + 0.5)) for name in _POSITIVE.split()),
     *(op(name, lambda x, f=getattr(ops, name): f(ops.tanh(x) * 0.9)) for name in _UNIT.split()),
     *(op(name, lambda x, f=getattr(ops, name): f(ops.abs(x) + 1.5)) for name in _ABOVE_ONE.split()),
-    *(op(name, lambda x, f=getattr(ops, name): f(x, ops.roll(x, 1, axis=-1) + 0.3)) for name in _BINARY),
+    *(op(name, _binary(name)) for name in _BINARY),
     *(op(name, lambda x, f=getattr(ops, name): f(_whole(x), _whole(x * 2.0) + 1)) for name in _INTEGER.split()),
     *(op(name, lambda x, f=getattr(ops, name): f(_whole(x), _whole(x) // 4)) for name in _SHIFTS.split()),
     *(op(name, lambda x, f=getattr(ops, name): f(_whole(x))) for name in ("bitwise_not", "bitwise_invert")),

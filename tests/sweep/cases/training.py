@@ -55,9 +55,8 @@ _LOSSES = {
     "positive": "MeanAbsolutePercentageError MeanSquaredLogarithmicError Poisson",
     "binary": "BinaryCrossentropy BinaryFocalCrossentropy Dice Tversky",
     "signs": "Hinge SquaredHinge",
-    "categories": "CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalGeneralizedCrossEntropy "
-    "CategoricalHinge",
-    "sparse": "SparseCategoricalCrossentropy Circle",
+    "categories": "CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalHinge",
+    "sparse": "CategoricalGeneralizedCrossEntropy SparseCategoricalCrossentropy Circle",
     "distributions": "KLDivergence",
 }
 _METRICS: dict[str, dict[str, dict[str, Any]]] = {

@@ -1,0 +1,128 @@
+"""Operations that DTensor has no rule for, made of those that it splits: otherwise every rank would gather all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+
+
+def argmin(
+    original: Callable[..., tf.Tensor],
+    input: Any,
+    axis: int | None = None,
+    output_type: Any = tf.int64,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.argmin` as the largest of what is ordered the other way round: `~x` has no overflow as `-x` has."""
+    input = tf.convert_to_tensor(input)
+    if input.dtype.is_floating:
+        return tf.argmax(-input, axis, output_type, name)
+    if input.dtype.is_integer:
+        return tf.argmax(tf.bitwise.invert(input), axis, output_type, name)
+    return original(input, axis, output_type, name)
+
+
+def reverse(
+    original: Callable[..., tf.Tensor], tensor: Any, axis: Any, name: str | None = None, **kwargs: Any
+) -> tf.Tensor:
+    """`tf.reverse` as a lookup along each dim, which is whole; its gradient is the same."""
+    tensor, dims = tf.convert_to_tensor(tensor), known_value(axis)
+    if dims is None or not tensor.shape.rank:
+        return original(tensor, axis, name)
+    for dim in np.ravel(dims):
+        tensor = _reversed(original, tensor, int(dim) % cast(int, tensor.shape.rank))
+    return tensor
+
+
+def _reversed(original: Callable[..., tf.Tensor], tensor: tf.Tensor, dim: int) -> tf.Tensor:
+    length = tensor.shape[dim]
+    if length is None:
+        return original(tensor, [dim])
+
+    def looked_up(values: tf.Tensor) -> tf.Tensor:
+        backwards = tf.constant(np.arange(length)[::-1].copy(), tf.int32)
+        return cast("tf.Tensor", whole_dims(tf.gather(whole_dims(values, (dim,)), backwards, axis=dim), (dim,)))
+
+    @tf.custom_gradient
+    def reversed_(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        return looked_up(values), looked_up
+
+    return cast("tf.Tensor", reversed_(tensor))
+
+
+def roll(original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.roll` as the end of each dim before its beginning."""
+    input, shifts, dims = tf.convert_to_tensor(input), known_value(shift), known_value(axis)
+    if shifts is None or dims is None or not input.shape.is_fully_defined():
+        return original(input, shift, axis, name)
+    for places, dim in np.broadcast(shifts, dims):
+        length = input.shape[int(dim)]
+        cut = -int(places) % length if length else 0
+        if cut:
+            input = tf.concat(tf.split(input, [cut, length - cut], int(dim))[::-1], int(dim))
+    return tf.identity(input, name)
+
+
+def band_part(
+    original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
+) -> tf.Tensor:
+    """`tf.linalg.band_part` as a choice by a constant mask."""
+    input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
+    if lower is None or upper is None or None in input.shape[-2:].as_list():
+        return original(input, num_lower, num_upper, name)
+    below = np.subtract.outer(*map(np.arange, input.shape[-2:].as_list()))
+    inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
+    return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
+
+
+def cumprod(
+    original: Callable[..., tf.Tensor],
+    x: Any,
+    axis: int = 0,
+    exclusive: bool = False,
+    reverse: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.math.cumprod` by doubling (Hillis and Steele, 1986): each step multiplies by what is 1, 2, 4 ... before.
+
+    Example:
+        `[a, b, c, d] -> [a, ab, bc, cd] -> [a, ab, abc, abcd]`.
+    """
+    x = tf.convert_to_tensor(x)
+    length = x.shape[axis] if x.shape.rank else None
+    if exclusive or reverse or length is None:
+        return original(x, axis, exclusive, reverse, name)
+    x, distance = cast("tf.Tensor", whole_dims(x, (axis,))), 1
+    while distance < length:
+        first, _ = tf.split(x, [length - distance, distance], axis)
+        pads: Sequence = [(distance, 0) if dim == axis % x.shape.rank else (0, 0) for dim in range(x.shape.rank)]
+        x = x * tf.pad(first, pads, constant_values=1)
+        distance *= 2
+    return x
+
+
+def bessel_i0(original: Callable[..., tf.Tensor], x: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.math.bessel_i0` by its scaled form, whose gradient has a rule."""
+    x = tf.convert_to_tensor(x)
+    return tf.exp(tf.abs(x)) * tf.math.bessel_i0e(x)
+
+
+def softplus(original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.math.softplus` with a gradient by the sigmoid."""
+
+    @tf.custom_gradient
+    def smooth(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        return original(values, name=name), lambda upstream: upstream * tf.sigmoid(values)
+
+    return cast("tf.Tensor", smooth(tf.convert_to_tensor(features)))
+
+
+def softsign(original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.nn.softsign` by its formula."""
+    features = tf.convert_to_tensor(features)
+    return features / (1 + tf.abs(features))

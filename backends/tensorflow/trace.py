@@ -1,0 +1,150 @@
+"""What a step was traced to: the layers that made its operations, and which of those every rank computes whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.core.framework import attr_value_pb2
+
+from keras_flow.backends.tensorflow import spmd
+from keras_flow.errors import FlowError
+
+#: attribute of an operation that holds its name: DTensor prints attributes in its errors, and no names
+NAME_ATTRIBUTE = "_keras_flow_name"
+#: operations with which DTensor fails late or ends the process (TensorFlow 2.21), and why
+_IMPOSSIBLE = {
+    "Where": "its shape depends on its values",
+    "LookupTableFindV2": "its table lies on no mesh",
+    "LookupTableSizeV2": "its table lies on no mesh",
+}
+_GRADIENT = "gradient_tape/"
+#: after so many failures of one type of operation all of that type are whole, so that steps are not traced endlessly
+_MOST_FAILURES = 2
+
+
+@dataclass
+class Whole:
+    """The operations of a step that get whole inputs, because DTensor failed on them.
+
+    Attributes:
+        names: name of an operation -> its type.
+        types: types of which every operation is whole.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    types: set[str] = field(default_factory=set)
+
+    def __contains__(self, operation: tuple[str, str]) -> bool:
+        """Whether an operation, by type and name, is whole."""
+        op_type, name = operation
+        return op_type in self.types or name in self.names
+
+    def add(self, op_type: str, name: str | None) -> bool:
+        """Note that DTensor failed on an operation; whether something changed, so that the step may be tried again."""
+        if op_type in self.types:
+            return False
+        if name is None or name in self.names or Counter(self.names.values())[op_type] + 1 >= _MOST_FAILURES:
+            self.types.add(op_type)
+        else:
+            self.names[name] = op_type
+        return True
+
+
+@dataclass
+class Trace:
+    """The operations of one traced step.
+
+    Attributes:
+        layers: name of an operation -> the path of its layer ("" outside of all) and its type.
+        without_rule: path and type of each operation that has no rule, and reads more than constants and scalars.
+        scopes: name scope of the graph -> path of the layer whose call made operations in it.
+        given_up: path and type of the operation at which the trace was given up, and why.
+        rows_are_split: whether the rows of the batch are; if not, every rank computes all.
+    """
+
+    layers: dict[str, tuple[str, str]] = field(default_factory=dict)
+    without_rule: dict[tuple[str, str], None] = field(default_factory=dict)
+    scopes: dict[str, str] = field(default_factory=dict)
+    given_up: tuple[str, str, str] | None = None
+    rows_are_split: bool = False
+
+    def layer_of(self, scope: str) -> str:
+        """The path of the layer whose call, or the gradient of whose call, makes operations in a name scope."""
+        if path := _layer_in_call():
+            return path
+        # the scope of a gradient names that of the operation it is the gradient of
+        scope = scope.partition(_GRADIENT)[2] or scope
+        while scope and scope not in self.scopes:
+            scope = scope.rpartition("/")[0]
+        return self.scopes.get(scope, "")
+
+
+class GivenUp(FlowError):
+    """The trace of a step is given up at an operation of this type."""
+
+
+_current: ContextVar[Trace | None] = ContextVar("keras_flow_trace", default=None)
+
+
+@contextmanager
+def tracing(rows_are_split: bool) -> Iterator[Trace]:
+    """A step is traced inside."""
+    token = _current.set(trace := Trace(rows_are_split=rows_are_split))
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def rows_are_split() -> bool:
+    """Whether the step that is being traced computes a batch whose rows are split."""
+    trace = _current.get()
+    return trace is not None and trace.rows_are_split
+
+
+def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
+    """An operation will be made in the step that is being traced: it may run whole where it has no rule.
+
+    Raises:
+        GivenUp: DTensor could not partition the step.
+    """
+    if op_type not in spmd.WITH_RULE:
+        spmd.allow_whole_operation(op_type)
+    trace = _current.get()
+    if trace is None:
+        return
+    path = trace.layer_of(graph.get_name_scope())
+    if op_type in _IMPOSSIBLE:
+        trace.given_up = path, op_type, _IMPOSSIBLE[op_type]
+        raise GivenUp(op_type)
+    if op_type not in spmd.WITH_RULE and any(_is_data(value) for value in inputs):
+        trace.without_rule[path, op_type] = None
+
+
+def after(operation: tf.Operation) -> None:
+    """An operation was made: an error of DTensor will tell its name, and the trace its layer."""
+    # private; checked with TensorFlow 2.21
+    operation._set_attr(NAME_ATTRIBUTE, attr_value_pb2.AttrValue(s=operation.name.encode()))
+    if (trace := _current.get()) is not None:
+        scope = operation.name.rpartition("/")[0]
+        trace.layers[operation.name] = trace.layer_of(scope), operation.type
+        if path := _layer_in_call():
+            trace.scopes[scope] = path
+
+
+def _layer_in_call() -> str:
+    """The path of the innermost layer whose call is running. Keras's scopes hold their layers; private, Keras 3.15."""
+    for scope in reversed(global_state.get_global_attribute("name_scope_stack") or ()):
+        if scope.caller is not None:
+            return getattr(scope.caller, "path", None) or scope.name
+    return ""
+
+
+def _is_data(value: tf.Tensor) -> bool:
+    return bool(value.shape.rank) and value.shape.num_elements() != 1 and tf.get_static_value(value) is None

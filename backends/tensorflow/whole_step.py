@@ -1,0 +1,95 @@
+"""The last resort for a step that DTensor cannot partition: one device computes it, from gathered weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.distribution import distribution_lib
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from tensorflow.experimental import dtensor
+
+from keras_flow.backends.tensorflow.data import to_tensors
+from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow.variables import from_host, to_host
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.distributions.models import all_variables
+
+
+class WholeStep:
+    """A step method of a model, compiled for the device of the first rank.
+
+    Each call gathers the variables into plain copies, lets Keras's step work on these without any distribution and lays
+    what changed on the mesh again.
+
+    Args:
+        model: the model.
+        step: `train_step`, `test_step` or `predict_step`.
+        distribution: whose layouts the variables keep.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable, distribution: FlowDistribution):
+        self.model = model
+        self.device = rank_devices()[distribution.placement.ranks[0]]
+        self._function = tf.function(tf.autograph.experimental.do_not_convert(step), reduce_retracing=True)
+        self._copies: dict[int, tf.Variable] = {}
+
+    def __call__(self, data: object) -> object:
+        """Run the step on a host batch; the results are plain tensors."""
+        held = distribution_lib.distribution()
+        on_mesh = (variable for variable in _variables(self.model) if isinstance(variable._value, dtensor.DVariable))
+        variables = list({id(variable): variable for variable in on_mesh}.values())
+        values = [to_host(variable._value) for variable in variables]
+        copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]
+        distribution_lib.set_distribution(None)
+        try:
+            with _standing_in(variables, copies), tf.device(self.device):
+                outputs = self._function(to_tensors(data, self.model))
+        finally:
+            distribution_lib.set_distribution(held)
+        for variable, before, copy in zip(variables, values, copies, strict=True):
+            after = copy.numpy()
+            if after.tobytes() != before.tobytes():
+                target = variable._value
+                target.assign(from_host(after, target.layout, target.dtype))
+        return outputs
+
+    def _copy(self, variable: keras.Variable, value: np.ndarray) -> tf.Variable:
+        if id(variable) not in self._copies:
+            with tf.init_scope(), tf.device(self.device):
+                copy = tf.Variable(
+                    tf.constant(value), dtype=variable._dtype, trainable=variable.trainable, name=variable.name
+                )
+            # optimizers find their slots by it; private, TensorFlow 2.21 and Keras 3.15
+            copy._unique_id = variable._value._unique_id  # type: ignore[attr-defined]
+            self._copies[id(variable)] = copy
+        self._copies[id(variable)].assign(value)
+        return self._copies[id(variable)]
+
+
+def _variables(model: keras.Model) -> Iterator[keras.Variable]:
+    """All that a step may read or change: of the model, its metrics, its optimizers, and Keras's own seeds."""
+    yield from all_variables(model)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        yield from optimizer.variables
+    seeds = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    if seeds is not None:
+        yield seeds.state
+
+
+@contextmanager
+def _standing_in(variables: list[keras.Variable], copies: list[tf.Variable]) -> Iterator[None]:
+    """The variables have plain values inside."""
+    values = [variable._value for variable in variables]
+    for variable, copy in zip(variables, copies, strict=True):
+        variable._value = copy
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable._value = value

@@ -1,0 +1,152 @@
+"""Depthwise convolutions and average pools as sums over the positions of their window, which DTensor splits by rows.
+
+It has no rule for their gradients (DepthwiseConv2dNativeBackpropFilter, AvgPoolGrad): every rank would gather all rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend import standardize_data_format
+from keras.src.backend.tensorflow import nn
+
+from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve
+from keras_flow.backends.tensorflow.operations import by_rows
+
+#: larger windows are left to TensorFlow: a step would have several operations for each position
+_MOST_POSITIONS = 27
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that slides over the spatial dims of a tensor [rows, *lengths, channels].
+
+    Attributes:
+        lengths: of the tensor.
+        sizes: positions of the window along each dim.
+        strides: steps of the window.
+        rates: distances of its positions.
+        is_same: whether the tensor is padded, so that there is an output for each stride.
+    """
+
+    lengths: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    rates: tuple[int, ...]
+    is_same: bool
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Places of the window along each dim."""
+        if self.is_same:
+            return tuple(math.ceil(a / b) for a, b in zip(self.lengths, self.strides, strict=True))
+        dims = zip(self.lengths, self.sizes, self.strides, self.rates, strict=True)
+        return tuple((length - (size - 1) * rate - 1) // stride + 1 for length, size, stride, rate in dims)
+
+    @property
+    def padding(self) -> list[tuple[int, int]]:
+        """Zeros before and after each dim."""
+        dims = zip(self.lengths, self.outputs, self.sizes, self.strides, self.rates, strict=True)
+        totals = [max((n - 1) * stride + (size - 1) * rate + 1 - length, 0) for length, n, size, stride, rate in dims]
+        return [(total // 2, total - total // 2) if self.is_same else (0, 0) for total in totals]
+
+    def positions(self, inputs: tf.Tensor) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
+        """Each position of the window, with what lies there at all places: [rows, *outputs, channels]."""
+        if any(map(any, self.padding)):
+            inputs = tf.pad(inputs, [(0, 0), *self.padding, (0, 0)])
+        for position in itertools.product(*map(range, self.sizes)):
+            dims = zip(position, self.outputs, self.strides, self.rates, strict=True)
+            cuts = (slice(at * rate, at * rate + (n - 1) * stride + 1, stride) for at, n, stride, rate in dims)
+            yield position, inputs[(slice(None), *cuts, slice(None))]
+
+    def counts(self) -> np.ndarray:
+        """Entries of the tensor in the window at each place, without padding: [1, *outputs, 1]."""
+        counts = np.ones(())
+        for dim, (length, size) in enumerate(zip(self.lengths, self.sizes, strict=True)):
+            first = np.arange(self.outputs[dim]) * self.strides[dim] - self.padding[dim][0]
+            inside = [(first + at >= 0) & (first + at < length) for at in range(size)]
+            counts = np.multiply.outer(counts, np.sum(inside, axis=0))
+        return counts[None, ..., None]
+
+
+def depthwise(
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    kernel: tf.Tensor | keras.Variable,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> tf.Tensor:
+    """`depthwise_conv` with a kernel [*sizes, channels, multiplier]."""
+    inputs, kernel = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
+    sizes = tuple(cast("list[int]", kernel.shape.as_list()))[:-2]
+    window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
+    if window is None:
+        return convolve(original, inputs, kernel, strides, padding, data_format, dilation_rate)
+    products = [part[..., None] * kernel[at] for at, part in window.positions(by_rows(inputs))]
+    total = functools.reduce(tf.add, products)
+    return by_rows(tf.reshape(total, [inputs.shape[0], *window.outputs, kernel.shape[-2] * kernel.shape[-1]]))
+
+
+def separable(
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    depthwise_kernel: tf.Tensor | keras.Variable,
+    pointwise_kernel: tf.Tensor | keras.Variable,
+    strides: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+) -> tf.Tensor:
+    """`separable_conv` as the two convolutions that it is, both of which have hooks of their own."""
+    if standardize_data_format(data_format) != "channels_last":
+        parts = (depthwise_kernel, pointwise_kernel, strides, padding, data_format, dilation_rate)
+        return by_rows_only(original, inputs, *parts)
+    between = nn.depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)
+    return nn.conv(between, pointwise_kernel, 1, "valid", data_format)
+
+
+def average_pool(
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    pool_size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> tf.Tensor:
+    """`average_pool`: padding does not count."""
+    inputs = tf.convert_to_tensor(inputs)
+    window = _window(inputs, pool_size, strides or pool_size, 1, padding, data_format)
+    if window is None:
+        return by_rows_only(original, inputs, pool_size, strides, padding, data_format)
+    total = functools.reduce(tf.add, [part for _, part in window.positions(by_rows(inputs))])
+    return by_rows(total / tf.constant(window.counts(), total.dtype))
+
+
+def _window(
+    inputs: tf.Tensor,
+    sizes: int | Sequence[int],
+    strides: int | Sequence[int],
+    rates: int | Sequence[int],
+    padding: str,
+    data_format: str | None,
+) -> Window | None:
+    """The window; None where it is large, or shapes are not known."""
+    if standardize_data_format(data_format) != "channels_last" or not inputs.shape.is_fully_defined():
+        return None
+    lengths = tuple(cast("list[int]", inputs.shape.as_list()))[1:-1]
+
+    def each(value: int | Sequence[int]) -> tuple[int, ...]:
+        return (value,) * len(lengths) if isinstance(value, int) else tuple(value)
+
+    window = Window(lengths, each(sizes), each(strides), each(rates), padding.lower() == "same")
+    return window if math.prod(window.sizes) <= _MOST_POSITIONS and min(window.outputs) > 0 else None
