@@ -23,9 +23,12 @@ demo: venv
 test: venv
 	$(BIN)/python -m pytest -q
 
-# The suite, then the product of models, optimizers and options; writes docs/support.md. About 80 minutes on 2 cores.
+# The suite, then the product of models, optimizers and options; writes docs/features.md. About 80 minutes on 2 cores.
+# Then the sweep over Keras's public names, which writes docs/support.md and docs/support.csv. It goes on where it was stopped.
 test-full: test
 	$(BIN)/python -m tests.parity.support --product
+	$(BIN)/python -m tests.sweep.runner --out sweep-out
+	$(BIN)/python -m tests.sweep.support --from sweep-out
 
 lint: venv
 	$(BIN)/ruff check .

@@ -26,6 +26,7 @@ PARTS = {
     "files": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.backends.large_files"),
     "examples": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.small_examples"),
     "verify": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.verify.worker"),
+    "sweep": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.sweep.sample"),
     "tensors": dict.fromkeys(("numpy", "jax", "tensorflow", "torch"), "tests.tensors.worker"),
     # last: its counters stay in the engine
     "boxing": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.conformance.boxing_worker"),

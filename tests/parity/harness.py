@@ -28,7 +28,7 @@ class Case:
     """A program that must give the same numbers under every layout.
 
     Attributes:
-        name: what pytest and docs/support.md show.
+        name: what pytest and docs/features.md show.
         program: runs the model and records numbers; called once for each layout with the same seeds.
         features: the rows of the support table that this case stands for.
         rules: pattern -> dimension to split on the "model" axis, for tp4 and 2x2.

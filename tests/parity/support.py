@@ -1,6 +1,6 @@
 """The support table: what each backend does with each feature under each layout, from the grid's results.
 
-python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/support.md
+python -m tests.parity.support [--product]    runs the grid (and the product) and writes docs/features.md
 
 The product takes about 105 minutes of processor time; it says how far it is once a minute, and each backend has a time
 limit.
@@ -105,7 +105,7 @@ def _state(result: dict) -> tuple[str, str]:
 
 
 def page(all_cells: Sequence[Cell], product: Sequence[dict] = ()) -> str:
-    """docs/support.md, from the cells of the grid and the results of the product."""
+    """docs/features.md, from the cells of the grid and the results of the product."""
     mirrored = [cell for cell in all_cells if cell.layout == MIRRORED]
     all_cells = [cell for cell in all_cells if cell.layout != MIRRORED]
     by_key = {(cell.feature, cell.backend, cell.layout): cell for cell in all_cells}
@@ -134,7 +134,7 @@ def page(all_cells: Sequence[Cell], product: Sequence[dict] = ()) -> str:
             native = sum(cell.state == "native" for cell in own)
             shares.append(f"{backend} {native} of {len(own)} ({100 * native / len(own):.0f} %)")
     notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
-    return f"""# Support
+    return f"""# Features
 
 Written by `make test-full` from the parity grid (`tests/parity`): every row was run on every backend under dp4 (data
 parallel over 4 ranks), tp4 (tensor parallel over 4) and 2x2 (hybrid), and its numbers compared with one device. Three
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--product", action="store_true", help="run models x optimizers x options too")
     parser.add_argument("--only", default="", help="regular expression over the product's cases, for a trial")
     parser.add_argument("--limit", type=float, default=7200.0, help="seconds for the product of one backend")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs" / "support.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs" / "features.md")
     options = parser.parse_args(arguments)
     grids = [Grid(backend) for backend in BACKENDS]
     if options.product:

@@ -19,7 +19,7 @@ def test_numbers_of_one_device(grids, backend, case, layout):
     result = grids[backend].result(case, layout)
     if result["status"] == "refused":
         reason = support.refused_reason(backend, case, layout)
-        assert reason, f"refused, and docs/support.md does not say so: {result['error']}"
+        assert reason, f"refused, and docs/features.md does not say so: {result['error']}"
         assert reason in result["error"]
         return
     assert result["status"] == "ok", (

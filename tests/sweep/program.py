@@ -46,6 +46,8 @@ class Numbers:
 
 #: of the sweep's own layers around a piece: their shapes, and that `Apply` is a layer of a user's own
 _OF_THE_SWEEP = re.compile(r"branch\d+_(in|out)/|custom layer \(Apply\)")
+#: of all branches alike
+_OF_ROWS = re.compile(r"a batch of \d+ rows does not divide")
 
 
 def sorted_out(notes: set[str], count: int) -> tuple[list[set[str]], set[str]]:
@@ -63,17 +65,12 @@ def sorted_out(notes: set[str], count: int) -> tuple[list[set[str]], set[str]]:
         if branches:
             for place in branches:
                 own[place].add(text)
-        elif is_of_rows(note):
+        elif _OF_ROWS.search(note):
             for mine in own:
                 mine.add(text)
         else:
             of_any.add(text)
     return own, of_any
-
-
-def is_of_rows(note: str) -> bool:
-    """Whether it says that a number of rows does not divide, which has nothing to do with what computes them."""
-    return re.search(r"a batch of \d+ rows does not divide", note) is not None
 
 
 def distribution(setting: Setting) -> Any:

@@ -52,7 +52,7 @@ def run(backend: str, tasks: str, out: str, float64: bool) -> None:
         if writes:
             _add(out, {"begins": number})
         start = time.monotonic()
-        for lines in _task(tuple(task["names"]), task["setting"], references):
+        for lines in train(tuple(task["names"]), task["setting"], references):
             seconds = round((time.monotonic() - start) / len(lines), 2)
             for line in lines if writes else ():
                 _add(out, {"backend": backend, "float64": float64, "seconds": seconds, **line})
@@ -64,9 +64,9 @@ def _add(out: str, line: dict) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, Any]) -> Iterator[list[dict]]:
-    """The results of a group. Where it raises, or a note may be of any piece, of each of its halves; what is off in it is
-    looked at alone."""
+def train(names: tuple[str, ...], values: dict[str, str], references: dict[Any, Any]) -> Iterator[list[dict]]:
+    """The results of a group. Where it raises, or a note may be of any piece, of each of its halves; what is off in it
+    is looked at alone."""
     from keras_flow.errors import FlowError
     from tests.sweep import design, program
     from tests.sweep.cases import PIECES
@@ -79,7 +79,7 @@ def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
         if not halves:
             yield [_line(names[0], setting, state="one device", error=error)]
         for part in halves:
-            yield from _task(part, values, references)
+            yield from train(part, values, references)
         return
     _forget_what_was_said()
     numbers: Any = None
@@ -93,7 +93,7 @@ def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
         if not halves:
             yield [_line(names[0], setting, state=state, error=error)]
         for part in halves:
-            yield from _task(part, values, references)
+            yield from train(part, values, references)
         return
     over = _on_any_process(program.compare(reference, numbers))
     own, of_any = program.sorted_out(set().union(*_of_all_processes(numbers.notes)), len(names))
@@ -101,7 +101,7 @@ def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
         _explained[names[0]] = of_any
     elif of_any - set().union(*(_explained.get(name, set()) for name in names)):
         for part in halves:  # a note that names no branch: whose is it?
-            yield from _task(part, values, references)
+            yield from train(part, values, references)
         return
     off = [name for name in names if over[name]] if halves else []
     lines = [
@@ -118,7 +118,7 @@ def _task(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
     if lines:
         yield lines
     for name in off:
-        yield from _task((name,), values, references)
+        yield from train((name,), values, references)
 
 
 #: piece -> notes that name no branch, which it alone was seen to cause

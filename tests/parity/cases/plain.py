@@ -17,6 +17,7 @@ from keras import layers, ops
 from tests.parity.cases import data
 from tests.parity.cases.layers import MLP_RULES, TRANSFORMER_RULES, crossentropy, mlp_model, transformer_model
 from tests.parity.harness import Case, Run
+from tests.parity.support import LAYOUTS
 
 #: the fault that every model must show: the gradient of the variable in the middle counts twice
 DOUBLED = "one variable's gradient doubled"
@@ -149,4 +150,14 @@ def _weights(model: keras.Model) -> dict[str, np.ndarray]:
     }
 
 
-CASES = tuple(Case(f"plain SGD: {name}", _program(model), model.shows, model.rules) for name, model in MODELS.items())
+#: the hybrid layout has both kinds of gradients; the others are in the product of `make test-full`
+CASES = tuple(
+    Case(
+        f"plain SGD: {name}",
+        _program(model),
+        model.shows,
+        model.rules,
+        layouts=LAYOUTS if model.shows else ("2x2",),
+    )
+    for name, model in MODELS.items()
+)

@@ -253,7 +253,7 @@ WITHOUT = {
     "layers.JaxLayer": "wraps a function of JAX, on JAX and TensorFlow only",
     "layers.TorchModuleWrapper": "wraps a module of torch, on torch only",
     "layers.TFSMLayer": "reads a SavedModel of TensorFlow, for inference only",
-    "layers.StringLookup": "strings: docs/support.md",
-    "layers.TextVectorization": "strings: docs/support.md",
+    "layers.StringLookup": "strings: docs/features.md",
+    "layers.TextVectorization": "strings: docs/features.md",
     "layers.MaxNumBoundingBoxes": "works on dictionaries of boxes in input pipelines",
 }

@@ -1,0 +1,50 @@
+"""A random sample of the sweep, another one each day: what the tests run in a minute for each engine.
+
+SWEEP_DAY=2026-11-23 python -m pytest tests/sweep/test_sample.py      the sample of a day
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from tests.sweep.design import Setting, covering
+from tests.sweep.support import DOCS
+
+#: groups of pieces, and pieces in a group, that an engine trains in a minute
+GROUPS = {"jax": (2, 8), "tensorflow": (2, 6), "torch": (4, 8)}
+
+
+def day() -> str:
+    """The seed: today's date, or that of the environment variable SWEEP_DAY."""
+    return os.environ.setdefault("SWEEP_DAY", datetime.date.today().isoformat())
+
+
+def chosen(backend: str) -> list[tuple[tuple[str, ...], Setting]]:
+    """Groups of pieces and a setting for each, drawn from what docs/support.csv does not say to be refused."""
+    drawn = random.Random(f"{day()} {backend}")
+    with open(DOCS / "support.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["backend"] == backend]
+    names = sorted(row["name"] for row in rows if row["state"] in ("native", "broadcast", "fallback"))
+    names = [name for name in names if not name.startswith("optimizers.")]  # they train alone
+    groups, size = GROUPS[backend]
+    return [
+        (tuple(drawn.sample(names, min(size, len(names)))), drawn.choice(covering(drawn.randrange(12))))
+        for _ in range(groups)
+    ]
+
+
+def main() -> Iterator[tuple[str, dict]]:
+    """Train the sample on this rank: a result for each piece."""
+    import keras
+
+    from tests.sweep import worker
+
+    for names, setting in chosen(keras.backend.backend()):
+        for lines in worker.train(names, asdict(setting), {}):
+            for line in lines:
+                yield f"{line['name']}, {setting.name}", line

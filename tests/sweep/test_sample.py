@@ -1,0 +1,31 @@
+"""A random sample of Keras's public names has the numbers of one device; the whole is run by `make test-full`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import LIMIT, Job
+from tests.sweep import runner, sample
+from tests.sweep.design import Setting
+
+pytestmark = pytest.mark.timeout(3 * LIMIT)
+
+PART = "sweep"
+#: set before any job starts, for all its processes
+DAY = sample.day()
+
+
+@pytest.mark.parametrize("backend", runner.BACKENDS)
+def test_a_sample_has_the_numbers_of_one_device(backend: str, jobs: dict[str, Job], tmp_path: Path) -> None:
+    print(f"SWEEP_DAY={DAY}")
+    lines: list[dict] = list(jobs[backend].result(PART).values())  # type: ignore[attr-defined]
+    assert len(lines) >= 10
+    off = [line for line in lines if line["state"] == "wrong"]
+    tasks = [runner.Task((line["name"],), Setting(**line["setting"])) for line in off]
+    exact = tmp_path / "float64.jsonl"  # where float32 rounds more than the tolerance, float64 decides
+    runner.Sweep(backend, tasks, exact, float64=True).run()
+    bad = [line for line in lines if line["state"] in ("crash", "one device")]
+    bad += [line for line in runner.read(exact) if line["state"] != "right"]
+    assert bad == []
