@@ -255,6 +255,10 @@ class Backend(TensorEngine, Protocol):
         """Give back what `random_state` returned."""
         ...
 
+    def double_precision(self) -> AbstractContextManager[object]:
+        """Inside, the engine computes in float64 where it is asked to."""
+        ...
+
     # ---- hooks.py
     def hooks(self) -> Sequence[Hook]:
         """The places of Keras and of the engine that are wrapped, with reasons."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -85,3 +86,8 @@ def random_state() -> object:
 
 def set_random_state(state: object) -> None:
     """Nothing to set."""
+
+
+def double_precision() -> AbstractContextManager[object]:
+    """Without it JAX makes float32 of every float64."""
+    return jax.enable_x64(True)

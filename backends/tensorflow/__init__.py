@@ -31,6 +31,7 @@ class TensorFlowBackend:
     recover = staticmethod(trainer.recover)
     random_state = staticmethod(trainer.random_state)
     set_random_state = staticmethod(trainer.set_random_state)
+    double_precision = staticmethod(trainer.double_precision)
     hooks = staticmethod(hooks.hooks)
     devices_seen = staticmethod(probes.devices_seen)
     all_reduce = staticmethod(probes.all_reduce)

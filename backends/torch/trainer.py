@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -66,6 +68,11 @@ def set_random_state(state: object) -> None:
     torch.random.set_rng_state(host)
     for own in accelerators:
         torch.cuda.set_rng_state(own)
+
+
+def double_precision() -> AbstractContextManager[object]:
+    """Nothing to switch on."""
+    return contextlib.nullcontext()
 
 
 def make_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> object:

@@ -23,6 +23,9 @@ def verify(
     tolerance: Annotated[
         float | None, typer.Option(help="Of gradients and updates, relative; a tenth of it for losses and outputs.")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float64 verifies a copy of the model that computes in it, on both sides.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out backends not installed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -46,7 +49,7 @@ def verify(
     with Console(stderr=True).status("") as status:
         for name in names:
             status.update(f"{name}: one device, then {layout}")
-            results.append(verify_file(name, file, layout, batch_size, tolerance, seed))
+            results.append(verify_file(name, file, layout, batch_size, tolerance, dtype, seed))
             if not as_json:
                 console.print(results[-1])
     if as_json:

@@ -335,6 +335,7 @@ class FlowDistribution(distribution_lib.Distribution):
         sample_weight: object = None,
         *,
         tolerance: float | None = None,
+        dtype: str | None = None,
     ) -> Verification:
         """Prove on a model and a batch of yours that a step under this distribution has the numbers of one device.
 
@@ -347,18 +348,23 @@ class FlowDistribution(distribution_lib.Distribution):
         Args:
             model: a built and compiled model. One with a `train_step` of its own is verified as it is.
             x, y, sample_weight: one batch, as `train_on_batch` takes it: arrays, or structures of arrays, [rows, ...].
-            tolerance: of gradients and updates, relative to the largest element of the variable, and ten times that of
-                outputs, losses and metrics. None takes 1e-4, in half precision 16 units of rounding.
+            tolerance: of gradients and updates, relative to the largest element of the variable; outputs, losses and
+                metrics have a tenth of it. None takes 1e-4, in double precision 1e-5, in half precision 16 units of
+                rounding.
+            dtype: `"float64"` verifies a copy of the model that computes in it, on both sides: where rounding and a
+                small mistake look alike. (Keras 3.15 computes BatchNormalization, and on torch every matrix product, in
+                single precision also then.) None verifies the model as it is.
 
         Returns:
             A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.
 
         Raises:
-            FlowError: the model is not built or compiled, the batch does not fit it, or it has randomness of its own.
+            FlowError: the model is not built or compiled, the batch does not fit it, it has randomness of its own, or
+                it cannot be made anew in `dtype`.
         """
         from keras_flow.verify.run import verify
 
-        return verify(self, model, x, y, sample_weight, tolerance=tolerance)
+        return verify(self, model, x, y, sample_weight, tolerance=tolerance, dtype=dtype)
 
     @property
     def has_problems(self) -> bool:

@@ -26,6 +26,7 @@ class Job:
         layout: its name, as `keras-flow compare` takes it.
         batch_size: rows of the batch that is verified.
         tolerance: as of `dist.verify`; None takes its default.
+        dtype: as of `dist.verify`.
         seed: of the weights.
         out: file to which the result is written.
     """
@@ -34,12 +35,19 @@ class Job:
     layout: str
     batch_size: int
     tolerance: float | None
+    dtype: str | None
     seed: int
     out: str
 
 
 def verify_file(
-    backend: str, file: Path, layout: str, batch_size: int, tolerance: float | None, seed: int
+    backend: str,
+    file: Path,
+    layout: str,
+    batch_size: int,
+    tolerance: float | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
 ) -> Verification:
     """Verify a program's model under a layout on one backend.
 
@@ -48,7 +56,7 @@ def verify_file(
     """
     with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
         out = Path(folder) / "verification.json"
-        job = Job(str(file.resolve()), layout, batch_size, tolerance, seed, str(out))
+        job = Job(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, str(out))
         environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
         command = [sys.executable, "-m", "keras_flow.verify.file", json.dumps(vars(job))]
         try:
@@ -86,7 +94,7 @@ def run(job: Job) -> None:
         model = program.build_model(module)
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x))
-    found = distribution.verify(model, x, y, tolerance=job.tolerance)
+    found = distribution.verify(model, x, y, tolerance=job.tolerance, dtype=job.dtype)
     if env.process_index() == 0:
         Path(job.out).write_text(json.dumps(found.to_dict()))
 

@@ -38,6 +38,15 @@ class Batch:
         x, y, weight = (None if part is None else _cut(part, count) for part in (self.x, self.y, self.sample_weight))
         return Batch(x, y, weight, name)
 
+    def in_dtype(self, dtype: str) -> Batch:
+        """The same rows, floating-point numbers in `dtype`."""
+        parts = (None if part is None else _cast(part, dtype) for part in (self.x, self.y, self.sample_weight))
+        return Batch(*parts, name=self.name)
+
+
+def _cast(part: object, dtype: str) -> object:
+    return keras.tree.map_structure(lambda leaf: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf, part)
+
 
 def _cut(part: object, count: int) -> object:
     return keras.tree.map_structure(lambda leaf: leaf[:count], part)

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
 
 
+class RandomStates:
+    """Of Python, NumPy and the engine, as they are when it is made."""
+
+    def __init__(self) -> None:
+        self._states = random.getstate(), np.random.get_state(), backend().random_state()
+
+    def give_back(self) -> None:
+        """Set them as they were."""
+        python, numpy, engine = self._states
+        random.setstate(python)
+        np.random.set_state(numpy)
+        backend().set_random_state(engine)
+
+
 class State:
     """Values of a model's variables in host memory, and the random states of the process.
 
@@ -26,17 +40,14 @@ class State:
     def __init__(self, model: keras.Model):
         self.model = model
         self.values = [(variable, _host(variable)) for variable in _variables(model)]
-        self._random = (random.getstate(), np.random.get_state(), backend().random_state())
+        self._random = RandomStates()
 
     def give_back(self) -> None:
         """Set every variable that exists now to the value that it had; metrics made since start from zero."""
         self.model.reset_metrics()
         for variable, value in self.values:
             variable.assign(value)
-        python, numpy, engine = self._random
-        random.setstate(python)
-        np.random.set_state(numpy)
-        backend().set_random_state(engine)
+        self._random.give_back()
 
 
 def _variables(model: keras.Model) -> list[keras.Variable]:

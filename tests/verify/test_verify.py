@@ -31,6 +31,10 @@ def test_right_steps_are_proved_and_nothing_changes(found: dict) -> None:
     assert found["own step"]
 
 
+def test_double_precision_is_of_a_copy(found: dict) -> None:
+    assert found["double"] == {"ok": True, "is double": True, "as it was": True, "floatx": "float32"}
+
+
 def test_a_doubled_gradient_is_found_and_not_trained(found: dict) -> None:
     assert not found["fault"]["ok"]
     assert found["fault"]["worst"]["share"] > 1000
@@ -48,6 +52,8 @@ def test_refusals(found: dict) -> None:
     assert "equally many rows" in found["refused"]["rows"]
     assert "on one device either" in found["refused"]["features"]
     assert "randomness of its own" in found["refused"]["random"]
+    assert "dtype='int8' is none of ['float32', 'float64']" in found["refused"]["dtype"]
+    assert "Give its layers a get_config()" in found["refused"]["no configuration"]
     assert 'verify is None or "first_batch"' in found["refused"]["option"]
 
 

@@ -24,7 +24,10 @@ class Doubled(layers.Layer):
 
 
 class Unseeded(layers.Layer):
-    """NumPy's random numbers in `call`."""
+    """NumPy's random numbers in `call`, and no `get_config` that makes it anew."""
+
+    def __init__(self, what: str):
+        super().__init__()
 
     def call(self, x: Any) -> Any:
         return x * np.random.default_rng().random()
@@ -70,6 +73,21 @@ def _refused(call: Callable[[], object]) -> str:
     return ""
 
 
+def _in_double(distribution: Any) -> dict[str, Any]:
+    """A model of layers that compute in float64 where they are asked to, which BatchNormalization does not."""
+    with distribution.scope():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(8, "tanh", name="hidden"), layers.Dense(4)])
+        model.compile("adam", "mse")
+        model.fit(X, Y, verbose=0)
+        before = _state(model)
+    result = distribution.verify(model, X, Y, dtype="float64")
+    with distribution.scope():
+        same = [bool(np.array_equal(a, b)) for a, b in zip(before, _state(model), strict=True)]
+    worst = max(row["deviation"] for row in result.to_dict()["rows"])
+    limit = 1e-6 if keras.backend.backend() == "torch" else 1e-12  # Keras's matmul on torch is in single precision
+    return {"ok": result.ok, "is double": worst < limit, "as it was": all(same), "floatx": keras.config.floatx()}
+
+
 def main() -> dict[str, Any]:
     keras.utils.set_random_seed(3)
     found: dict[str, Any] = {}
@@ -83,6 +101,7 @@ def main() -> dict[str, Any]:
             same = [bool(np.array_equal(a, b)) for a, b in zip(before, _state(model), strict=True)]
             model.fit(X, Y, verbose=0)  # goes on
         found[name] = {"ok": result.ok, "rows": result.to_dict()["rows"], "as it was": all(same), "text": str(result)}
+    found["double"] = _in_double(_hybrid())
     distribution = _hybrid(verify="first_batch")
     with distribution.scope():
         wrong = _model(Doubled())
@@ -99,12 +118,14 @@ def main() -> dict[str, Any]:
     fine.fit((pair for pair in [(X[:8], Y[:8])] * 2), steps_per_epoch=2, verbose=0)  # both are there for `fit`
     found["steps of a generator"] = int(ops.convert_to_numpy(fine.optimizer.iterations))
     with distribution.scope():
-        unseeded = _model(Unseeded(), run_eagerly=True)
+        unseeded = _model(Unseeded("numbers"), run_eagerly=True)
     found["refused"] = {
         "not built": _refused(lambda: distribution.verify(keras.Sequential([layers.Dense(2)]), X, Y)),
         "rows": _refused(lambda: distribution.verify(fine, X, Y[:3])),
         "features": _refused(lambda: distribution.verify(fine, X[:, :3], Y)),
         "random": _refused(lambda: distribution.verify(unseeded, X, Y)),
+        "dtype": _refused(lambda: distribution.verify(fine, X, Y, dtype="int8")),
+        "no configuration": _refused(lambda: distribution.verify(unseeded, X, Y, dtype="float64")),
         "option": _refused(lambda: kf.DataParallel(verify="always")),
     }
     return found
