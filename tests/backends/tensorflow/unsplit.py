@@ -281,6 +281,30 @@ def grouped_attention() -> None:
     _compare(build, np.random.default_rng(0).integers(0, 32, (24, 6)).astype("int32"), places=places)
 
 
+def replicas_draw() -> None:
+    """MirroredStrategy: masks with a shape of their own, replicas with one row, and draws for all rows, refused."""
+
+    def build() -> keras.Model:
+        inputs = layers.Input((6, 8))
+        h = layers.Dropout(0.4, noise_shape=(None, 1, 8), seed=1)(layers.Dense(8, name="up")(inputs))
+        h = layers.Dropout(0.4, noise_shape=(1, 6, 8), seed=2)(layers.SpatialDropout1D(0.4, seed=3)(h))
+        return keras.Model(inputs, layers.Dense(3, name="out")(layers.Flatten()(h)))
+
+    places = {"mirrored": kf.DataParallel(strategy="mirrored")}
+    for rows in (4, 22):
+        _compare(build, _data(rows, 6, 8), places=places)
+    with kf.DataParallel(strategy="mirrored").scope():
+        image = layers.Input((4, 4, 3))
+        model = keras.Model(image, layers.Flatten()(layers.MixUp(name="mixed")(image)))
+        model.compile("sgd", "mse")
+        try:
+            model.fit(_data(8, 4, 4, 3), np.zeros((8, 48)), verbose=0)
+        except kf.FlowError as error:
+            assert "of layer 'mixed'" in str(error), error
+        else:
+            raise AssertionError("rows of one replica were mixed")
+
+
 def failed_steps() -> None:
     """A step that fails as it runs says why, and leaves the weights, the model and the process as they were."""
     x, y = np.zeros((16, 4), "int32"), _data(16, 3)
@@ -355,6 +379,7 @@ PROGRAMS = {
         one_of_its_kind,
         counted_categories,
         grouped_attention,
+        replicas_draw,
         failed_steps,
         called_after_build,
     )

@@ -155,7 +155,8 @@ def _preprocessing() -> list[Piece]:
         "RandomColorDegeneration": lambda: L.RandomColorDegeneration(0.3, (0, 1), seed=3),
         "RandomColorJitter": lambda: L.RandomColorJitter((0, 1), 0.2, 0.2, 0.2, 0.2, seed=3),
         "RandomContrast": lambda: L.RandomContrast(0.3, (0, 1), seed=3),
-        "RandomCrop": lambda: L.RandomCrop(6, 6, seed=3),
+        # Keras 3.15 crops in training only: what follows takes any size
+        "RandomCrop": lambda: _then(L.RandomCrop(6, 6, seed=3), L.GlobalAveragePooling2D()),
         "RandomElasticTransform": lambda: L.RandomElasticTransform(value_range=(0, 1), seed=3),
         "RandomErasing": lambda: L.RandomErasing(value_range=(0, 1), seed=3),
         "RandomFlip": lambda: L.RandomFlip(seed=3),
