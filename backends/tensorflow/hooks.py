@@ -416,6 +416,13 @@ def _replicas() -> Sequence[Hook]:
             for name in ("gamma", "beta", "binomial", "categorical", "shuffle")
         ),
         Hook(
+            "keras.src.backend.tensorflow.image",
+            "elastic_transform",
+            replica_math.refuse_draw,
+            "draws without Keras's random functions: the same on every replica",
+            when=replica_math.in_replica,
+        ),
+        Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization._moments",
             statistics.global_moments,

@@ -201,7 +201,7 @@ def refuse_draw(original: Callable[..., tf.Tensor], *args: object, **kwargs: obj
     layer = layer_in_call()
     of = "" if layer is None else f" of layer {getattr(layer, 'name', layer)!r} ({type(layer).__name__})"
     raise FlowError(
-        f'strategy="mirrored": keras.random.{original.__name__}{of} draws for the logical batch, and a replica sees '
+        f'strategy="mirrored": {original.__name__}{of} draws for the logical batch, and a replica sees '
         "its own rows only; use the default strategy (kf.DataParallel() without strategy)"
     )
 

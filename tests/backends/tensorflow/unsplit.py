@@ -189,7 +189,8 @@ def made_of_others() -> None:
         pairs = ops.tril(h[:, :, None] * ops.roll(h, 3, -1)[:, None])
         smooth = ops.softplus(h) + ops.softsign(h) * ops.i0(h) + ops.cumprod(1 + h / 9, -1)
         found = ops.one_hot(ops.argmin(h, -1), 8) + ops.one_hot(ops.argmin(ops.cast(9 * h, "int32"), -1), 8)
-        return ops.flip(smooth, -1) + h[:, ::-1] * found + ops.sum(pairs, -1)
+        pieces = ops.concatenate(ops.split(ops.rot90(pairs, axes=(1, 2)), [3], axis=-1)[::-1], -1)
+        return ops.mean(pieces, 1) + ops.flip(smooth, -1) + h[:, ::-1] * found + ops.sum(pairs, -1)
 
     def build() -> keras.Model:
         inputs = layers.Input((8,))
@@ -293,16 +294,17 @@ def replicas_draw() -> None:
     places = {"mirrored": kf.DataParallel(strategy="mirrored")}
     for rows in (4, 22):
         _compare(build, _data(rows, 6, 8), places=places)
-    with kf.DataParallel(strategy="mirrored").scope():
-        image = layers.Input((4, 4, 3))
-        model = keras.Model(image, layers.Flatten()(layers.MixUp(name="mixed")(image)))
-        model.compile("sgd", "mse")
-        try:
-            model.fit(_data(8, 4, 4, 3), np.zeros((8, 48)), verbose=0)
-        except kf.FlowError as error:
-            assert "of layer 'mixed'" in str(error), error
-        else:
-            raise AssertionError("rows of one replica were mixed")
+    for make in (layers.MixUp, layers.RandomElasticTransform):
+        with kf.DataParallel(strategy="mirrored").scope():
+            image = layers.Input((4, 4, 3))
+            model = keras.Model(image, layers.Flatten()(make(name="mixed")(image)))
+            model.compile("sgd", "mse")
+            try:
+                model.fit(_data(8, 4, 4, 3), np.zeros((8, 48)), verbose=0)
+            except kf.FlowError as error:
+                assert "of layer 'mixed'" in str(error), error
+            else:
+                raise AssertionError("a replica drew for all rows")
 
 
 def failed_steps() -> None:
