@@ -409,6 +409,19 @@ def _replicas() -> Sequence[Hook]:
             when=replica_math.in_replica,
         ),
         *(Hook(_RANDOM, name, replica_math.draw, "as dropout", when=replica_math.in_replica) for name in draws),
+        *(
+            Hook(
+                _RANDOM, name, replica_math.refuse_draw, "MixUp mixes rows of one replica", when=replica_math.in_replica
+            )
+            for name in ("gamma", "beta", "binomial", "categorical", "shuffle")
+        ),
+        Hook(
+            "keras.src.backend.tensorflow.image",
+            "elastic_transform",
+            replica_math.refuse_draw,
+            "draws without Keras's random functions: the same on every replica",
+            when=replica_math.in_replica,
+        ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization._moments",

@@ -346,6 +346,8 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     """
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank in (None, 0):
         return tensor
+    if _is_constant(tensor):  # whole anyway, and a shape that is made of it stays known
+        return tensor
     distribution = active()
     assert distribution is not None  # the hooks' condition
     ndim = tensor.shape.rank
@@ -357,6 +359,13 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     if kept is not None:
         specs[kept] = dtensor.MATCH
     return lay(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a value follows from constants; of integers those that shapes are computed from, by TensorFlow itself."""
+    if tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank == 1:
+        return smart_cond.smart_constant_value(tensor) is not None
+    return tf.get_static_value(tensor) is not None
 
 
 def _tensors(values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor | np.ndarray]:

@@ -18,6 +18,7 @@ from keras.src import ops
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses import loss as keras_loss
 
+from keras_flow.backends.tensorflow.trace import layer_in_call
 from keras_flow.errors import FlowError
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -174,13 +175,35 @@ def dropout(
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     words = cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
-    asked = keras_random._get_concrete_noise_shape(inputs, noise_shape) if noise_shape else ops.shape(inputs)
-    shape = list(cast("Sequence[int]", asked))
-    if noise_shape and shape[0] == 1:  # one mask for all rows
+    lengths = cast("Sequence[int]", ops.shape(inputs))
+    asked = noise_shape or [None] * len(lengths)
+    shape = [length if value is None else value for length, value in zip(lengths, asked, strict=True)]
+    if _is_for_all_rows(noise_shape):
         noise = tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype)
     else:
         noise = _own_rows(lambda whole: tf.random.stateless_uniform(whole, seed=words, dtype=inputs.dtype), shape)
     return tf.where(noise >= rate, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
+
+
+def _is_for_all_rows(noise_shape: Sequence[int | None] | None) -> bool:
+    """Whether all rows have one mask. On a replica with one row, a spatial dropout asks for the same shape."""
+    if not noise_shape or not isinstance(noise_shape[0], int) or noise_shape[0] != 1:
+        return False
+    return _here().count != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
+
+
+def refuse_draw(original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
+    """Draws that a replica cannot make from its own rows: an order of all rows, or values that may be one for all.
+
+    Raises:
+        FlowError: always.
+    """
+    layer = layer_in_call()
+    of = "" if layer is None else f" of layer {getattr(layer, 'name', layer)!r} ({type(layer).__name__})"
+    raise FlowError(
+        f'strategy="mirrored": {original.__name__}{of} draws for the logical batch, and a replica sees '
+        "its own rows only; use the default strategy (kf.DataParallel() without strategy)"
+    )
 
 
 def draw(original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object) -> tf.Tensor:

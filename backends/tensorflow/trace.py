@@ -76,7 +76,7 @@ class Trace:
 
     def layer_of(self, scope: str) -> str:
         """The path of the layer whose call, or the gradient of whose call, makes operations in a name scope."""
-        if path := _layer_in_call():
+        if path := _path_in_call():
             return path
         # the scope of a gradient names that of the operation it is the gradient of
         scope = scope.partition(_GRADIENT)[2] or scope
@@ -134,16 +134,19 @@ def after(operation: tf.Operation) -> None:
     if (trace := _current.get()) is not None:
         scope = operation.name.rpartition("/")[0]
         trace.layers[operation.name] = trace.layer_of(scope), operation.type
-        if path := _layer_in_call():
+        if path := _path_in_call():
             trace.scopes[scope] = path
 
 
-def _layer_in_call() -> str:
-    """The path of the innermost layer whose call is running. Keras's scopes hold their layers; private, Keras 3.15."""
-    for scope in reversed(global_state.get_global_attribute("name_scope_stack") or ()):
-        if scope.caller is not None:
-            return getattr(scope.caller, "path", None) or scope.name
-    return ""
+def layer_in_call() -> object:
+    """The innermost layer whose call is running. Keras's name scopes hold their layers; private, Keras 3.15."""
+    scopes = global_state.get_global_attribute("name_scope_stack") or ()
+    return next((scope.caller for scope in reversed(scopes) if scope.caller is not None), None)
+
+
+def _path_in_call() -> str:
+    layer = layer_in_call()
+    return getattr(layer, "path", None) or getattr(layer, "name", "")
 
 
 def _is_data(value: tf.Tensor) -> bool:

@@ -21,6 +21,7 @@ UNSPLIT = (
     "one_of_its_kind",
     "counted_categories",
     "grouped_attention",
+    "replicas_draw",
     "failed_steps",
     "called_after_build",
 )

@@ -189,7 +189,8 @@ def made_of_others() -> None:
         pairs = ops.tril(h[:, :, None] * ops.roll(h, 3, -1)[:, None])
         smooth = ops.softplus(h) + ops.softsign(h) * ops.i0(h) + ops.cumprod(1 + h / 9, -1)
         found = ops.one_hot(ops.argmin(h, -1), 8) + ops.one_hot(ops.argmin(ops.cast(9 * h, "int32"), -1), 8)
-        return ops.flip(smooth, -1) + h[:, ::-1] * found + ops.sum(pairs, -1)
+        pieces = ops.concatenate(ops.split(ops.rot90(pairs, axes=(1, 2)), [3], axis=-1)[::-1], -1)
+        return ops.mean(pieces, 1) + ops.flip(smooth, -1) + h[:, ::-1] * found + ops.sum(pairs, -1)
 
     def build() -> keras.Model:
         inputs = layers.Input((8,))
@@ -281,6 +282,31 @@ def grouped_attention() -> None:
     _compare(build, np.random.default_rng(0).integers(0, 32, (24, 6)).astype("int32"), places=places)
 
 
+def replicas_draw() -> None:
+    """MirroredStrategy: masks with a shape of their own, replicas with one row, and draws for all rows, refused."""
+
+    def build() -> keras.Model:
+        inputs = layers.Input((6, 8))
+        h = layers.Dropout(0.4, noise_shape=(None, 1, 8), seed=1)(layers.Dense(8, name="up")(inputs))
+        h = layers.Dropout(0.4, noise_shape=(1, 6, 8), seed=2)(layers.SpatialDropout1D(0.4, seed=3)(h))
+        return keras.Model(inputs, layers.Dense(3, name="out")(layers.Flatten()(h)))
+
+    places = {"mirrored": kf.DataParallel(strategy="mirrored")}
+    for rows in (4, 22):
+        _compare(build, _data(rows, 6, 8), places=places)
+    for make in (layers.MixUp, layers.RandomElasticTransform):
+        with kf.DataParallel(strategy="mirrored").scope():
+            image = layers.Input((4, 4, 3))
+            model = keras.Model(image, layers.Flatten()(make(name="mixed")(image)))
+            model.compile("sgd", "mse")
+            try:
+                model.fit(_data(8, 4, 4, 3), np.zeros((8, 48)), verbose=0)
+            except kf.FlowError as error:
+                assert "of layer 'mixed'" in str(error), error
+            else:
+                raise AssertionError("a replica drew for all rows")
+
+
 def failed_steps() -> None:
     """A step that fails as it runs says why, and leaves the weights, the model and the process as they were."""
     x, y = np.zeros((16, 4), "int32"), _data(16, 3)
@@ -355,6 +381,7 @@ PROGRAMS = {
         one_of_its_kind,
         counted_categories,
         grouped_attention,
+        replicas_draw,
         failed_steps,
         called_after_build,
     )

@@ -156,7 +156,7 @@ def _preprocessing() -> list[Piece]:
         "RandomColorDegeneration": lambda: L.RandomColorDegeneration(0.3, (0, 1), seed=3),
         "RandomColorJitter": lambda: L.RandomColorJitter((0, 1), 0.2, 0.2, 0.2, 0.2, seed=3),
         "RandomContrast": lambda: L.RandomContrast(0.3, (0, 1), seed=3),
-        # outside of training it crops nothing, and says another shape
+        # Keras 3.15 crops in training only: what follows takes any size
         "RandomCrop": lambda: _then(L.RandomCrop(6, 6, seed=3), L.GlobalAveragePooling2D()),
         "RandomElasticTransform": lambda: L.RandomElasticTransform(value_range=(0, 1), seed=3),
         "RandomErasing": lambda: L.RandomErasing(value_range=(0, 1), seed=3),
