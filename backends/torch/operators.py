@@ -120,6 +120,10 @@ def _register_windows() -> None:
     for dims in (2, 3):
         _register_like(getattr(aten, f"adaptive_max_pool{dims}d").default, tensors=1, outputs=2, last=dims)
         _register_like(getattr(aten, f"adaptive_max_pool{dims}d_backward").default, tensors=3, last=dims)
+    _register_like(aten._adaptive_avg_pool3d.default, tensors=1, last=3)
+    _register_like(aten._adaptive_avg_pool3d_backward.default, tensors=2, last=3)
+    _register_like(aten.im2col.default, tensors=1, last=2)
+    _register_like(aten.col2im.default, tensors=1, last=1)
     for dims in (1, 2, 3):
         for kind in ("replication", "reflection"):
             _register_like(getattr(aten, f"{kind}_pad{dims}d").default, tensors=1, last=dims)

@@ -10,6 +10,7 @@ import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
 from keras_flow.backends.torch.variables import holding
 from keras_flow.distributions.distribution import active
@@ -112,6 +113,7 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
     for index, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
         held = variable._value
         if not isinstance(held, DTensor) or grad is None:
+            out[index] = whole(grad)  # of a plain variable that was used beside DTensors
             continue
         if not isinstance(grad, DTensor):
             out[index] = layouts.from_full(grad, held.device_mesh, held.placements)

@@ -24,7 +24,9 @@ _LAYERS = _names(
     """InputLayer Dense Embedding ReversibleEmbedding Identity Masking Activation ReLU ELU LeakyReLU PReLU
     Conv1D Conv2D Conv3D Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D
     SeparableConv1D SeparableConv2D MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D
-    AveragePooling3D GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
+    AveragePooling3D AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D
+    AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D
+    GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
     GlobalMaxPooling2D GlobalMaxPooling3D Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise
     GaussianDropout Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D
     UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Add Subtract Multiply Average Maximum Minimum Attention

@@ -46,6 +46,7 @@ _NETWORKS = _names(
     nll_loss2d_forward nll_loss2d_backward max_pool1d_with_indices max_pool2d_with_indices
     max_pool2d_with_indices_backward max_pool3d_with_indices avg_pool2d avg_pool2d_backward avg_pool3d
     avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward native_dropout native_dropout_backward
+    _adaptive_avg_pool3d _adaptive_avg_pool3d_backward im2col col2im
     adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward
     replication_pad1d replication_pad2d replication_pad3d replication_pad1d_backward replication_pad2d_backward
     replication_pad3d_backward reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward

@@ -160,7 +160,8 @@ def _is_read_outside(made_by: Creator | None) -> bool:
 
 
 def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> PlacedLayout:
-    if _is_read_outside(creator()):
+    # weights that are trained (STFTSpectrogram has some) have gradients of own rows, which are summed as DTensors
+    if _is_read_outside(creator()) and not variable.trainable:
         keep_plain(variable)
     distribution = active()
     assert distribution is not None  # the hook's condition

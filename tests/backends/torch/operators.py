@@ -91,6 +91,9 @@ def _windows() -> Iterator[tuple[str, Callable]]:
         yield f"adaptive max {rows}", lambda x, place=place: nn.adaptive_max_pool2d(place(x), 2)
         yield f"replicated {rows}", lambda x, place=place: nn.pad(place(x), (1, 2, 2, 1), "replicate")
         yield f"reflected {rows}", lambda x, place=place: nn.pad(place(x), (1, 2, 2, 1), "reflect")
+        yield f"columns {rows}", lambda x, place=place: nn.unfold(place(x), 2)
+        yield f"folded {rows}", lambda x, place=place: nn.fold(nn.unfold(place(x), 2) ** 2, place(x).shape[-2:], 2)
+        yield f"3d {rows}", lambda x, place=place: nn.adaptive_avg_pool3d(place(x)[..., None] * _constant(3), 2)
     yield "shrink", lambda x: [nn.hardshrink(x, 0.3), nn.softshrink(x, 0.3)]
     yield "isin", lambda x: ops.cast(ops.isin(ops.cast(x * 2, "int32"), np.array([1, -1])), "float32") * x
     yield "floor_divide", lambda x: ops.floor_divide(ops.cast(x * 9, "int32"), 2)

@@ -108,3 +108,29 @@ def a_layer_that_assigns_its_weights_is_trained_as_on_one_device() -> None:
             found = updates()
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@check
+def weights_of_preprocessing_layers_are_trained_as_on_one_device() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    x = np.random.default_rng(2).normal(size=(8, 32, 1)).astype("float32")
+
+    def updates() -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        layers = [keras.layers.STFTSpectrogram(frame_length=16, frame_step=8), keras.layers.Flatten()]
+        model = keras.Sequential([keras.Input((32, 1)), *layers, keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        before = [np.array(value) for value in model.get_weights()]
+        model.fit(x, X[:, :4], batch_size=8, verbose=0)
+        return [after - value for after, value in zip(model.get_weights(), before, strict=True)]
+
+    expected = updates()
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    for distribution in (kf.ModelParallel(placement), kf.DataParallel()):
+        with distribution.scope():
+            found = updates()
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5 * np.abs(other).max())

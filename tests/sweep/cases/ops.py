@@ -325,7 +325,7 @@ def _products() -> list[Piece]:
             for name in ("cholesky", "inv", "pinv", "eigh", "cholesky_inverse", "lu_factor")
         ),
         *(
-            op(name, lambda x, f=getattr(ops, name): ops.reshape(f(_spd(x)), (-1, 1)), _MATRIX)
+            op(name, lambda x, f=getattr(ops, name): ops.reshape(f(0.25 * _spd(x)), (-1, 1)), _MATRIX)
             for name in ("det", "logdet", "matrix_rank")
         ),
         op("eig", lambda x: ops.sum(ops.abs(ops.eig(ops.stop_gradient(_spd(x)))[0]), -1)[:, None], _MATRIX),
