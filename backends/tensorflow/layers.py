@@ -100,5 +100,5 @@ def dense_bincount(
     if binary_output:
         return tf.reduce_max(found, -2)
     if count_weights is not None:
-        found *= tf.cast(count_weights, dtype)[..., None]
+        found *= tf.expand_dims(tf.cast(count_weights, dtype), -1)
     return tf.reduce_sum(found, -2)

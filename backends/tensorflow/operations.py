@@ -334,7 +334,8 @@ def by_rows(tensor: tf.Tensor) -> tf.Tensor:
         return tensor
     view = view_of(distribution)
     axis, size = batch_axis(distribution, view)
-    splits = size > 1 and rows_are_split() and tensor.shape[0] is not None and tensor.shape[0] % size == 0
+    rows = tensor.shape[0]
+    splits = size > 1 and rows_are_split() and rows is not None and rows % size == 0
     specs = [axis if splits else dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
     return lay(tensor, dtensor.Layout(specs, view.mesh))
 

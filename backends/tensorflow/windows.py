@@ -92,9 +92,10 @@ def depthwise(
     window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
     if window is None:
         return convolve(original, inputs, kernel, strides, padding, data_format, dilation_rate)
-    products = [part[..., None] * kernel[at] for at, part in window.positions(by_rows(inputs))]
+    products = [tf.expand_dims(part, -1) * kernel[at] for at, part in window.positions(by_rows(inputs))]
     total = functools.reduce(tf.add, products)
-    return by_rows(tf.reshape(total, [inputs.shape[0], *window.outputs, kernel.shape[-2] * kernel.shape[-1]]))
+    channels = math.prod(cast("list[int]", kernel.shape.as_list())[-2:])
+    return by_rows(tf.reshape(total, [inputs.shape[0], *window.outputs, channels]))
 
 
 def separable(
@@ -111,7 +112,8 @@ def separable(
     if standardize_data_format(data_format) != "channels_last":
         parts = (depthwise_kernel, pointwise_kernel, strides, padding, data_format, dilation_rate)
         return by_rows_only(original, inputs, *parts)
-    between = nn.depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)
+    # Keras's annotations say int; its code takes a number for each dim
+    between = nn.depthwise_conv(inputs, depthwise_kernel, strides, padding, data_format, dilation_rate)  # type: ignore[arg-type]
     return nn.conv(between, pointwise_kernel, 1, "valid", data_format)
 
 

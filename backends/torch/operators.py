@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._op_schema import OpSchema, StrategyType
 from torch.distributed.tensor.experimental import register_sharding
 
 from keras_flow.backends.torch import embedding, in_place, values, whole
@@ -136,7 +136,7 @@ def _register_like(operator: torch._ops.OpOverload, tensors: int, outputs: int =
     @_rule(operator)
     def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
-        return [([part] * outputs, [part] * tensors + rest) for part in (R, *map(S, range(args[0].ndim - last)))]
+        return [([part] * outputs, [part] * tensors + rest) for part in (R, *(S(dim) for dim in range(args[0].ndim - last)))]
 
 
 def _register_solvers() -> None:
@@ -185,7 +185,7 @@ def _register_along_a_dim() -> None:
         return [([part], [part, None, None, None]) for part in (R, P, *splits)]
 
 
-def _with_dim_from_the_front(strategy: Callable[..., object], schema: OpSchema) -> object:
+def _with_dim_from_the_front(strategy: Callable[[OpSchema], StrategyType], schema: OpSchema) -> StrategyType:
     grad, sizes, dim, *rest = schema.args_schema
     counted = (grad, sizes, dim % len(sizes), *rest)  # type: ignore[arg-type, operator]
     return strategy(dataclasses.replace(schema, args_schema=counted))
