@@ -136,7 +136,9 @@ def _register_like(operator: torch._ops.OpOverload, tensors: int, outputs: int =
     @_rule(operator)
     def _(*args, **kwargs):
         rest = [None] * (len(args) - tensors)
-        return [([part] * outputs, [part] * tensors + rest) for part in (R, *(S(dim) for dim in range(args[0].ndim - last)))]
+        return [
+            ([part] * outputs, [part] * tensors + rest) for part in (R, *(S(dim) for dim in range(args[0].ndim - last)))
+        ]
 
 
 def _register_solvers() -> None:

@@ -5,7 +5,6 @@ SWEEP_DAY=2026-11-23 python -m pytest tests/sweep/test_sample.py      the sample
 
 from __future__ import annotations
 
-import csv
 import datetime
 import os
 import random
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from tests.sweep.design import Setting, covering
-from tests.sweep.support import DOCS
 
 #: groups of pieces, and pieces in a group, that an engine trains in a minute
 GROUPS = {"jax": (2, 8), "tensorflow": (2, 6), "torch": (4, 8)}
@@ -25,17 +23,13 @@ def day() -> str:
 
 
 def chosen(backend: str) -> list[tuple[tuple[str, ...], Setting]]:
-    """Groups of pieces and a setting for each, drawn from what docs/support.csv does not say to be refused."""
+    """Groups of pieces and a setting for each. Optimizers are not among them: each trains a model alone."""
+    from tests.sweep.cases import PIECES
+
     drawn = random.Random(f"{day()} {backend}")
-    with open(DOCS / "support.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["backend"] == backend]
-    names = sorted(row["name"] for row in rows if row["state"] in ("native", "broadcast", "fallback"))
-    names = [name for name in names if not name.startswith("optimizers.")]  # they train alone
+    names = sorted(name for name in PIECES if not name.startswith("optimizers."))
     groups, size = GROUPS[backend]
-    return [
-        (tuple(drawn.sample(names, min(size, len(names)))), drawn.choice(covering(drawn.randrange(12))))
-        for _ in range(groups)
-    ]
+    return [(tuple(drawn.sample(names, size)), drawn.choice(covering(drawn.randrange(12)))) for _ in range(groups)]
 
 
 def main() -> Iterator[tuple[str, dict]]:
