@@ -1,4 +1,4 @@
-"""Convolutions on JAX, where XLA's partitioner has wrong numbers: kernels with groups, and windows that are split.
+"""Windows on JAX, where XLA's partitioner has wrong numbers: kernels with groups, and windows that are split.
 
 With groups each rank computes its own rows, and the kernel's gradient is summed over the ranks. XLA's partitioner
 counts the gradient of such a kernel once for each rank of an axis on which the rows are replicated, with Shardy and
@@ -11,6 +11,8 @@ gradient of the batch. The partitioner sums over both axes, which is twice as mu
 
 A window dim (height or width) of the inputs, of the kernel or of the output that is split, while another dim is split
 over the same axis, is convolved with the wrong slices. All three are whole on those dims; rows and channels stay split.
+The same holds for pooling: a split of features after `Flatten` reaches the height of what was pooled, and the gradient
+of windows that overlap is wrong there.
 """
 
 from __future__ import annotations
@@ -74,14 +76,26 @@ def with_whole_windows(
         args: the other arguments of the function.
         kwargs: the same by name.
     """
-    from keras.src import backend
-
-    given = inspect.signature(original).bind(inputs, kernel, *args, **kwargs).arguments
-    last = backend.standardize_data_format(given.get("data_format")) == "channels_last"
-    positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     weights = _whole_on(weights, range(weights.ndim - 2))
-    return _whole_on(original(_whole_on(inputs, positions), weights, *args, **kwargs), positions)
+    return pooled(original, inputs, weights, *args, **kwargs)
+
+
+def pooled(original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    """Hook on poolings: the positions of inputs and output are not split, rows and channels may be.
+
+    Args:
+        original: Keras's function.
+        inputs: tensor [rows, *positions, channels], or with the channels second.
+        args: the other arguments of the function.
+        kwargs: the same by name.
+    """
+    from keras.src import backend
+
+    given = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
+    last = backend.standardize_data_format(given.get("data_format")) == "channels_last"
+    positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
+    return _whole_on(original(_whole_on(inputs, positions), *args, **kwargs), positions)
 
 
 def _whole_on(value: jax.Array, dims: range) -> jax.Array:

@@ -64,6 +64,16 @@ def hooks() -> tuple[Hook, ...]:
             )
             for name in ("conv", "depthwise_conv")
         ),
+        *(
+            Hook(
+                f"{_KERAS}.nn",
+                name,
+                convolution.pooled,
+                "XLA has wrong gradients of windows that overlap, on positions that are split",
+                when=convolution.in_a_step,
+            )
+            for name in ("max_pool", "average_pool", "adaptive_max_pool", "adaptive_average_pool")
+        ),
         Hook(
             f"{_KERAS}.nn",
             "conv_transpose",

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
 
 #: Operations that give the numbers of one device on dims that do not divide, forward and backward, on every mesh of the
-#: sweep. An operation that is not named has not been seen, which is reason enough; scatters and sorts have been, and
-#: are wrong.
+#: sweep. An operation that is not named has not been seen, which is reason enough; scatters (that of a max pool's
+#: gradient is one) and sorts have been, and are wrong.
 SPLITS_LEFT_OVER_DIMS = frozenset(
     (
         "abs add add_any and argmax argmin asinh atan atan2 bessel_i0e bessel_i1e bitcast_convert_type "
@@ -43,7 +43,7 @@ SPLITS_LEFT_OVER_DIMS = frozenset(
         "exp exp2 expm1 floor gather ge gt integer_pow iota is_finite jit le log log1p logistic lt max min mul ne neg "
         "nextafter not or pad random_bits random_gamma random_split random_wrap reduce_and reduce_max reduce_min "
         "reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_sum rem reshape reshard rev round rsqrt "
-        "scan select_and_scatter_add select_n shard_map shift_right_arithmetic shift_right_logical sign sin sinh "
+        "scan select_n shard_map shift_right_arithmetic shift_right_logical sign sin sinh "
         "slice split sqrt square squeeze stack stop_gradient sub tan tanh tile top_k transpose unstack while"
     ).split()
 )

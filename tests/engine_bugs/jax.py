@@ -75,6 +75,22 @@ def a_kernel_that_is_split_on_its_window_is_convolved_wrongly() -> bool:
     return not np.allclose(split, convolved(x, kernel), atol=1e-2)
 
 
+def the_gradient_of_an_overlapping_max_pool_is_wrong_where_positions_are_split() -> bool:
+    """The gradient of a max pool whose windows overlap is wrong where its positions are split, which a split of
+    features after flattening them does.
+
+    Instead: poolings are whole on their positions (`backends/jax/convolution.py`).
+    """
+    x = np.random.default_rng(0).normal(size=(4, 8, 8, 4)).astype("float32")
+
+    def loss(x: jax.Array) -> jax.Array:
+        pooled = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 1, 1, 1), "VALID")
+        return (pooled**2).sum()
+
+    split = jax.jit(jax.grad(loss))(jax.device_put(x, NamedSharding(_mesh(), PartitionSpec(None, "model"))))
+    return not np.allclose(split, jax.grad(loss)(x), atol=1e-2)
+
+
 def a_scatter_counts_the_padding_of_rows() -> bool:
     """A scatter-add of rows that do not divide counts the padding, on a mesh with a second axis.
 
@@ -100,6 +116,7 @@ def the_gradient_of_a_sort_of_uneven_rows_aborts() -> bool:
 BUGS: tuple[Callable[[], bool], ...] = (
     the_gradient_of_a_grouped_kernel_is_counted_twice,
     a_kernel_that_is_split_on_its_window_is_convolved_wrongly,
+    the_gradient_of_an_overlapping_max_pool_is_wrong_where_positions_are_split,
     a_scatter_counts_the_padding_of_rows,
     the_gradient_of_a_sort_of_uneven_rows_aborts,
 )
