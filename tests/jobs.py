@@ -27,6 +27,7 @@ PARTS = {
     "examples": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.small_examples"),
     "verify": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.verify.worker"),
     "sweep": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.sweep.sample"),
+    "models": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.fuzz.few_models"),
     "tensors": dict.fromkeys(("numpy", "jax", "tensorflow", "torch"), "tests.tensors.worker"),
     # last: its counters stay in the engine
     "boxing": dict.fromkeys(("jax", "tensorflow", "torch"), "tests.conformance.boxing_worker"),
