@@ -35,7 +35,7 @@ PARTS = {
 #: (part, backend) that starts the engine in another way than users do, so other parts must not run in its process
 APART = {("explain", "tensorflow")}
 #: seconds for all parts of a backend
-LIMIT = 500
+LIMIT = 1200
 
 
 class Job:

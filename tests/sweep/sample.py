@@ -14,7 +14,7 @@ from dataclasses import asdict
 from tests.sweep.design import Setting, covering
 
 #: groups of pieces, and pieces in a group, that an engine trains in a minute
-GROUPS = {"jax": (2, 8), "tensorflow": (2, 6), "torch": (4, 8)}
+GROUPS = {"jax": (2, 8), "tensorflow": (1, 8), "torch": (3, 8)}
 
 
 def day() -> str:
