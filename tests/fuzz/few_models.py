@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-#: quick on all engines, and right in float32 there
-SEEDS = ("1/2", "1/9")
+#: quick on all engines, and right in float32 there; more of them are a run of `tests/fuzz/models.py`
+SEEDS = ("1/9",)
 
 
 def main() -> Iterator[tuple[str, dict]]:
