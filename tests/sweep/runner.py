@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="backends that run at the same time")
     parser.add_argument("--out", type=Path, default=Path("sweep-out"), help="folder of the results")
     options = parser.parse_args(arguments)
-    quick_names = [name for name in _names() if re.search(options.only, name)]
+    quick_names = [name for name in all_names() if re.search(options.only, name)]
     options.out.mkdir(parents=True, exist_ok=True)
 
     def one(backend: str) -> list[dict]:
@@ -177,7 +177,7 @@ def _why(line: dict) -> str:
     return " ".join(str(line.get("over") or line.get("error", "")).split())
 
 
-def _names() -> list[str]:
+def all_names() -> list[str]:
     """The names of all pieces, which needs Keras but no engine of its own."""
     import os
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sweep.design import Setting
-from tests.sweep.runner import BACKENDS, read
+from tests.sweep.runner import BACKENDS, all_names, read
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: from the worst; a name has the worst state of its settings
@@ -75,7 +75,7 @@ def _tidy(reason: str) -> str:
     text = re.sub(
         r"^LayoutFallback: \S+: dim .*", "LayoutFallback: a dim does not divide by the ranks it is split on", text
     )
-    text = re.sub(r"^[\w/. ]+: (?=torch's|TensorFlow's)", "", text)
+    text = re.sub(r"^((\w+: )?)[\w/. ]+: (?=torch's|TensorFlow's)", r"\1", text)
     text = re.sub(r" \(the numbers are those of one device.*", "", text)
     return re.sub(r"\d+", "N", text)[:300].replace("|", "\\|")
 
@@ -106,14 +106,16 @@ def page(found: Sequence[Result]) -> str:
             settings = len({result.setting for result in own})
             counts = collections.Counter(result.state for result in own)
             states = ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state])
-            lines.append(f"| {backend} | {native} of {names} ({100 * native / names:.1f} %) | {settings} | {states} |")
+            share_of = f"{native} of {names} ({100 * native / names:.1f} %)"
+            lines.append(f"| {backend} | {names} of {len(all_names())} | {share_of} | {settings} | {states} |")
     return f"""# Support
 
 Written by `python -m tests.sweep.support` from the sweep (`tests/sweep`): every public layer, loss, metric, optimizer,
-regularizer, constraint, initializer, operation and random function of Keras was trained by plain SGD under several
-meshes, numbers of rows and rules, and its updates, outputs and metrics compared with one device. Names in brackets are
-variants. The states of each name are in [support.csv](support.csv); what a *program* does with the features of `fit`,
-saving, callbacks and options is in [features.md](features.md).
+regularizer, constraint, initializer, operation and random function of Keras is trained by plain SGD under several
+meshes, numbers of rows and rules, and its updates, outputs and metrics compared with one device. A run may be stopped
+and go on: the table says how much of it this page has. Names in brackets are variants. The states of each name are in
+[support.csv](support.csv); what a *program* does with the features of `fit`, saving, callbacks and options is in
+[features.md](features.md).
 
 - **native**: runs as declared, with the numbers of one device;
 - **broadcast**: the same numbers; each rank computes all of it;
@@ -124,11 +126,11 @@ saving, callbacks and options is in [features.md](features.md).
 What depends on sizes is not counted here: a batch that does not divide by the data ranks is computed whole by every
 rank on TensorFlow and torch, and a dim that does not divide by its axis is broadcast, whatever the layer.
 
-| backend | names native under every setting | settings | results |
-|---|---|---|---|
+| backend | names run | native under every setting | settings | results |
+|---|---|---|---|---|
 {chr(10).join(lines)}
 
-{chr(10).join(_reasons(found, backend) for backend in BACKENDS)}"""
+{chr(10).join(filter(None, (_reasons(found, backend) for backend in BACKENDS)))}"""
 
 
 def _reasons(found: Sequence[Result], backend: str) -> str:
@@ -140,7 +142,7 @@ def _reasons(found: Sequence[Result], backend: str) -> str:
                 names.setdefault((result.state, reason), set()).add(result.name)
     order = sorted(names, key=lambda key: (STATES.index(key[0]), -len(names[key]), key[1]))
     text = "".join(f"- {state}: {reason}\n  {', '.join(sorted(names[state, reason]))}\n" for state, reason in order)
-    return f"## Not native on {backend}\n\n{text or 'Nothing.'}\n" if any(r.backend == backend for r in found) else ""
+    return f"## Not native on {backend}\n\n{text or 'Nothing.'}" if any(r.backend == backend for r in found) else ""
 
 
 def write_csv(found: Sequence[Result], path: Path) -> None:
