@@ -293,6 +293,7 @@ def _operations() -> Sequence[Hook]:
                 ("tensorflow", substitutes.reverse, ()),
                 ("tensorflow", substitutes.roll, ()),
                 ("tensorflow.linalg", substitutes.band_part, ()),
+                ("tensorflow.linalg", substitutes.diag_part, ()),
                 ("tensorflow.math", substitutes.cumprod, ()),
                 ("tensorflow.math", substitutes.bessel_i0, ()),
                 ("tensorflow.math", substitutes.softplus, ("tensorflow.nn:softplus",)),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.core.framework import attr_value_pb2
@@ -120,6 +121,8 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
     if trace is None:
         return
     path = trace.layer_of(graph.get_name_scope())
+    if op_type in _IMPOSSIBLE and isinstance(layer_in_call(), keras.optimizers.Optimizer):
+        return  # `Where` finds the rows of a sparse gradient, which all ranks update alike
     if op_type in _IMPOSSIBLE:
         trace.given_up = path, op_type, _IMPOSSIBLE[op_type]
         raise GivenUp(op_type)
