@@ -31,7 +31,7 @@ test: venv
 test-full: test
 	$(BIN)/python -m tests.parity.support --product
 	$(BIN)/python -m tests.sweep.runner --out sweep-out
-	$(BIN)/python -m tests.sweep.support --from sweep-out
+	$(BIN)/python -m tests.sweep.support --from sweep-out --fresh
 	for backend in jax torch tensorflow; do $(BIN)/python -m tests.models.worker --backend $$backend --out models-out/$$backend.jsonl || exit 1; done
 	$(BIN)/python -m tests.models.worker --docs models-out
 

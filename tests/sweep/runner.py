@@ -3,7 +3,8 @@
     python -m tests.sweep.runner --backends jax,torch --out sweep          the whole, a file of results for each backend
     python -m tests.sweep.runner --only 'ops\\.(sort|top_k)' --out trial    some names
 
-A run that was stopped goes on where it was: what is in the files of --out is not run again.
+A run that was stopped goes on where it was: what is in the files of --out is not run again, and with --known neither
+what docs/support.csv has.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.sweep import results
 from tests.sweep.design import Setting, covering, grouped
 
 BACKENDS = ("jax", "tensorflow", "torch")
@@ -58,9 +60,16 @@ def tasks_of(backend: str, names: Sequence[str], group: int = GROUP) -> list[Tas
 class Sweep:
     """The tasks of one backend and the file of their results."""
 
-    def __init__(self, backend: str, tasks: Iterable[Task], out: Path, float64: bool = False):
+    def __init__(
+        self,
+        backend: str,
+        tasks: Iterable[Task],
+        out: Path,
+        float64: bool = False,
+        known: Iterable[tuple[str, Setting]] = (),
+    ):
         self.backend, self.out, self.float64 = backend, out, float64
-        done = {(line["name"], Setting(**line["setting"])) for line in read(out)}
+        done = {(line["name"], Setting(**line["setting"])) for line in read(out)} | set(known)
         left = (Task(tuple(n for n in t.names if (n, t.setting) not in done), t.setting) for t in tasks)
         self.left = [task for task in left if task.names]
         self.count, self.started = len(self.left), time.monotonic()
@@ -85,9 +94,9 @@ class Sweep:
             command += ["--tasks", str(tasks), "--out", str(lines), *(["--float64"] if self.float64 else [])]
             state, end = watched(command, lines)
             found = [json.loads(line) for line in lines.read_text().splitlines()]
-        results = [line for line in found if "name" in line]
+        trained = [line for line in found if "name" in line]
         with open(self.out, "a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in results)
+            file.writelines(json.dumps(line) + "\n" for line in trained)
         begun = [line["begins"] for line in found if "begins" in line]
         if not state:
             return []
@@ -96,7 +105,7 @@ class Sweep:
         died = chunk[begun[-1]]
         rest = chunk[begun[-1] + 1 :]
         if len(died.names) > 1:
-            known = {(line["name"], Setting(**line["setting"])) for line in results}
+            known = {(line["name"], Setting(**line["setting"])) for line in trained}
             left = tuple(name for name in died.names if (name, died.setting) not in known)
             return [*Task(left, died.setting).halves(), *rest]
         line = {"backend": self.backend, "float64": self.float64, "name": died.names[0], "state": state, "error": end}
@@ -163,14 +172,14 @@ def read(path: Path) -> list[dict]:
 
 def decide(backend: str, out: Path) -> list[dict]:
     """The results, those that were off in float32 replaced by what float64 says."""
-    results = read(out)
-    off = [Task((line["name"],), Setting(**line["setting"])) for line in results if line["state"] == "wrong"]
+    lines = read(out)
+    off = [Task((line["name"],), Setting(**line["setting"])) for line in lines if line["state"] == "wrong"]
     exact = out.with_suffix(".float64.jsonl")
     Sweep(backend, off, exact, float64=True).run()
     second = {(line["name"], Setting(**line["setting"])): line for line in read(exact)}
     return [
         second.get((line["name"], Setting(**line["setting"])), line) if line["state"] == "wrong" else line
-        for line in results
+        for line in lines
     ]
 
 
@@ -181,15 +190,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--settings", default="", help="regular expression over settings, `(2,2), uneven, last`")
     parser.add_argument("--group", type=int, default=GROUP, help="pieces in one model")
     parser.add_argument("--at-once", type=int, default=2, help="backends that run at the same time")
+    parser.add_argument("--known", action="store_true", help="leave out what docs/support.csv has")
     parser.add_argument("--out", type=Path, default=Path("sweep-out"), help="folder of the results")
     options = parser.parse_args(arguments)
     quick_names = [name for name in all_names() if re.search(options.only, name)]
     options.out.mkdir(parents=True, exist_ok=True)
+    table = results.read(results.TABLE) if options.known else []
 
     def one(backend: str) -> list[dict]:
         out = options.out / f"{backend}.jsonl"
         tasks = tasks_of(backend, quick_names, options.group)
-        Sweep(backend, [task for task in tasks if re.search(options.settings, task.setting.name)], out).run()
+        known = [(result.name, result.setting) for result in table if result.backend == backend]
+        tasks = [task for task in tasks if re.search(options.settings, task.setting.name)]
+        Sweep(backend, tasks, out, known=known).run()
         return decide(backend, out)
 
     with ThreadPoolExecutor(options.at_once) as pool:
