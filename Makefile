@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo test test-full lint types wheel
+.PHONY: venv demo check test test-full lint types wheel
 
 venv: $(STAMP)
 
@@ -22,13 +22,20 @@ $(STAMP): pyproject.toml setup.py requirements-cpu.txt
 demo: venv
 	$(BIN)/keras-flow compare examples/digits.py --out demo-out
 
-test: venv
-	$(BIN)/python -m pytest -q
+# What needs no engine, in under a minute.
+check: lint types
+	$(BIN)/python -m pytest -q -m check
 
-# The suite, then the product of models, optimizers and options; writes docs/features.md. About 80 minutes on 2 cores.
+# Two workers; all tests that ask for the ranks of one engine are run by the same one. What is marked `full` is left out.
+test: venv
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+# The suite and what it leaves out; the parity grid with the product of models, optimizers and options, which writes
+# docs/features.md (about 80 minutes on 2 cores).
 # Then the sweep over Keras's public names, which writes docs/support.md and docs/support.csv, and the common models, which
 # write docs/models.md. Both go on where they were stopped.
 test-full: test
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m full --deselect tests/parity/test_grid.py::test_numbers_of_one_device
 	$(BIN)/python -m tests.parity.support --product
 	$(BIN)/python -m tests.sweep.runner --out sweep-out
 	$(BIN)/python -m tests.sweep.support --from sweep-out --fresh

@@ -1,24 +1,55 @@
-"""The engine of the tests that train in pytest's own process; other engines have processes of their own."""
+"""The engine of the tests that train in pytest's own process, the ranks of all others, and which tests are run."""
 
 import atexit
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.jobs import PARTS, Job
+from tests import sampling
+from tests.ranks import Pool
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: its jobs would not hear Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: its ranks would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["KERAS_BACKEND"] = "jax"
+sampling.day()  # set for all processes
 # Programs that several tests, or the processes that they start, compile alike are compiled once in a session.
-_compiled = tempfile.mkdtemp(prefix="keras-flow-tests-")
-atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+if "KERAS_FLOW_TESTS_COMPILED" not in os.environ:
+    os.environ["KERAS_FLOW_TESTS_COMPILED"] = tempfile.mkdtemp(prefix="keras-flow-tests-")
+    atexit.register(shutil.rmtree, os.environ["KERAS_FLOW_TESTS_COMPILED"], ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["KERAS_FLOW_TESTS_COMPILED"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+#: what `make check` runs: no engine
+_CHECK = ("algebra", "boxing", "distributions/test_rules.py", "test_docs.py", "test_layers_of_imports.py")
+#: parameters of a test, and names of its module, that say which engine's ranks it asks for
+_ENGINE = ("backend", "engine")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at markers, and pytest-xdist at groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs no engine, and group tests by the engine whose ranks they ask for, so that with pytest-xdist one
+    worker starts them."""
+    here = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(here)
+        if any(path.is_relative_to(part) for part in _CHECK):
+            item.add_marker(pytest.mark.check)
+        if "on_ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(_engine(item)))
+        elif "four_ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("jax in pytest's own process"))
+
+
+def _engine(item: pytest.Item) -> str:
+    params = item.callspec.params if hasattr(item, "callspec") else {}  # type: ignore[attr-defined]
+    named = [params[name] for name in _ENGINE if name in params] or [getattr(item.module, "ENGINE", "")]  # type: ignore[attr-defined]
+    return str(named[0])
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +62,19 @@ def four_ranks() -> None:
 
 
 @pytest.fixture(scope="session")
-def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """Backend -> its job, with the parts that the selected tests name as `PART`."""
-    wanted = {getattr(item.module, "PART", "") for item in request.session.items}  # type: ignore[attr-defined]
-    parts = {
-        backend: [part for part, modules in PARTS.items() if part in wanted and backend in modules]
-        for backend in dict.fromkeys(backend for modules in PARTS.values() for backend in modules)
-    }
-    return {backend: Job(backend, tmp_path_factory.mktemp(backend), own) for backend, own in parts.items()}
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pool]]:
+    """`on_ranks(backend)`: four ranks of an engine, started once, that run functions; see `tests/ranks.py`.
+
+    `on_ranks(backend, environment)`: others, before whose start a module sets the environment.
+    """
+    pools: dict[tuple[str, str], Pool] = {}
+
+    def of(backend: str, environment: str = "") -> Pool:
+        key = (backend, environment)
+        if key not in pools:
+            pools[key] = Pool(backend, tmp_path_factory.mktemp(backend), environment=environment)
+        return pools[key]
+
+    yield of
+    for pool in pools.values():
+        pool.close()

@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.jobs import LIMIT, Job
-
-PART = "examples"
-pytestmark = pytest.mark.timeout(LIMIT)
+from tests import small_examples
 
 #: example -> what it prints at the end
 WANTED = {
@@ -17,6 +14,6 @@ WANTED = {
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
 @pytest.mark.parametrize("name", list(WANTED))
-def test_example(name: str, backend: str, jobs: dict[str, Job]) -> None:
-    printed = str(jobs[backend].case(PART, name))
+def test_example(name: str, backend: str, on_ranks) -> None:
+    printed = on_ranks(backend)(small_examples.run, name)
     assert all(text in printed for text in WANTED[name]), printed

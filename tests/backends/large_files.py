@@ -1,4 +1,4 @@
-"""A model with weights of over 1 MB, saved and loaded under a layout: a part of each engine's job."""
+"""A model with weights of over 1 MB, saved and loaded under a layout: for `test_weights_files`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> dict[str, object]:
     import keras_flow as kf
     from keras_flow.backends import weights_files
 
-    folder = tempfile.gettempdir()  # the job's: a rank that is done must not remove what others still read
+    folder = tempfile.gettempdir()  # the pool's: a rank that is done must not remove what others still read
     parts = []
     blocks = weights_files.blocks
 

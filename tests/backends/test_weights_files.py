@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 
 from keras_flow.backends import weights_files
-from tests.jobs import LIMIT, Job
-
-PART = "files"
+from tests.backends import large_files
 
 
-@pytest.mark.timeout(LIMIT)
 @pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
-def test_loaded_under_a_layout(backend: str, jobs: dict[str, Job]) -> None:
-    found = jobs[backend].result(PART)
-    assert found["weights"]  # type: ignore[index]
-    assert found["model"]  # type: ignore[index]
-    assert found["parts"] >= 2  # type: ignore[index]
+def test_loaded_under_a_layout(backend: str, on_ranks) -> None:
+    found = on_ranks(backend)(large_files.main)
+    assert found["weights"]
+    assert found["model"]
+    assert found["parts"] >= 2
 
 
 class Store:

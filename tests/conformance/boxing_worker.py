@@ -1,7 +1,4 @@
-"""Runs boxing plans on one engine and writes, for each pair of layouts, what came out and what moved.
-
-On torch the ranks are processes of one job.
-"""
+"""Runs boxing plans on one engine: for each pair of layouts, what came out and what moved."""
 
 from __future__ import annotations
 
@@ -82,7 +79,7 @@ def records(plans: Sequence[tuple[str, BoxingPlan]]) -> list[dict]:
         out, moved = counter.run(made, {rank: counter.array(shards[rank], rank) for rank in shards if rank in here})
         right = all(np.array_equal(np.asarray(out[rank]), value) for rank, value in expected.items() if rank in here)
         found.append({"pair": name, "right": right, "moved": moved, "planned": right_plan.total_bytes})
-    return counter.gathered(found)
+    return counter.finished(found)
 
 
 class JaxCounter:
@@ -122,7 +119,7 @@ class JaxCounter:
         per_rank = {"all-reduce": 2 * share, "reduce-scatter": elements * (group - 1)}.get(match[2], share)
         return round(4 * ranks * per_rank)
 
-    def gathered(self, records: list[dict]) -> list[dict]:
+    def finished(self, records: list[dict]) -> list[dict]:
         return records
 
 
@@ -162,7 +159,7 @@ class TensorFlowCounter:
         made = graph.get_operation_by_name(name).outputs[0]
         return made.shape.num_elements() * made.dtype.size
 
-    def gathered(self, records: list[dict]) -> list[dict]:
+    def finished(self, records: list[dict]) -> list[dict]:
         return records
 
 
@@ -173,9 +170,10 @@ class TorchCounter:
         import torch.distributed as dist
 
         self.dist, self.moved = dist, 0
-        self.all_reduce = dist.all_reduce
-        for name in ("all_to_all_single", "all_reduce", "all_gather_single"):
-            setattr(dist, name, self.counted(name, getattr(dist, name)))
+        names = ("all_to_all_single", "all_reduce", "all_gather_single")
+        self.originals = {name: getattr(dist, name) for name in names}
+        for name, original in self.originals.items():
+            setattr(dist, name, self.counted(name, original))
 
     def counted(self, name: str, original):
         def call(*arguments, **options):
@@ -204,11 +202,13 @@ class TorchCounter:
         out = execute(made, shards)
         return out, self.moved
 
-    def gathered(self, records: list[dict]) -> list[dict]:
+    def finished(self, records: list[dict]) -> list[dict]:
         import torch
 
+        for name, original in self.originals.items():
+            setattr(self.dist, name, original)
         table = torch.tensor([[record["moved"], float(not record["right"])] for record in records])
-        self.all_reduce(table)
+        self.dist.all_reduce(table)
         for record, (moved, wrong) in zip(records, table.tolist(), strict=True):
             record.update(moved=round(moved), right=wrong == 0)
         return records

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import LIMIT, Job
+from tests.ranks import CALL
 
-PART = "boxing"
 #: plans with a seeded fault
 FAULTS = ("wrong values", "wrong bytes")
 
-pytestmark = pytest.mark.timeout(LIMIT)
+
+def run() -> list[dict]:
+    from tests.conformance import boxing_worker
+
+    return boxing_worker.main()
 
 
-@pytest.fixture(params=["jax", "tensorflow", "torch"])
-def records(request: pytest.FixtureRequest, jobs: dict[str, Job]) -> list[dict]:
+@pytest.fixture(scope="module")
+def records(on_ranks) -> Callable[[str], list[dict]]:
     """What an engine did with each pair of layouts; on torch of four processes."""
-    return jobs[request.param].result(PART)  # type: ignore[return-value]
+    return functools.cache(lambda backend: on_ranks(backend)(run))
 
 
-def test_plans_are_executed_right_and_move_what_they_say(records: list[dict]) -> None:
-    pairs = [record for record in records if record["pair"] not in FAULTS]
+BACKENDS = pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
+
+
+@BACKENDS
+def test_plans_are_executed_right_and_move_what_they_say(backend: str, records) -> None:
+    pairs = [record for record in records(backend) if record["pair"] not in FAULTS]
     assert len(pairs) > 300
     assert [record["pair"] for record in pairs if not record["right"]] == []
     assert [record for record in pairs if record["moved"] != record["planned"]] == []
 
 
-def test_wrong_plans_are_seen(records: list[dict]) -> None:
-    values, moved = (next(record for record in records if record["pair"] == fault) for fault in FAULTS)
+@BACKENDS
+def test_wrong_plans_are_seen(backend: str, records) -> None:
+    values, moved = (next(record for record in records(backend) if record["pair"] == fault) for fault in FAULTS)
     assert not values["right"]
     assert moved["right"]
     assert moved["moved"] > moved["planned"]
@@ -45,7 +55,7 @@ def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict:
     out: Path = tmp_path_factory.mktemp("eight") / "out.json"
     command = [sys.executable, "-m", "tests.conformance.eight_ranks", str(out)]
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CALL, env=environment)
     assert out.exists(), done.stderr[-4000:]
     return json.loads(out.read_text())
 

@@ -59,7 +59,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize("initializer", ["glorot_uniform", "he_normal", "zeros", "orthogonal", mine], ids=str)
+def _name(initializer: object) -> str:
+    return getattr(initializer, "__name__", str(initializer))
+
+
+@pytest.mark.parametrize("initializer", ["glorot_uniform", "he_normal", "zeros", "orthogonal", mine], ids=_name)
 def test_values_of_one_device_bit_by_bit(initializer: object, sent: list) -> None:
     expected = model_with(initializer).get_weights()
     keras.utils.clear_session()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
@@ -109,10 +109,3 @@ def compiled(name: str, sizes: Mapping[str, Callable[..., keras.Model]] = MODELS
         metrics=["accuracy"],
     )
     return model
-
-
-def all_layouts() -> Iterator[tuple[str, str, object]]:
-    """Each model and layout, with a distribution of it."""
-    for name in MODELS:
-        for layout in LAYOUTS:
-            yield name, layout, distribution(name, layout)

@@ -136,8 +136,8 @@ def test_values_as_json() -> None:
 
 def test_text_names_layers_and_bytes() -> None:
     text = str(explained(lambda: dense(64, 128, 64), {"d1/kernel": COLUMN, "d1/bias": ROW, "d2/kernel": ROW}))
-    assert "collectives of a step: 2, 24.0 KiB received by each rank" in text
-    assert "forward   all_reduce  model=4  12.0 KiB  m/d2   output" in text
+    assert "collectives of a step: 2, 24.58 kB received by each rank" in text
+    assert "forward   all_reduce  model=4  12.29 kB  m/d2   output" in text
 
 
 # ---- slow layouts

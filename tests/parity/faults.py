@@ -19,7 +19,9 @@ RULES = {"hidden/kernel": 1, "hidden/bias": 0, "logits/kernel": 0}
 #: the layout under which every model of plain SGD must show that one gradient is doubled
 DOUBLED_UNDER = "2x2"
 #: the run that must pass, else nothing would be proven
-NONE = "no fault"
+NONE = ""
+#: case -> its numbers on one device, once they were asked for
+_references: dict[str, Run] = {}
 
 
 def layouts(backend: str) -> tuple[str, ...]:
@@ -28,13 +30,13 @@ def layouts(backend: str) -> tuple[str, ...]:
 
 
 def seeded(backend: str) -> list[tuple[str, str]]:
-    """(layout, fault): all faults under data parallel, one each for the others.
+    """(layout, fault): all faults under data parallel, one each for the others, and no fault under each layout.
 
     With `strategy="mirrored"` a loss that is not Keras's own is refused, which leaves out the first fault.
     """
     chosen = [*(("dp4", fault) for fault in FAULTS), ("tp4", FAULTS[1]), ("2x2", FAULTS[0])]
     chosen += [(MIRRORED, fault) for fault in FAULTS[1:] if MIRRORED in layouts(backend)]
-    return chosen + [(DOUBLED_UNDER, f"{case.name}: {plain.DOUBLED}") for case in plain.CASES]
+    return [*chosen, *((layout, NONE) for layout in layouts(backend))]
 
 
 def _loss(run: Run):
@@ -93,24 +95,19 @@ def _program(run: Run) -> None:
     run.record_model(model)
 
 
-def run(backend: str, folder: str) -> Iterator[dict]:
-    """Each seeded fault against one device; `caught` says whether the comparison saw it."""
-    case = Case("seeded fault", _program, (), RULES)
-    own = [(layout, fault) for layout, fault in seeded(backend) if fault in FAULTS]
-    yield from _compared(case, [*((name, "") for name in layouts(backend)), *own], folder)
-    for case in plain.CASES:
-        yield from _compared(case, [(DOUBLED_UNDER, plain.DOUBLED)], folder, f"{case.name}: ")
+def seen(name: str, layout: str, fault: str, folder: str) -> list[str]:
+    """What the comparison with one device says of a run with a fault, or with none.
 
-
-def _compared(case: Case, chosen: list[tuple[str, str]], folder: str, prefix: str = "") -> Iterator[dict]:
-    reference = run_once(case, "1", folder)[0] if env.process_index() == 0 else None
-    for layout, fault in chosen:
-        found, _ = run_once(case, layout, folder, fault)
-        over = compare(reference, found).over if reference is not None else []  # rank 0 has the reference
-        yield {
-            "status": "fault",
-            "case": prefix + (fault or NONE),
-            "layout": layout,
-            "caught": bool(over),
-            "over": over,
-        }
+    Args:
+        name: a case of plain SGD, or nothing for the program of the other faults.
+        layout: the layout of the run.
+        fault: one of `FAULTS`, `plain.DOUBLED` or nothing.
+        folder: for its files.
+    """
+    case = next((case for case in plain.CASES if case.name == name), Case("seeded fault", _program, (), RULES))
+    run, _ = run_once(case, layout, folder, fault)
+    if env.process_index():
+        return []  # the first process has the reference
+    if case.name not in _references:
+        _references[case.name] = run_once(case, "1", folder)[0]
+    return compare(_references[case.name], run).over

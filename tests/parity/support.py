@@ -23,6 +23,8 @@ LAYOUTS = ("dp4", "tp4", "2x2")
 #: the layout of `kf.DataParallel(strategy="mirrored")`
 MIRRORED = "mirrored4"
 
+#: the largest share of the cells of a backend that are not native
+MOST_NOT_NATIVE = 0.15
 #: what a backend refuses: (backend, case) -> a part of the error, which quotes the engine's own reason
 REFUSED: dict[tuple[str, str], str] = {
     ("jax", "strings"): "JAX has no string arrays",
@@ -220,9 +222,17 @@ def main(arguments: Sequence[str]) -> int:
     wrong = [result for result in results if result["status"] not in ("ok", "refused")]
     wrong += [result for result in product if not is_expected(result)]
     print(f"wrote {options.out}: {len(results)} results of the grid, {len(product)} of the product, {len(wrong)} wrong")
+    few = [backend for backend in BACKENDS if _share_not_native(results, backend) > MOST_NOT_NATIVE]
+    for backend in few:
+        print(f"{backend}: {_share_not_native(results, backend):.0%} of the grid's cells are not native")
     for result in wrong:
         print(f"wrong: {result['backend']}, {result['case']}, {result['layout']}: {_state(result)[1][:300]}")
-    return 1 if wrong or failed else 0
+    return 1 if wrong or failed or few else 0
+
+
+def _share_not_native(results: Iterable[dict], backend: str) -> float:
+    own = [cell for cell in cells(r for r in results if r["backend"] == backend) if cell.layout in LAYOUTS]
+    return sum(cell.state != "native" for cell in own) / max(len(own), 1)
 
 
 def run_all(grids: Sequence[Grid], every: float = 60.0) -> tuple[list[list[dict]], bool]:

@@ -1,22 +1,58 @@
-"""The grid: every feature on every backend under dp4, tp4 and 2x2 gives the numbers of one device."""
+"""The grid: every feature on every backend under dp4, tp4 and 2x2 gives the numbers of one device.
+
+Each day another layout of each case on each backend, so that every case meets every layout within three days, on the
+three backends within one; all of them in `make test-full`.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.parity import faults, support
-from tests.parity.cases import CASES
+from tests.parity.cases import CASES, plain
+from tests.sampling import is_of_today, of_today
 
 BACKENDS = ("tensorflow", "jax", "torch")
-pytestmark = pytest.mark.timeout(1900)
+GRID = [
+    pytest.param(backend, case.name, layout, marks=[] if layout == today else pytest.mark.full)
+    for row, backend in enumerate(BACKENDS)
+    for number, case in enumerate(CASES.values())
+    for today in [of_today(row + number, case.on(backend))]
+    for layout in case.on(backend)
+]
+FAULTS = [(backend, layout, fault) for backend in BACKENDS for layout, fault in faults.seeded(backend)]
+#: each model of plain SGD on one of the backends a day
+DOUBLED = [
+    pytest.param(backend, case.name, marks=[] if is_of_today(row + number, len(BACKENDS)) else pytest.mark.full)
+    for row, backend in enumerate(BACKENDS)
+    for number, case in enumerate(plain.CASES)
+]
 
 
-@pytest.mark.parametrize(
-    ("backend", "case", "layout"),
-    [(backend, case.name, layout) for backend in BACKENDS for case in CASES.values() for layout in case.on(backend)],
-)
-def test_numbers_of_one_device(grids, backend, case, layout):
-    result = grids[backend].result(case, layout)
+def run(name: str, layout: str) -> dict:
+    """The result of a case under a layout."""
+    import tempfile
+
+    from tests.parity import worker  # its Keras is that of the ranks
+    from tests.parity.cases import CASES
+
+    if name not in worker.references:
+        worker.references[name] = worker.Reference(CASES[name], tempfile.gettempdir())
+    return worker.run_layout(worker.references[name], layout)
+
+
+def over(name: str, layout: str, fault: str) -> list[str]:
+    """What is over the tolerance with a fault."""
+    import tempfile
+
+    from tests.parity import faults
+
+    return faults.seen(name, layout, fault, tempfile.gettempdir())
+
+
+@pytest.mark.parametrize(("backend", "case", "layout"), GRID)
+def test_numbers_of_one_device(on_ranks, backend: str, case: str, layout: str) -> None:
+    result = on_ranks(backend)(run, case, layout)
     if result["status"] == "refused":
         reason = support.refused_reason(backend, case, layout)
         assert reason, f"refused, and docs/features.md does not say so: {result['error']}"
@@ -27,19 +63,11 @@ def test_numbers_of_one_device(grids, backend, case, layout):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_at_most_15_percent_are_not_native(grids, backend):
-    cells = [cell for cell in support.cells(grids[backend].finish()) if cell.layout in support.LAYOUTS]
-    other = [cell for cell in cells if cell.state != "native"]
-    assert cells
-    assert len(other) <= 0.15 * len(cells), f"{len(other)} of {len(cells)}: {other}"
+@pytest.mark.parametrize(("backend", "layout", "fault"), FAULTS)
+def test_seeded_faults_are_caught(on_ranks, backend: str, layout: str, fault: str) -> None:
+    assert bool(on_ranks(backend)(over, "", layout, fault)) is (fault != faults.NONE)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_seeded_faults_are_caught(grids, backend):
-    results = [result for result in grids[backend].finish() if result["status"] == "fault"]
-    caught = {(result["layout"], result["case"]): result["caught"] for result in results}
-    missed = [fault for fault in faults.seeded(backend) if not caught.get(fault)]
-    assert not missed, f"not caught: {missed}; found {caught}"
-    unharmed = {layout: found for (layout, fault), found in caught.items() if fault == faults.NONE}
-    assert unharmed == dict.fromkeys(faults.layouts(backend), False), results
+@pytest.mark.parametrize(("backend", "name"), DOUBLED)
+def test_a_doubled_gradient_is_caught(on_ranks, backend: str, name: str) -> None:
+    assert on_ranks(backend)(over, name, faults.DOUBLED_UNDER, plain.DOUBLED)

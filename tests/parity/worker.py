@@ -6,7 +6,6 @@ python -m tests.parity.worker --backend torch --out results.jsonl --layouts dp4,
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import logging
 import os
@@ -25,7 +24,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="-", help="file for the results; - prints them")
     parser.add_argument("--layouts", default="", help="the layouts to run, for example dp4,tp4; all when left out")
     parser.add_argument("--only", default="", help="regular expression over case names")
-    parser.add_argument("--faults", action="store_true", help="run the seeded faults too, after the cases")
     parser.add_argument("--product", action="store_true", help="run models x optimizers x options instead of the cases")
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args(arguments)
@@ -49,7 +47,6 @@ def run_cases(options: dict, folder: str) -> None:
     """Run on every rank: the cases in turn. Rank 0 has the reference and writes results."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     quick.set_options(options["backend"])
-    from tests.parity import faults
     from tests.parity.cases import CASES, product
 
     chosen = [
@@ -58,8 +55,6 @@ def run_cases(options: dict, folder: str) -> None:
         if re.search(options["only"], name)
     ]
     results = (result for case in chosen for result in run_case(case, options, folder))
-    if options["faults"]:
-        results = itertools.chain(results, faults.run(options["backend"], folder))
     from keras_flow.runtime import env
 
     for result in results:
@@ -74,47 +69,72 @@ def run_cases(options: dict, folder: str) -> None:
 
 def run_case(case, options: dict, folder: str):
     """One device (on rank 0 alone), then each layout; yields one result for each layout."""
+    asked = options["layouts"].split(",") if options["layouts"] else case.on(options["backend"])
+    reference = Reference(case, folder, options["trace"])
+    for layout in [name for name in case.on(options["backend"]) if name in asked]:
+        yield run_layout(reference, layout)
+
+
+#: case -> its numbers on one device, once they were asked for
+references: dict[str, Reference] = {}
+
+
+class Reference:
+    """The numbers of one device, on rank 0 alone; made once.
+
+    Attributes:
+        runs: of one device, and with the half precision of the case where it has one; none where it failed.
+        error: with which it failed.
+    """
+
+    def __init__(self, case, folder: str, trace: bool = False):
+        from keras_flow.runtime import env
+        from tests.parity import harness
+
+        self.case, self.trace = case, trace
+        self.folder = os.path.join(folder, re.sub(r"\W+", "_", case.name))  # one for all ranks, as a user's would be
+        os.makedirs(self.folder, exist_ok=True)
+        self.runs: list[harness.Run] = []
+        self.error = ""
+        try:
+            if env.process_index() == 0:
+                self.runs.append(harness.run_once(case, "1", self.folder)[0])
+                if case.half:
+                    self.runs.append(harness.run_once(case, "1", self.folder, policy=case.half)[0])
+        except Exception as error:
+            self.runs, self.error = [], f"{type(error).__name__}: {error}"[:2000]
+            if trace:
+                traceback.print_exc()
+
+
+def run_layout(reference: Reference, layout: str) -> dict:
+    """Run the case of a reference under a layout, and compare."""
     from keras_flow import FlowError
-    from keras_flow.runtime import env
     from tests.parity import harness
 
-    folder = os.path.join(folder, re.sub(r"\W+", "_", case.name))  # one for all ranks, as a user's would be
-    os.makedirs(folder, exist_ok=True)
-    started, used = time.perf_counter(), time.process_time()
-    references, single_error = [], ""
+    case, started, used = reference.case, time.perf_counter(), time.process_time()
+    result: dict = {"case": case.name, "layout": layout, "features": case.features, "single": reference.error}
     try:
-        if env.process_index() == 0:
-            references.append(harness.run_once(case, "1", folder)[0])
-            if case.half:
-                references.append(harness.run_once(case, "1", folder, policy=case.half)[0])
+        run, notes = harness.run_once(case, layout, reference.folder, policy=case.half or "float32")
+        result["notes"] = notes
+        if reference.runs:
+            of_half = harness.compare_half if case.half else harness.compare
+            measured = of_half(*reference.runs, run)
+            result |= {"status": "over" if measured.over else "ok", "over": measured.over, "worst": measured.worst}
+            result["left_out"] = measured.left_out
+        else:
+            result["status"] = "ok"
+    except FlowError as error:
+        result |= {"status": "refused", "error": str(error)[:2000]}
     except Exception as error:
-        references, single_error = [], f"{type(error).__name__}: {error}"
-        if options["trace"]:
+        text = f"{type(error).__name__}: {error}"[:2000]
+        # what Keras refuses on one device too is refused in its own words
+        result |= {"status": "refused" if text == reference.error else "error", "error": text}
+        if reference.trace:
             traceback.print_exc()
-    asked = options["layouts"].split(",") if options["layouts"] else case.on(options["backend"])
-    for layout in [name for name in case.on(options["backend"]) if name in asked]:
-        result: dict = {"case": case.name, "layout": layout, "features": case.features, "single": single_error[:2000]}
-        try:
-            run, notes = harness.run_once(case, layout, folder, policy=case.half or "float32")
-            result["notes"] = notes
-            if references:
-                measured = harness.compare_half(*references, run) if case.half else harness.compare(references[0], run)
-                result |= {"status": "over" if measured.over else "ok", "over": measured.over, "worst": measured.worst}
-                result["left_out"] = measured.left_out
-            else:
-                result["status"] = "ok"
-        except FlowError as error:
-            result |= {"status": "refused", "error": str(error)[:2000]}
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"[:2000]
-            # what Keras refuses on one device too is refused in its own words
-            result |= {"status": "refused" if text == single_error[:2000] else "error", "error": text}
-            if options["trace"]:
-                traceback.print_exc()
-        result["seconds"] = round(time.perf_counter() - started, 1)
-        result["cpu"] = round(time.process_time() - used, 1)
-        started, used = time.perf_counter(), time.process_time()
-        yield result
+    result["seconds"] = round(time.perf_counter() - started, 1)
+    result["cpu"] = round(time.process_time() - used, 1)
+    return result
 
 
 if __name__ == "__main__":

@@ -3,11 +3,6 @@ twice. A count that falls is good news, and is written down here."""
 
 import pytest
 
-from tests.jobs import LIMIT, Job
-
-PART = "steps"
-pytestmark = pytest.mark.timeout(3 * LIMIT)
-
 TO_DEVICES, TO_HOST, HOOKS = "arrays to devices", "arrays to host", "hook calls"
 COLLECTIVES = "collectives called from Python"
 #: engine -> layout -> count of one step; what is not named is 0
@@ -33,11 +28,16 @@ EXPECTED = {
 }
 
 
+def counts(layout: str) -> dict[str, float]:
+    from tests.steps import worker  # its Keras is that of the ranks
+
+    return worker.counts(layout)
+
+
 @pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "one rank"])
 @pytest.mark.parametrize("engine", EXPECTED)
-def test_a_step(engine: str, layout: str, jobs: dict[str, Job]) -> None:
-    found = jobs[engine].case(PART, layout)
-    assert isinstance(found, dict)
+def test_a_step(engine: str, layout: str, on_ranks) -> None:
+    found = on_ranks(engine)(counts, layout)
     assert found.pop("compilations in later epochs") == 0
     assert found.pop("traces in later epochs", 0) == 0
     assert {name: count for name, count in found.items() if count} == EXPECTED[engine][layout]

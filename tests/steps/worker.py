@@ -1,4 +1,4 @@
-"""What a training step costs in counts, which do not depend on the clock; run on every rank by `tests/jobs.py`."""
+"""What a training step costs in counts, which do not depend on the clock; of one layout on every rank."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class Traced(keras.layers.Dense):
         return super().call(inputs, training)
 
 
-def main() -> Iterator[tuple[str, dict[str, float]]]:
-    """Each layout, with count -> how often in a step, or in all epochs after the first."""
-    ranks = kf.env.get_world_size()
+RULES = {"up/kernel": {"model": kf.sbp.split(1)}, "down/kernel": {"model": kf.sbp.split(0)}}
+#: layout -> its distribution on so many ranks
+LAYOUTS: dict[str, Callable[[int], kf.DataParallel | kf.ModelParallel]] = {
+    "data parallel": lambda ranks: kf.DataParallel(kf.Placement(range(ranks), axis_names=("data",))),
+    "tensor parallel": lambda ranks: kf.ModelParallel(kf.Placement(range(ranks), axis_names=("model",)), rules=RULES),
+    "one rank": lambda ranks: kf.DataParallel(kf.Placement([0], axis_names=("data",))),
+}
+
+
+def counts(layout: str) -> dict[str, float]:
+    """Count -> how often in a step, or in all epochs after the first."""
     with counting():
-        yield "data parallel", measured(kf.DataParallel(kf.Placement(range(ranks), axis_names=("data",))))
-        rules = {"up/kernel": {"model": kf.sbp.split(1)}, "down/kernel": {"model": kf.sbp.split(0)}}
-        yield (
-            "tensor parallel",
-            measured(kf.ModelParallel(kf.Placement(range(ranks), axis_names=("model",)), rules=rules)),
-        )
-        yield "one rank", measured(kf.DataParallel(kf.Placement([0], axis_names=("data",))))
+        return measured(LAYOUTS[layout](kf.env.get_world_size()))
 
 
 def measured(distribution: kf.DataParallel | kf.ModelParallel) -> dict[str, float]:

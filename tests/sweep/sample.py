@@ -1,25 +1,15 @@
-"""A random sample of the sweep, another one each day: what the tests run in a minute for each engine.
-
-SWEEP_DAY=2026-11-23 python -m pytest tests/sweep/test_sample.py      the sample of a day
-"""
+"""A random sample of the sweep, another one each day: what the tests run in a minute for each engine."""
 
 from __future__ import annotations
 
-import datetime
-import os
 import random
-from collections.abc import Iterator
 from dataclasses import asdict
 
+from tests.sampling import day
 from tests.sweep.design import Setting, covering
 
 #: groups of pieces, and pieces in a group, that an engine trains in a minute
 GROUPS = {"jax": (2, 8), "tensorflow": (1, 8), "torch": (3, 8)}
-
-
-def day() -> str:
-    """The seed: today's date, or that of the environment variable SWEEP_DAY."""
-    return os.environ.setdefault("SWEEP_DAY", datetime.date.today().isoformat())
 
 
 def chosen(backend: str) -> list[tuple[tuple[str, ...], Setting]]:
@@ -32,13 +22,11 @@ def chosen(backend: str) -> list[tuple[tuple[str, ...], Setting]]:
     return [(tuple(drawn.sample(names, size)), drawn.choice(covering(drawn.randrange(12)))) for _ in range(groups)]
 
 
-def main() -> Iterator[tuple[str, dict]]:
-    """Train the sample on this rank: a result for each piece."""
+def train(group: int) -> list[dict]:
+    """Train a group of the sample on this rank: a result for each piece."""
     import keras
 
     from tests.sweep import worker
 
-    for names, setting in chosen(keras.backend.backend()):
-        for lines in worker.train(names, asdict(setting), {}):
-            for line in lines:
-                yield f"{line['name']}, {setting.name}", line
+    names, setting = chosen(keras.backend.backend())[group]
+    return [line for lines in worker.train(names, asdict(setting), {}) for line in lines]

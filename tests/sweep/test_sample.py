@@ -6,21 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import LIMIT, Job
+from tests.sampling import day
 from tests.sweep import runner, sample
 from tests.sweep.design import Setting
 
-pytestmark = pytest.mark.timeout(3 * LIMIT)
 
-PART = "sweep"
-#: set before any job starts, for all its processes
-DAY = sample.day()
-
-
-@pytest.mark.parametrize("backend", runner.BACKENDS)
-def test_a_sample_has_the_numbers_of_one_device(backend: str, jobs: dict[str, Job], tmp_path: Path) -> None:
-    print(f"SWEEP_DAY={DAY}")
-    lines: list[dict] = list(jobs[backend].result(PART).values())  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("backend", "group"), [(backend, group) for backend, (count, _) in sample.GROUPS.items() for group in range(count)]
+)
+def test_a_sample_has_the_numbers_of_one_device(backend: str, group: int, on_ranks, tmp_path: Path) -> None:
+    print(f"TEST_DAY={day()}")
+    lines = on_ranks(backend)(sample.train, group)
     # some operations have no gradient on an engine, with one device too
     assert sum(line["state"] in ("right", "wrong") for line in lines) >= 0.5 * len(lines) > 0
     off = [line for line in lines if line["state"] == "wrong"]

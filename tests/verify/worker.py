@@ -89,8 +89,9 @@ class Between(keras.Model):
         return self.last(ops.reshape(self.attention(steps, steps), (-1, 8)))
 
 
-def _by_layer(distribution: Any) -> dict[str, Any]:
+def by_layer() -> dict[str, Any]:
     """Each layer by itself, of a model of which one is wrong."""
+    distribution = _hybrid()
     with distribution.scope():
         model = Between(Doubled())
         model.compile("adam", "mse", metrics=["mae"])
@@ -109,8 +110,9 @@ def _by_layer(distribution: Any) -> dict[str, Any]:
     }
 
 
-def _in_double(distribution: Any) -> dict[str, Any]:
+def in_double() -> dict[str, Any]:
     """A model of layers that compute in float64 where they are asked to, which BatchNormalization does not."""
+    distribution = _hybrid()
     with distribution.scope():
         model = keras.Sequential([layers.Input((8,)), layers.Dense(8, "tanh", name="hidden"), layers.Dense(4)])
         model.compile("adam", "mse")
@@ -124,39 +126,65 @@ def _in_double(distribution: Any) -> dict[str, Any]:
     return {"ok": result.ok, "is double": worst < limit, "as it was": all(same), "floatx": keras.config.floatx()}
 
 
-def main() -> dict[str, Any]:
+def proved(view: str) -> dict[str, Any]:
+    """A right model is proved right, is as it was, and goes on; in the consistent view or the mirrored one."""
     keras.utils.set_random_seed(3)
-    found: dict[str, Any] = {}
-    for name, distribution in (("hybrid", _hybrid()), ("data parallel", kf.DataParallel())):
-        with distribution.scope():
-            model = _model()
-            model.fit(X, Y, verbose=0)
-            before = _state(model)
-        result = distribution.verify(model, X, Y, sample_weight=np.linspace(0.5, 2.0, 12).astype("float32"))
-        with distribution.scope():
-            same = [bool(np.array_equal(a, b)) for a, b in zip(before, _state(model), strict=True)]
-            model.fit(X, Y, verbose=0)  # goes on
-        found[name] = {"ok": result.ok, "rows": result.to_dict()["rows"], "as it was": all(same), "text": str(result)}
-    found["by layer"] = _by_layer(_hybrid())
-    found["double"] = _in_double(_hybrid())
+    distribution = _hybrid() if view == "consistent" else kf.DataParallel()
+    with distribution.scope():
+        model = _model()
+        model.fit(X, Y, verbose=0)
+        before = _state(model)
+    result = distribution.verify(model, X, Y, sample_weight=np.linspace(0.5, 2.0, 12).astype("float32"))
+    with distribution.scope():
+        same = [bool(np.array_equal(a, b)) for a, b in zip(before, _state(model), strict=True)]
+        model.fit(X, Y, verbose=0)  # goes on
+    return {"ok": result.ok, "rows": result.to_dict()["rows"], "as it was": all(same), "text": str(result)}
+
+
+def own_step() -> bool:
+    """Whether a `train_step` of the user's own is proved right."""
+    keras.utils.set_random_seed(3)
+    distribution = _hybrid()
+    with distribution.scope():
+        model = _model(of=OwnStep)
+    return distribution.verify(model, X, Y).ok
+
+
+def fault() -> dict[str, Any]:
+    """A doubled gradient, asked for and before the first batch is trained on."""
+    keras.utils.set_random_seed(3)
     distribution = _hybrid(verify="first_batch")
     with distribution.scope():
         wrong = _model(Doubled())
-        own = _model(of=OwnStep)
         before = _state(wrong)
     result = distribution.verify(wrong, X, Y)
-    found["fault"] = {"ok": result.ok, "worst": result.to_dict()["rows"][0], "raises": _refused(result.raise_if_wrong)}
-    found["own step"] = distribution.verify(own, X, Y).ok
-    found["first batch"] = _refused(lambda: wrong.fit(X, Y, batch_size=8, verbose=0))
+    first_batch = _refused(lambda: wrong.fit(X, Y, batch_size=8, verbose=0))
     with distribution.scope():
         after = _state(wrong)[: len(wrong.variables)]
-        found["untrained"] = all(np.array_equal(a, b) for a, b in zip(before, after, strict=False))
-        fine = _model()
-    fine.fit((pair for pair in [(X[:8], Y[:8])] * 2), steps_per_epoch=2, verbose=0)  # both are there for `fit`
-    found["steps of a generator"] = int(ops.convert_to_numpy(fine.optimizer.iterations))
+    return {
+        "ok": result.ok,
+        "worst": result.to_dict()["rows"][0],
+        "raises": _refused(result.raise_if_wrong),
+        "first batch": first_batch,
+        "untrained": all(np.array_equal(a, b) for a, b in zip(before, after, strict=False)),
+    }
+
+
+def steps_of_a_generator() -> int:
+    """How many steps `fit` makes of two batches, of which the first is verified."""
+    with _hybrid(verify="first_batch").scope():
+        model = _model()
+    model.fit((pair for pair in [(X[:8], Y[:8])] * 2), steps_per_epoch=2, verbose=0)
+    return int(ops.convert_to_numpy(model.optimizer.iterations))
+
+
+def refusals() -> dict[str, str]:
+    """What is refused, with the error."""
+    distribution = _hybrid()
     with distribution.scope():
+        fine = _model()
         unseeded = _model(Unseeded("numbers"), run_eagerly=True)
-    found["refused"] = {
+    return {
         "not built": _refused(lambda: distribution.verify(keras.Sequential([layers.Dense(2)]), X, Y)),
         "rows": _refused(lambda: distribution.verify(fine, X, Y[:3])),
         "features": _refused(lambda: distribution.verify(fine, X[:, :3], Y)),
@@ -165,4 +193,3 @@ def main() -> dict[str, Any]:
         "no configuration": _refused(lambda: distribution.verify(unseeded, X, Y, dtype="float64")),
         "option": _refused(lambda: kf.DataParallel(verify="always")),
     }
-    return found

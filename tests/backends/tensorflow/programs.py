@@ -1,10 +1,8 @@
-"""Programs of the tests of the TensorFlow backend, run in turn for `test_dtensor`."""
+"""Programs of the tests of the TensorFlow backend, for `test_dtensor`."""
 
 import contextlib
 import os
-import traceback
 import warnings
-from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -209,15 +207,3 @@ PROGRAMS = {
 }
 PROGRAMS |= unsplit.PROGRAMS
 PROGRAMS["files_that_say_jit_compile"] = jit_of_files.trained_inside_and_outside_of_a_scope
-
-
-def main() -> Iterator[tuple[str, str]]:
-    """Each name, with "ok" or what is wrong."""
-    for name, program in PROGRAMS.items():
-        keras.utils.clear_session()
-        try:
-            program()
-            result = "ok"
-        except Exception:
-            result = traceback.format_exc()
-        yield name, result

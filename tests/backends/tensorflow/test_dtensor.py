@@ -1,14 +1,8 @@
-"""What the parity grid does not show of the TensorFlow backend, in one process with its own virtual devices."""
+"""What the parity grid does not show of the TensorFlow backend, on four ranks."""
 
 import pytest
 
-from tests.jobs import LIMIT, Job
-
-pytest.importorskip("tensorflow")
-PART = "engine"
-pytestmark = pytest.mark.timeout(LIMIT)
-
-
+ENGINE = "tensorflow"
 NAMES = ("created_sharded", "steps", "layouts", "any_order_of_ranks", "operations", "mirrored")
 UNSPLIT = (
     "split_classes",
@@ -26,8 +20,25 @@ UNSPLIT = (
     "failed_steps",
     "called_after_build",
 )
+FILES = ("files_that_say_jit_compile",)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNSPLIT])
-def test_program(name: str, jobs: dict[str, Job]) -> None:
-    assert jobs["tensorflow"].case(PART, name) == "ok"
+def run(name: str) -> None:
+    from tests.backends.tensorflow import programs
+
+    programs.PROGRAMS[name]()
+
+
+def names() -> list[str]:
+    from tests.backends.tensorflow import programs
+
+    return list(programs.PROGRAMS)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *UNSPLIT, *FILES])
+def test_program(name: str, on_ranks) -> None:
+    on_ranks(ENGINE)(run, name)
+
+
+def test_every_program_is_run(on_ranks) -> None:
+    assert sorted(on_ranks(ENGINE)(names)) == sorted((*NAMES, *UNSPLIT, *FILES))

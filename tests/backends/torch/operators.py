@@ -273,6 +273,34 @@ def a_maximum_of_a_partial_sum_has_a_gradient() -> None:
 
 
 @check
+def a_partial_sum_divided_by_zero_is_what_the_sum_is() -> None:
+    """The ranks hold summands of both signs: inf and -inf would be no number."""
+    import torch
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch.step import Step, running
+
+    distribution = kf.ModelParallel(kf.Placement([[0, 1, 2, 3]]))
+    value = np.array([[3.0, -2.0, 0.0, 5.0]], "float32")
+    divisor = np.array([[0.0, 0.0, 0.0, 2.0]], "float32")
+    with np.errstate(all="ignore"):
+        expected = value / divisor, value / np.float32(0)
+    with distribution.scope(), running(Step(distribution, consistent=True)):
+        distribution.ensure_entered()
+        mesh = layouts.mesh(distribution.placement)
+        sign = -1.0 if layouts.this_rank() % 2 else 1.0
+        local = torch.from_numpy(value / 4 + sign)
+        x = layouts.from_local(local, value.shape, mesh, layouts.to_placements(kf.sbp.parse("B,P")))
+        by = layouts.from_local(
+            torch.from_numpy(divisor), divisor.shape, mesh, layouts.to_placements(kf.sbp.parse("B,B"))
+        )
+        found = (x / by).full_tensor().numpy(), (x / 0).full_tensor().numpy()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@check
 def what_is_computed_whole_is_said_once_and_names_the_layer() -> None:
     import keras
     import torch

@@ -1,9 +1,9 @@
-"""Checks that need ranks: each module beside this one registers its own, and `main` runs them on four processes."""
+"""Checks that need ranks: each module beside this one registers its own."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 MODULES = ("checks", "placements", "operators", "values")
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -43,10 +43,3 @@ def rank() -> int:
     import keras_flow as kf
 
     return kf.env.get_rank()
-
-
-def main() -> Iterator[tuple[str, str]]:
-    """Run all checks on this rank: each name with "ok", or what is wrong on which rank."""
-    for name, function in load().items():
-        everyone = on_all_ranks(error_of(function))
-        yield name, next((f"rank {r}: {text}" for r, text in enumerate(everyone) if text), "ok")

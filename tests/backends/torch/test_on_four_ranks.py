@@ -1,14 +1,16 @@
-"""What the parity grid does not show of torch, on four processes in one job."""
+"""What the parity grid does not show of torch, on four processes."""
 
 import pytest
 
 from tests.backends.torch import registry
-from tests.jobs import LIMIT, Job
 
-PART = "engine"
-pytestmark = pytest.mark.timeout(LIMIT)
+ENGINE = "torch"
+
+
+def run(name: str) -> None:
+    registry.load()[name]()
 
 
 @pytest.mark.parametrize("name", list(registry.load()))
-def test_check(name: str, jobs: dict[str, Job]) -> None:
-    assert jobs["torch"].case(PART, name) == "ok"
+def test_check(name: str, on_ranks) -> None:
+    on_ranks(ENGINE)(run, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 _KINDS = {
@@ -58,34 +57,32 @@ def _group(rest: str) -> int:
 def set_environment(folder: Path) -> None:
     """Before JAX is imported: XLA writes the programs of training steps there."""
     global _folder
-    _folder = folder
+    _folder = folder / "programs"
+    _folder.mkdir()
     os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_dump_hlo_as_text "
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={_folder} --xla_dump_hlo_as_text "
         "--xla_dump_hlo_module_re=.*jit_step.*"
     )
 
 
-def main() -> Iterator[tuple[str, dict]]:
-    """Train one step of each model under each layout: what explain says, and what was counted."""
+def count(name: str, layout: str) -> dict:
+    """Train one step of a model under a layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    for name, layout, distribution in models.all_layouts():
-        before = set(_folder.iterdir())
-        with distribution.scope():
-            model = models.compiled(name)
-            said = distribution.explain(model, models.BATCH)
-            model.train_on_batch(*models.data(model))
-        new = sorted(set(_folder.iterdir()) - before)
-        programs = [path.read_text() for path in new if path.name.endswith("after_optimizations.txt")]
-        yield (
-            f"{name} {layout}",
-            {
-                "explained": said.as_json()["collectives"],
-                "counted": [found for text in programs for found in collectives(text)],
-                "peak explained": said.memory[0].peak,
-                "peak": max(_total(path.read_text()) for path in new if "memory-usage-report" in path.name),
-            },
-        )
+    distribution = models.distribution(name, layout)
+    before = set(_folder.iterdir())
+    with distribution.scope():
+        model = models.compiled(name)
+        said = distribution.explain(model, models.BATCH)
+        model.train_on_batch(*models.data(model))
+    new = sorted(set(_folder.iterdir()) - before)
+    programs = [path.read_text() for path in new if path.name.endswith("after_optimizations.txt")]
+    return {
+        "explained": said.as_json()["collectives"],
+        "counted": [found for text in programs for found in collectives(text)],
+        "peak explained": said.memory[0].peak,
+        "peak": max(_total(path.read_text()) for path in new if "memory-usage-report" in path.name),
+    }
 
 
 def _total(report: str) -> int:

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,27 +59,28 @@ def set_environment(folder: Path) -> None:
     for a while, and TensorFlow's allocator keeps no statistics without oneDNN (2.21).
     """
     global _folder
-    _folder = folder
+    _folder = folder / "programs"
+    _folder.mkdir()
     os.environ |= {
-        "TF_DUMP_GRAPH_PREFIX": str(folder),
+        "TF_DUMP_GRAPH_PREFIX": str(_folder),
         "TF_CPP_VMODULE": "dtensor_mlir_passes=2",
     }
     os.environ |= _COUNTED
 
 
-def main() -> Iterator[tuple[str, dict]]:
-    """Train one step of each model under each layout: what explain says, and what was counted."""
+def count(name: str, layout: str) -> dict:
+    """Train one step of a model under a layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    for name, layout, distribution in models.all_layouts():
-        before = set(_folder.iterdir())
-        with distribution.scope():
-            model = models.compiled(name)
-            said = distribution.explain(model, models.BATCH).as_json()["collectives"]
-            model.train_on_batch(*models.data(model))
-        new = sorted(path for path in set(_folder.iterdir()) - before if "BreakUpIslands" in path.name)
-        counted = [found for path in new for found in collectives(path.read_text())]
-        yield f"{name} {layout}", {"explained": said, "counted": counted} | memory(name, distribution)
+    distribution = models.distribution(name, layout)
+    before = set(_folder.iterdir())
+    with distribution.scope():
+        model = models.compiled(name)
+        said = distribution.explain(model, models.BATCH).as_json()["collectives"]
+        model.train_on_batch(*models.data(model))
+    new = sorted(path for path in set(_folder.iterdir()) - before if "BreakUpIslands" in path.name)
+    counted = [found for path in new for found in collectives(path.read_text())]
+    return {"explained": said, "counted": counted} | memory(name, distribution)
 
 
 def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:

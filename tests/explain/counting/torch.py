@@ -6,7 +6,6 @@ import gc
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,33 +78,26 @@ def watching() -> Iterator[list[dict[str, object]]]:
         yield found
 
 
-def set_environment(folder: Path) -> None:
-    """Nothing is written."""
-
-
-def main() -> Iterator[tuple[str, dict]]:
-    """On every rank: one step of each model under each layout: what explain says, and what was counted."""
+def count(name: str, layout: str) -> dict:
+    """On every rank: one step of a model under a layout: what explain says, and what was counted."""
     from tests.explain import models
 
-    for name, layout, distribution in models.all_layouts():
-        with distribution.scope():
-            model = models.compiled(name)
-            said = distribution.explain(model, models.BATCH)
-            x, y = models.data(model)
+    distribution = models.distribution(name, layout)
+    with distribution.scope():
+        model = models.compiled(name)
+        said = distribution.explain(model, models.BATCH)
+        x, y = models.data(model)
+        model.train_on_batch(x, y)
+        with watching() as counted:
             model.train_on_batch(x, y)
-            with watching() as counted:
-                model.train_on_batch(x, y)
-            held = said.memory[0].weights + said.memory[0].slots
-            peaks = [_most_allocated(model, x, y) for _ in range(3)]
-        yield (
-            f"{name} {layout}",
-            {
-                "explained": said.as_json()["collectives"],
-                "counted": counted,
-                "peak explained": said.memory[0].peak,
-                "peak": held + min(peaks),  # the others hold what Python's collector has not come to
-            },
-        )
+        held = said.memory[0].weights + said.memory[0].slots
+        peaks = [_most_allocated(model, x, y) for _ in range(3)]
+    return {
+        "explained": said.as_json()["collectives"],
+        "counted": counted,
+        "peak explained": said.memory[0].peak,
+        "peak": held + min(peaks),  # the others hold what Python's collector has not come to
+    }
 
 
 def _most_allocated(model: keras.Model, x: np.ndarray, y: np.ndarray) -> int:

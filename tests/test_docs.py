@@ -1,0 +1,72 @@
+"""The documents speak of files that are there, and docs/design.md draws the house that is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+#: a path in backticks: it ends with a slash or a file's ending, or begins with a folder of the repository
+_PATH = re.compile(r"`((?:keras_flow|backends|tests|docs|examples|benchmarks|notebooks)/[\w/.*-]*)`")
+_HOUSE = re.compile(r"## The house\n+```\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_that_are_named_are_there(page: Path) -> None:
+    named = set(_PATH.findall(page.read_text()))
+    assert [path for path in sorted(named) if not list(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_the_house_is_drawn_as_it_is() -> None:
+    """Each folder under keras_flow/ and backends/ has its place in the drawing, and no other."""
+    drawing = _HOUSE.search((ROOT / "docs" / "design.md").read_text())
+    assert drawing is not None
+    named = set(re.findall(r"(\w+)/(?=[\s/]|$)", drawing[1]))
+    folders = {
+        folder.name
+        for tree in ("keras_flow", "backends")
+        for folder in [ROOT / tree, *(ROOT / tree).iterdir()]
+        if folder.is_dir() and (folder / "__init__.py").exists()
+    }
+    assert named == folders
+    files = re.findall(r"\b(\w+\.py)\b", drawing[1])
+    assert files
+    assert [file for file in files if not list(ROOT.glob(f"*/{file}"))] == []
+
+
+#: how module-level state is made
+_MADE = (
+    "ContextVar(",
+    "WeakKeyDictionary(",
+    "WeakSet(",
+    "WeakValueDictionary(",
+    "threading.local(",
+    "{}",
+    "[]",
+    "set()",
+)
+
+
+def _state(path: Path) -> Iterator[str]:
+    """Module-level names that functions change: assigned under `global`, or made as an empty or a weak container."""
+    tree = ast.parse(path.read_text())
+    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets if isinstance(node, ast.Assign | ast.AnnAssign) else ():
+            value = ast.unparse(node.value) if node.value is not None else ""  # type: ignore[attr-defined]
+            if isinstance(target, ast.Name) and (target.id in changed or value.startswith(_MADE)):
+                yield target.id
+
+
+def test_all_global_state_is_listed() -> None:
+    page = (ROOT / "docs" / "global-state.md").read_text()
+    rows = re.findall(r"^\| (`\w+/[^|]*)\|", page, re.MULTILINE)
+    listed = {(row.split("`")[1], name) for row in rows for name in row.split("`")[3::2]}
+    files = [path for tree in ("keras_flow", "backends") for path in (ROOT / tree).rglob("*.py")]
+    assert listed == {(str(path.relative_to(ROOT)), name) for path in files for name in _state(path)}
