@@ -7,6 +7,7 @@ own tag, and need not be named.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch._decomp
@@ -92,6 +93,15 @@ def is_taken_apart(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator is computed by the others that torch takes it apart into."""
     name = operator._schema.name.partition("::")[2]
     return name in _TAKEN_APART and operator in torch._decomp.decomposition_table
+
+
+def may_divide_by_zero(operator: torch._ops.OpOverload, args: Sequence[object]) -> bool:
+    """Whether an operator divides by a tensor, or by the number zero: of the summands 2 and -1 of a partial sum that is
+    inf and -inf, whose sum is no number, where the sum divided is inf."""
+    if operator._schema.name.partition("::")[2] != "div":
+        return False
+    divisor = args[1] if len(args) > 1 else None
+    return isinstance(divisor, torch.Tensor) or divisor == 0
 
 
 @functools.cache
