@@ -10,6 +10,7 @@ from keras_flow import sbp as _sbp
 from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.boxing.spec import KINDS, BoxingPlan, Step
 from keras_flow.layout import Layout
+from keras_flow.units import amount
 
 #: ranks up to which each is asked what it receives and needs; of more, some stand for the others
 ASKED = 512
@@ -17,14 +18,6 @@ ASKED = 512
 SAMPLE = 16
 #: how many ranks, runs of ranks or amounts are written out
 WRITTEN = 8
-
-
-def amount(bytes_: float) -> str:
-    """Bytes as text: `"1.5 MB"` (1 MB = 10^6 bytes)."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_ >= size:
-            return f"{bytes_ / size:.4g} {unit}"
-    return f"{bytes_:g} B"
 
 
 def describe(plan: BoxingPlan) -> str:

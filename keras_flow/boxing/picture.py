@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from keras_flow import sbp as _sbp
-from keras_flow.boxing.describe import amount
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
+from keras_flow.units import amount
 
 #: ranks that a picture can show
 MOST = 32

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_flow.compare.result import Comparison, RunResult
+from keras_flow.units import megabytes
 
 #: columns of the console from which one table holds all
 _WIDE = 100
@@ -77,14 +78,14 @@ def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
         "-" if run.between_backends is None else f"{run.between_backends:.1e}",
         f"{1000 * run.step_seconds:.1f}",
         f"{run.ranks_used}/{run.ranks_named}",
-        f"{max(run.bytes_per_rank.values()) / 1e6:.3f}",
+        megabytes(max(run.bytes_per_rank.values())),
         _megabytes(run.received_per_step),
         _megabytes(run.peak_per_rank),
     )
 
 
 def _megabytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / 1e6:.3f}"
+    return "-" if count is None else megabytes(count)
 
 
 def _deviation(value: float, share: float, layout: str) -> str:

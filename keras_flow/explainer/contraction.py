@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keras_flow.explainer.graph import Call
-from keras_flow.explainer.step import Splits, Step, itemsize
+from keras_flow.explainer.step import Splits, Step
+from keras_flow.layout import itemsize
 
 if TYPE_CHECKING:
     import keras

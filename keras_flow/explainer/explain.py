@@ -21,8 +21,8 @@ from keras_flow.explainer.explanation import PASSES, Collective, Explanation, Me
 from keras_flow.explainer.memory import Held, backward_peak
 from keras_flow.explainer.optimizer import Slot, slots_of
 from keras_flow.explainer.rules import is_leaf, rule_of
-from keras_flow.explainer.step import Step, itemsize
-from keras_flow.layout import Layout
+from keras_flow.explainer.step import Step
+from keras_flow.layout import Layout, itemsize
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from keras_flow.distributions.models import own_variables
 from keras_flow.explainer.contraction import Product, add, contract, gradient
 from keras_flow.explainer.graph import Call
-from keras_flow.explainer.step import Step, itemsize
+from keras_flow.explainer.step import Step
+from keras_flow.layout import itemsize
 
 if TYPE_CHECKING:
     import keras

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from keras_flow.explainer.explanation import Collective
 from keras_flow.explainer.graph import Call, Graph
-from keras_flow.layout import Layout
+from keras_flow.layout import Layout, itemsize
 from keras_flow.sbp import Split
 
 if TYPE_CHECKING:
@@ -22,11 +20,6 @@ if TYPE_CHECKING:
 
 #: how a tensor lies: axis name -> the dim that it splits; axes left out are broadcast
 Splits = Mapping[str, int]
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of an element."""
-    return 2 if dtype == "bfloat16" else 1 if dtype.startswith("float8") else np.dtype(dtype).itemsize
 
 
 def ring(kind: str, size: int, ranks: int) -> int:

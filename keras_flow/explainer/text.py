@@ -10,23 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from keras_flow.explainer.explanation import Collective, Explanation, VariableRow
+from keras_flow.units import amount
 
 #: rows of a table beyond which the smallest are summed up
 _MOST_ROWS = 60
-
-
-def size(count: float) -> str:
-    """Bytes for a reader: 4 digits at most.
-
-    Example:
-        >>> size(512), size(2048), size(3.5 * 2**30)
-        ('512 B', '2.0 KiB', '3.5 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def render(found: Explanation, most: int | None = _MOST_ROWS) -> RenderableType:
@@ -86,11 +73,11 @@ def _variables(rows: Sequence[VariableRow], most: int | None) -> Table:
         shown = sorted(rows, key=lambda row: -row.bytes)[:most]
     for row in shown:
         note = f" ({row.note})" if row.note else ""
-        cells = escape(row.path), escape(str(list(row.shape))), row.layout, escape(row.source + note), size(row.bytes)
+        cells = escape(row.path), escape(str(list(row.shape))), row.layout, escape(row.source + note), amount(row.bytes)
         table.add_row(*cells)
     if len(shown) < len(rows):
         rest = sum(row.bytes for row in rows) - sum(row.bytes for row in shown)
-        table.add_row(f"... and {len(rows) - len(shown)} smaller ones", "", "", "", size(rest))
+        table.add_row(f"... and {len(rows) - len(shown)} smaller ones", "", "", "", amount(rest))
     return table
 
 
@@ -103,7 +90,7 @@ def _memory(found: Explanation) -> Table:
     for memory, alike in ranks.items():
         name = str(alike[0]) if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
         values = (memory.weights, memory.slots, memory.gradients, memory.activations, memory.peak)  # type: ignore[attr-defined]
-        table.add_row(name, *(size(value) for value in values))
+        table.add_row(name, *(amount(value) for value in values))
     return table
 
 
@@ -111,7 +98,7 @@ def _collectives(found: Explanation, most: int | None) -> RenderableType:
     if not found.collectives:
         return "[bold]collectives of a step[/]: none"
     table = _table(
-        f"collectives of a step: {len(found.collectives)}, {size(found.received)} received by each rank",
+        f"collectives of a step: {len(found.collectives)}, {amount(found.received)} received by each rank",
         ("pass", False),
         ("what", False),
         ("over", False),
@@ -126,11 +113,11 @@ def _collectives(found: Explanation, most: int | None) -> RenderableType:
         shown = [one for one in shown if id(one) in largest]
     for one in shown:
         over = ", ".join(f"{axis}={found.placement[axis]}" for axis in one.axes)
-        cells = (one.phase, one.kind, over, size(one.received), one.path, one.tensor, one.why)
+        cells = (one.phase, one.kind, over, amount(one.received), one.path, one.tensor, one.why)
         table.add_row(*(escape(cell) for cell in cells))
     if len(shown) < len(found.collectives):
         rest = found.received - sum(one.received for one in shown)
-        table.add_row("", f"{len(found.collectives) - len(shown)} smaller ones", "", size(rest), "", "", "")
+        table.add_row("", f"{len(found.collectives) - len(shown)} smaller ones", "", amount(rest), "", "", "")
     return table
 
 
