@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 def flow_is_active(*args: object, **kwargs: object) -> bool:
     """The default condition: a keras_flow distribution is active."""
-    from keras_flow.distributions.distribution import active
+    from keras_flow.current.distribution import active
 
     return active() is not None
 
 
 def is_placed(variable: object, *args: object, **kwargs: object) -> bool:
     """The condition for methods of variables: the variable carries a keras_flow layout over several ranks."""
-    from keras_flow.distributions.placed import placed_layout
+    from keras_flow.current.variable_layout import keras_layout
 
-    layout = placed_layout(variable)
+    layout = keras_layout(variable)
     return layout is not None and not layout.distribution.has_one_rank
 
 

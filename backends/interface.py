@@ -14,34 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from keras_flow.current.world import World as World
+
 if TYPE_CHECKING:
     import keras
 
     from keras_flow.backends.hooking import Hook
     from keras_flow.boxing.spec import BoxingPlan
-    from keras_flow.distributions.distribution import FlowDistribution
-    from keras_flow.distributions.placed import PlacedLayout
+    from keras_flow.current.distribution import Distribution
+    from keras_flow.current.variable_layout import KerasLayout
     from keras_flow.layout import Layout
     from keras_flow.sbp import NdSbp
-
-
-@dataclass(frozen=True)
-class World:
-    """The ranks of a job as one process sees them.
-
-    Attributes:
-        size: number of ranks in all processes.
-        type: device type of the ranks, `"cpu"`, `"gpu"` or `"tpu"`.
-        local_ranks: the ranks that this process drives.
-        process_index: index of this process.
-        process_count: number of processes.
-    """
-
-    size: int
-    type: str
-    local_ranks: tuple[int, ...]
-    process_index: int = 0
-    process_count: int = 1
 
 
 @dataclass(frozen=True)
@@ -226,7 +209,7 @@ class Backend(TensorEngine, Protocol):
         ...
 
     # ---- variables.py
-    def place(self, variable: keras.Variable, layout: PlacedLayout) -> None:
+    def place(self, variable: keras.Variable, layout: KerasLayout) -> None:
         """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""
         ...
 
@@ -235,7 +218,7 @@ class Backend(TensorEngine, Protocol):
         ...
 
     # ---- trainer.py
-    def enter(self, distribution: FlowDistribution) -> None:
+    def enter(self, distribution: Distribution) -> None:
         """Called when a scope of `distribution` is entered: builds the mesh, aligns the ranks' random states."""
         ...
 

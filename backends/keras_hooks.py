@@ -13,15 +13,14 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import described, weights_files
+from keras_flow.backends import dry_run_hooks, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, flow_is_active
-from keras_flow.distributions import models
-from keras_flow.distributions.creating import creating
-from keras_flow.distributions.describing import is_describing
-from keras_flow.distributions.distribution import ActivationLayout, FlowDistribution, active
+from keras_flow.current import models, recorded_calls
+from keras_flow.current.creator import creating
+from keras_flow.current.distribution import ActivationLayout, Distribution, active
+from keras_flow.current.dry_run import is_dry_run
 from keras_flow.errors import FlowError, LayoutError
-from keras_flow.explainer import graph
 
 if TYPE_CHECKING:
     import keras
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 #: models whose `jit_compile=True` was read from a file
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 #: model -> the distribution that its layouts were last checked for
-_checked: WeakKeyDictionary[keras.Model, FlowDistribution] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[keras.Model, Distribution] = WeakKeyDictionary()
 
 
 def _held(model: keras.Model, *args: object, **kwargs: object) -> bool:
@@ -46,11 +45,11 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
     scope = nullcontext() if active() is distribution else distribution.scope()
     with scope:
         distribution.ensure_entered()
-        models.adopt(model, distribution)
+        distribution.adopt(model)
         if models.is_built(model):
             _check(model, distribution)
         if original.__name__ == "fit":
-            args, kwargs = _verified(distribution, model, original, args, kwargs)
+            args, kwargs = distribution.verified(model, original, args, kwargs)
         try:
             if distribution.has_one_rank and model.built:
                 with _keras_alone(distribution):
@@ -63,26 +62,8 @@ def _entry(original: Callable[..., object], model: keras.Model, *args: object, *
             raise
 
 
-def _verified(
-    distribution: FlowDistribution,
-    model: keras.Model,
-    fit: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The arguments of `fit`, after their first batch was verified where the distribution is to."""
-    waiting = distribution.verified_models
-    if waiting is None or model in waiting:
-        return args, kwargs
-    from keras_flow.verify.first_batch import verified
-
-    args, kwargs = verified(distribution, model, fit, args, kwargs)
-    waiting.add(model)
-    return args, kwargs
-
-
 @contextmanager
-def _keras_alone(distribution: FlowDistribution) -> Iterator[None]:
+def _keras_alone(distribution: Distribution) -> Iterator[None]:
     """One rank has nothing to share: no distribution holds while its loop runs, so that no hook is in its steps."""
     held = distribution_lib.distribution()
     distribution_lib.set_distribution(None)
@@ -105,7 +86,7 @@ def _batch_size(
     return 32 if takes_size and isinstance(given.get("x"), np.ndarray) else None
 
 
-def _check(model: keras.Model, distribution: FlowDistribution) -> None:
+def _check(model: keras.Model, distribution: Distribution) -> None:
     if _checked.get(model) is not distribution or distribution.has_problems:
         distribution.check(model)
         _checked[model] = distribution
@@ -148,7 +129,7 @@ def _symbolic_build(original: Callable[..., object], model: keras.Model, *args: 
     return result
 
 
-def _raise_collected(model: keras.Model, distribution: FlowDistribution, error: BaseException) -> None:
+def _raise_collected(model: keras.Model, distribution: Distribution, error: BaseException) -> None:
     """Raise the layout problems that stand behind an error, if there are any, all together; else our own error that
     Keras wrapped into one of its kind."""
     if isinstance(error, Exception) and not isinstance(error, LayoutError) and distribution.has_problems:
@@ -176,7 +157,7 @@ def _value_comes_later(original: Callable[..., object], variable: keras.Variable
     distribution = active()
     if distribution is not None and variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
-    return None if is_describing() else original(variable)  # what is registered gets its value at the scope's end
+    return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
 
 
 def _compile_from_config(
@@ -258,16 +239,16 @@ def hooks() -> Sequence[Hook]:
         Hook(
             "keras.src.backend.common.variables",
             "Variable.__init__",
-            described.make_variable,
-            "explain of a model that is only described: its variables have a shape and no value",
-            when=is_describing,
+            dry_run_hooks.make_variable,
+            "explain of a dry run: variables have a shape and no value",
+            when=is_dry_run,
         ),
         Hook(
             "keras.src.layers.layer",
             "Layer.__call__",
-            described.record,
+            recorded_calls.record,
             "explain sees which layers a layer without a graph calls",
-            when=graph.recording,
+            when=recorded_calls.is_recording,
         ),
         Hook(
             "keras.src.layers.layer",
@@ -281,7 +262,7 @@ def hooks() -> Sequence[Hook]:
             _value_comes_later,
             "a variable made while a model is built symbolically gets its value later, when its layer is not known any "
             "more: its layout is chosen now",
-            when=lambda *args, **kwargs: is_describing() or flow_is_active(),
+            when=lambda *args, **kwargs: is_dry_run() or flow_is_active(),
         ),
         Hook(
             "keras.src.metrics.metric",

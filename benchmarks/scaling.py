@@ -80,11 +80,11 @@ def explaining(ranks: int, variables: int) -> tuple[float, int]:
     import numpy as np
 
     import keras_flow as kf
-    from keras_flow.distributions.describing import describing
+    from keras_flow.distributions.dry_run import dry_run
 
     outer, inner = hierarchy_of(ranks)
     placement = kf.Placement(np.arange(ranks).reshape(outer, inner), axis_names=("data", "model"))
-    with describing(ranks):
+    with dry_run(ranks):
         distribution = kf.ModelParallel(
             placement, batch_axes="data", rules={"odd.*/kernel": {"model": "S(0)"}, "even.*/kernel": {"model": "S(1)"}}
         )

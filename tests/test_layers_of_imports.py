@@ -133,12 +133,11 @@ def test_the_algebra_imports_only_itself_and_numpy() -> None:
         "keras_flow.placements",
         "keras_flow.layout",
         "keras_flow.errors",
-        "keras_flow.runtime.env",
     )
     for name in ("sbp", "placements", "layout", "errors"):
         for line, module in imports(ROOT / "keras_flow" / f"{name}.py"):
             if module.startswith(("keras", "keras_flow")):
-                legal = module == "keras_flow.sbp" or module.startswith(allowed) or module == "keras_flow.runtime.env"
+                legal = module == "keras_flow.sbp" or module.startswith(allowed)
                 assert legal, f"{name}.py:{line} imports {module}"
 
 
@@ -159,3 +158,47 @@ def test_the_folders_of_the_engines_have_the_same_core_files() -> None:
     core = {"__init__", "capabilities", "data", "devices", "hooks", "layers", "layouts", "trainer", "variables"}
     for name in ("jax", "tensorflow", "torch"):
         assert core <= {path.stem for path in (ROOT / "backends" / name).glob("*.py")}, name
+
+
+#: packages and modules from the lowest to the highest; what stands in one line may not import each other
+ORDER = (
+    ("errors", "units"),
+    ("sbp",),
+    ("placements",),
+    ("layout",),
+    ("boxing",),
+    ("signatures",),
+    ("current",),
+    ("backends",),
+    ("runtime",),
+    ("launch",),
+    ("distributions", "tensors"),
+    ("user_file",),
+    ("explainer", "verify", "doctor"),
+    ("parallel",),
+    ("compare",),
+    ("cli",),
+)
+
+
+def test_arrows_point_down() -> None:
+    """Every import, also for types and inside functions. `__init__` names the modules of public names as texts."""
+    height = {name: number for number, names in enumerate(ORDER) for name in names}
+    found = []
+    for path in (*SOURCES, *sorted((ROOT / "backends").rglob("*.py"))):
+        inside = path.relative_to(ROOT).parts
+        own = "backends" if inside[0] == "backends" else inside[1].removesuffix(".py")
+        for line, module in imports(path):
+            tree, _, rest = module.partition(".")
+            other = rest.partition(".")[0]
+            if tree != "keras_flow" or own.startswith("__init__") or other == own or other not in height:
+                continue
+            if height[other] >= height[own]:
+                found.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert not found, found
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    named = {name for names in ORDER for name in names}
+    there = {path.stem for path in (ROOT / "keras_flow").iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert named == {name for name in there if not name.startswith("__")} | {"backends"}

@@ -26,14 +26,14 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from keras_flow.backends.jax.layouts import mesh, whole_on
-from keras_flow.distributions.describing import is_describing
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
+from keras_flow.current.dry_run import is_dry_run
 
 
 def in_a_step(inputs: object, *args: object, **kwargs: object) -> bool:
     """Condition: an operation of a step that is traced under a distribution of several ranks."""
     distribution = active()
-    return isinstance(inputs, Tracer) and distribution is not None and not is_describing()
+    return isinstance(inputs, Tracer) and distribution is not None and not is_dry_run()
 
 
 def by_own_rows(
@@ -53,7 +53,7 @@ def by_own_rows(
         return with_whole_windows(original, inputs, weights, *args, **kwargs)
     distribution = active()
     assert distribution is not None  # the hook's condition
-    divides = inputs.shape[0] % distribution.num_model_replicas == 0
+    divides = distribution.batch_plan(inputs.shape[0]).divides
     rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
     convolve = jax.shard_map(
         lambda own, whole: original(own, whole, *args, **kwargs),

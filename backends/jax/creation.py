@@ -22,7 +22,7 @@ from keras import initializers
 from keras.src.initializers.random_initializers import compute_fans  # private: the fans of VarianceScaling
 from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
 
-from keras_flow.distributions.creating import draws_as
+from keras_flow.backends.initializers import draws_as
 
 #: initialisers whose values are drawn element by element
 DRAWN = (

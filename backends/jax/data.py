@@ -12,8 +12,7 @@ from keras.src import tree
 
 from keras_flow import sbp
 from keras_flow.backends.jax.layouts import engine_layout
-from keras_flow.distributions.batch import BatchPlan
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 
@@ -81,7 +80,7 @@ def distribute_data_input(original: Callable[..., object], batch: object, *args:
         )
     host = np.asarray(batch)
     layout = distribution.batch_layout(host.shape)
-    plan = BatchPlan(host.shape[0] if host.ndim else 0, distribution.num_model_replicas)
+    plan = distribution.batch_plan(host.shape[0] if host.ndim else 0)
     if plan.divides:
         return _put(host, engine_layout(layout))
     padding = np.zeros((plan.padded_rows - plan.rows, *host.shape[1:]), host.dtype)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keras_flow.distributions.batch_statistics import by_groups
-from keras_flow.distributions.distribution import active
+from keras_flow.current.batch_statistics import by_groups
+from keras_flow.current.distribution import active
 
 if TYPE_CHECKING:
     import keras

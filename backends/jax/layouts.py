@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement

@@ -25,11 +25,11 @@ from jax.extend import core
 
 from keras_flow.backends.jax import data
 from keras_flow.backends.jax.layouts import whole_on
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 from keras_flow.errors import ComputedWhole
 
 if TYPE_CHECKING:
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 #: Operations that give the numbers of one device on dims that do not divide, forward and backward, on every mesh of the
 #: sweep. An operation that is not named has not been seen, which is reason enough; scatters (that of a max pool's
@@ -96,7 +96,7 @@ def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
 class _Whole:
     """Gathers the dims of a value that do not divide by the axes of a distribution."""
 
-    def __init__(self, distribution: FlowDistribution):
+    def __init__(self, distribution: Distribution):
         self.placement = placement = distribution.placement
         groups = [(axis,) for axis in placement.axis_names] + [distribution.batch_axes, *distribution.joined_axes]
         self.sizes = {math.prod(placement.axis_size(axis) for axis in group) for group in groups}

@@ -15,13 +15,13 @@ from keras_flow.errors import FlowError
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 #: model -> the values that Keras took off its variables when the running loop began
 _purged: WeakKeyDictionary[keras.Model, list[tuple[keras.Variable, jax.Array]]] = WeakKeyDictionary()
 
 
-def enter(distribution: FlowDistribution) -> None:
+def enter(distribution: Distribution) -> None:
     """Build the mesh; random layers are equal for every layout only with partitionable threefry."""
     layouts.mesh(distribution.placement)
     if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]

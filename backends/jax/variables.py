@@ -14,8 +14,8 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras_flow.backends import weights_files
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
-from keras_flow.distributions.distribution import active
-from keras_flow.distributions.placed import PlacedLayout, placed_layout
+from keras_flow.current.distribution import active
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 
 def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
@@ -31,16 +31,16 @@ def initialize(original: Callable[..., None], variable: keras.Variable, initiali
         return original(variable, initializer)
     if variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
-    layout = placed_layout(variable)
+    layout = keras_layout(variable)
     if layout is None:
         return original(variable, initializer)
-    sharding = engine_layout(layout.placed.layout)
+    sharding = engine_layout(layout.layout)
     constant = _constant_of(initializer)
     if constant is not None:
         part = np.full(sharding.shard_shape(variable._shape), constant, _numpy_dtype(variable))
         variable._value = jax.make_array_from_callback(variable._shape, sharding, lambda index: part, dtype=part.dtype)
         return None
-    if layout.placed.layout.is_broadcast:
+    if layout.layout.is_broadcast:
         return original(variable, initializer)
     value = creation.drawn(initializer, variable._shape, variable._dtype, sharding)
     if value is not None:
@@ -67,7 +67,7 @@ def _constant_of(initializer: Callable[..., object]) -> float | None:
 
 def assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
     """Hook: a host value goes to the devices slice by slice; Keras would put it whole on device 0 first."""
-    layout = placed_layout(variable)
+    layout = keras_layout(variable)
     if (
         layout is None
         or not isinstance(value, np.ndarray)
@@ -75,11 +75,11 @@ def assign(original: Callable[..., object], variable: keras.Variable, value: obj
         or tuple(value.shape) != tuple(variable.shape)
     ):
         return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
-    variable._value = from_host(value, engine_layout(layout.placed.layout), _numpy_dtype(variable))
+    variable._value = from_host(value, engine_layout(layout.layout), _numpy_dtype(variable))
     return variable._value
 
 
-def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Lay an existing variable anew, keeping its value."""
     variable._layout = layout
     if variable._value is not None:

@@ -13,7 +13,7 @@ from keras.src.backend import standardize_data_format
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step
 from keras_flow.backends.tensorflow.operations import by_rows
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 
 
 def convolves_on_mesh(*args: object, **kwargs: object) -> bool:

@@ -15,8 +15,8 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
 
-from keras_flow.distributions.creating import draws_as
-from keras_flow.distributions.placed import PlacedLayout
+from keras_flow.backends.initializers import draws_as
+from keras_flow.current.variable_layout import KerasLayout
 
 #: most elements of one draw that is cut into columns
 _CHUNK = 1 << 20
@@ -77,7 +77,7 @@ def record(draw: Draw) -> tf.Tensor:
 
 
 def components(
-    initializer: Callable, shape: tuple[int, ...], dtype: str, placed: PlacedLayout, layout: dtensor.Layout
+    initializer: Callable, shape: tuple[int, ...], dtype: str, placed: KerasLayout, layout: dtensor.Layout
 ) -> list[np.ndarray]:
     """The components of a new variable, in the order of `dtensor.pack`.
 
@@ -88,7 +88,7 @@ def components(
 
     with tf.init_scope(), tf.device("CPU:0"), _values_are_made():
         if not layout.is_fully_replicated():
-            local = placed.placed.layout.local_shape(placed.placed.layout.placement.ranks[0])
+            local = placed.layout.local_shape(placed.layout.placement.ranks[0])
             if isinstance(initializer, _SAME_EVERYWHERE) or _is_scalar_constant(initializer):
                 return [np.asarray(initializer(local, dtype=dtype))] * layout.mesh.num_local_devices()
             if draws_as(initializer, _DRAWN) and dtype == "float32":

@@ -13,8 +13,8 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow.layouts import MeshView, view_of
 from keras_flow.backends.tensorflow.variables import is_dtensor
-from keras_flow.distributions.batch import rows_of
-from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.current.batch import rows_of
+from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
 
 
@@ -33,7 +33,7 @@ class Batch:
     divides: bool
 
 
-def batch_axis(distribution: FlowDistribution, view: MeshView) -> tuple[str | None, int]:
+def batch_axis(distribution: Distribution, view: MeshView) -> tuple[str | None, int]:
     """The mesh axis that splits rows, and its size.
 
     Batch axes that are one mesh axis split together. If other tensors use them separately, DTensor can put only one on
@@ -44,18 +44,18 @@ def batch_axis(distribution: FlowDistribution, view: MeshView) -> tuple[str | No
     return (sizes[0][1], sizes[0][0]) if sizes else (None, 1)
 
 
-def lay_batch(data: object, distribution: FlowDistribution, model: keras.Model | None = None) -> Batch:
+def lay_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> Batch:
     """Lay a batch: rows split where those of every tensor divide, else the whole batch on every rank.
 
     Raises:
         FlowError: a tensor that DTensor cannot hold (text, sparse, ragged).
     """
     view = view_of(distribution)
-    axis, size = batch_axis(distribution, view)
+    axis, _ = batch_axis(distribution, view)
     data = to_tensors(data, model)
     leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
     rows = rows_of(leaves)
-    divides = axis is not None and bool(rows) and all(count % size == 0 for count in rows)
+    divides = axis is not None and bool(rows) and all(distribution.batch_plan(count).divides for count in rows)
     laid = tree.map_structure(lambda leaf: _lay(leaf, view, axis if divides else None), data)
     return Batch(laid, rows[0] if rows else None, divides)
 

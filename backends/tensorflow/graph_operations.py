@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_flow.backends.tensorflow import trace
 from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
 from keras_flow.backends.tensorflow.trace import Whole
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
 #: raises on CPUs; accelerators leave out indices that are too large, and the numbers are wrong without an error.

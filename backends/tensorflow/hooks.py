@@ -20,7 +20,7 @@ from keras_flow.backends.tensorflow import (
     variables,
     windows,
 )
-from keras_flow.distributions.describing import is_describing
+from keras_flow.current.dry_run import is_dry_run
 
 _CORE = "keras.src.backend.tensorflow.core"
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
@@ -133,7 +133,7 @@ def _optimizer() -> Sequence[Hook]:
             "TFOptimizer._var_key",
             optimizer.described_key,
             "explain of a model that is only described: the key of a variable would be read off its value",
-            when=is_describing,
+            when=is_dry_run,
         ),
         Hook(
             _OPTIMIZER,

@@ -15,8 +15,8 @@ from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.data import is_numpy_like, lay_batch
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
-from keras_flow.distributions.distribution import FlowDistribution, active
-from keras_flow.distributions.models import distribution_of, is_built
+from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.models import distribution_of, is_built
 
 
 def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
@@ -49,7 +49,7 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
     return tree.map_structure(_from_mesh, outputs)
 
 
-def _to_mesh(tensors: Sequence[object], distribution: FlowDistribution) -> list[tf.Tensor]:
+def _to_mesh(tensors: Sequence[object], distribution: Distribution) -> list[tf.Tensor]:
     return list(lay_batch(tensors, distribution).data)  # type: ignore[call-overload]
 
 

@@ -14,8 +14,8 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import record
 
 from keras_flow import sbp as _sbp
-from keras_flow.distributions.distribution import FlowDistribution, active
-from keras_flow.distributions.placed import PlacedLayout
+from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -78,7 +78,7 @@ def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[
     )
 
 
-def view_of(distribution: FlowDistribution) -> MeshView:
+def view_of(distribution: Distribution) -> MeshView:
     """The mesh of a distribution's placement."""
     return mesh_view(distribution.placement, distribution.joined_axes)
 
@@ -150,7 +150,7 @@ def on_mesh(mesh: dtensor.Mesh) -> Iterator[None]:
         raise error
 
 
-def gathered(layout: dtensor.Layout, placed: PlacedLayout) -> dtensor.Layout | None:
+def gathered(layout: dtensor.Layout, placed: KerasLayout) -> dtensor.Layout | None:
     """The layout in which a variable is used, where that is not its own: None where it is.
 
     DTensor meets one mesh axis on two tensors of an operation, the rows and a weight, and fails on some ("'tf.Tile' op
@@ -160,7 +160,7 @@ def gathered(layout: dtensor.Layout, placed: PlacedLayout) -> dtensor.Layout | N
     view = view_of(placed.distribution)
     names = (
         set(view.axes.values())
-        if placed.placed.gathered
+        if placed.given.gathered
         else {view.axes[axis] for axis in placed.distribution.batch_axes}
     )
     if not names.intersection(layout.sharding_specs):

@@ -18,18 +18,18 @@ from keras.src import tree
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.replica_math import Rows, rows_here
 from keras_flow.backends.tensorflow.row_interaction import refuse_what_mixes_rows
-from keras_flow.distributions.distribution import FlowDistribution, active
-from keras_flow.distributions.placed import PlacedLayout, placed_layout
+from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.layout import balanced
 from keras_flow.placements import Placement
 
 
-def works_by_dtensor(distribution: FlowDistribution) -> bool:
+def works_by_dtensor(distribution: Distribution) -> bool:
     """Whether variables lie on a mesh: not under a strategy, and not where there is one rank only."""
     return not is_mirrored(distribution) and not distribution.has_one_rank
 
 
-def is_mirrored(distribution: FlowDistribution) -> bool:
+def is_mirrored(distribution: Distribution) -> bool:
     """Whether a distribution works by MirroredStrategy."""
     return distribution.strategy == "mirrored"
 
@@ -45,7 +45,7 @@ def is_mirrored_variable(value: object) -> bool:
     return isinstance(value, tf.distribute.DistributedValues)
 
 
-def strategy_of(distribution: FlowDistribution) -> tf.distribute.MirroredStrategy:
+def strategy_of(distribution: Distribution) -> tf.distribute.MirroredStrategy:
     """The strategy over the devices of a distribution's placement."""
     return _strategy(distribution.placement)
 
@@ -67,7 +67,7 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
 # ---- variables
 
 
-def create(original: Callable[..., object], variable: keras.Variable, value: object, placed: PlacedLayout) -> object:
+def create(original: Callable[..., object], variable: keras.Variable, value: object, placed: KerasLayout) -> object:
     """Make a variable that lies on no mesh: with a copy on each replica, or Keras's own on the device of one rank."""
     with tf.init_scope(), _made_on(placed.distribution):
         result = original(variable, value)
@@ -75,13 +75,13 @@ def create(original: Callable[..., object], variable: keras.Variable, value: obj
     return result
 
 
-def _made_on(distribution: FlowDistribution) -> AbstractContextManager[object]:
+def _made_on(distribution: Distribution) -> AbstractContextManager[object]:
     if is_mirrored(distribution):
         return strategy_of(distribution).scope()
     return tf.device(rank_devices()[distribution.placement.ranks[0]])
 
 
-def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Lay an existing variable anew: a copy on each replica, or one plain variable that DTensor then takes."""
     from keras_flow.backends.tensorflow.variables import to_host
 
@@ -108,9 +108,9 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the copy of its replica."""
-    placed = placed_layout(variable)
+    placed = keras_layout(variable)
     assert placed is not None  # made by `create` or `place`
-    ranks = placed.placed.layout.placement.ranks
+    ranks = placed.layout.placement.ranks
     return {rank: copy.numpy() for rank, copy in zip(ranks, variable._value.values, strict=True)}
 
 
@@ -127,7 +127,7 @@ class MirroredSteps:
         joined: whether the results are rows to be joined; if not, they are the metrics.
     """
 
-    def __init__(self, model: keras.Model, step: Callable, distribution: FlowDistribution, joined: bool):
+    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution, joined: bool):
         self.model = model
         self.step = step
         self.distribution = distribution

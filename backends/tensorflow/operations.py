@@ -22,7 +22,7 @@ from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
 from keras_flow.backends.tensorflow.trace import rows_are_split
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
 
 #: graph of a step -> id of a tensor made before it -> that tensor, and the constant that stands for it
@@ -349,7 +349,7 @@ def by_rows(tensor: tf.Tensor) -> tf.Tensor:
     view = view_of(distribution)
     axis, size = batch_axis(distribution, view)
     rows = tensor.shape[0]
-    splits = size > 1 and rows_are_split() and rows is not None and rows % size == 0
+    splits = size > 1 and rows_are_split() and rows is not None and distribution.batch_plan(rows).divides
     specs = [axis if splits else dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
     return lay(tensor, dtensor.Layout(specs, view.mesh))
 

@@ -13,7 +13,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 
 #: what an optimizer updates: a Keras variable, or the TensorFlow one that it holds
 Target: TypeAlias = keras.Variable | tf.Variable

@@ -13,7 +13,7 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.tensorflow import creation, mirrored
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 
 
 def draws_in_step(*args: object, **kwargs: object) -> bool:

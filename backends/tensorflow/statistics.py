@@ -12,9 +12,8 @@ from keras.src.backend import epsilon, result_type
 
 from keras_flow.backends.tensorflow import replica_math
 from keras_flow.backends.tensorflow.optimizer import on_dtensor
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
-from keras_flow.layout import balanced
 
 
 def takes_global(*args: object, **kwargs: object) -> bool:
@@ -95,7 +94,8 @@ def _groups(layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> li
             f'layer {layer.name!r}: batch_statistics="replica" needs the number of rows when a step is traced, and '
             "this data has batches of many sizes; give batches of one size"
         )
-    bounds = [balanced(rows, distribution.num_model_replicas, i) for i in range(distribution.num_model_replicas)]
+    plan = distribution.batch_plan(rows)
+    bounds = [plan.block(index) for index in range(plan.replicas)]
     return [(inputs[a:b], None if mask is None else mask[a:b]) for a, b in bounds if b > a]
 
 

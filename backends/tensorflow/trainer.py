@@ -24,8 +24,8 @@ from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.trace import Trace, Whole, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
-from keras_flow.distributions.distribution import FlowDistribution, active
-from keras_flow.distributions.models import is_built
+from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.models import is_built
 from keras_flow.errors import FlowError
 
 #: models whose `compile` was told `jit_compile=True`, in so many words
@@ -45,7 +45,7 @@ class Steps:
         distribution: where it runs.
     """
 
-    def __init__(self, model: keras.Model, step: Callable, distribution: FlowDistribution):
+    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution):
         self.model = model
         self.step = step
         self.distribution = distribution
@@ -165,7 +165,7 @@ def _joined(*parts: tf.Tensor) -> tf.Tensor:
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
 
 
-def _distribution() -> FlowDistribution:
+def _distribution() -> Distribution:
     distribution = active()
     assert distribution is not None  # the hooks' condition
     return distribution
@@ -250,7 +250,7 @@ def refuse_remat(original: Callable[..., object], function: Callable, *args: obj
 # ---- what the interface asks
 
 
-def enter(distribution: FlowDistribution) -> None:
+def enter(distribution: Distribution) -> None:
     """Make the mesh, or the strategy, of a distribution."""
     if mirrored.is_mirrored(distribution):
         mirrored.strategy_of(distribution)

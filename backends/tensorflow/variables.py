@@ -15,8 +15,8 @@ from keras_flow.backends import weights_files
 from keras_flow.backends.tensorflow import creation, mirrored
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
-from keras_flow.distributions.distribution import active
-from keras_flow.distributions.placed import PlacedLayout, placed_layout
+from keras_flow.current.distribution import active
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 _Part = TypeVar("_Part")
 
@@ -120,7 +120,7 @@ def initialize_with_initializer(
     placed = _layout_for(variable)
     if not mirrored.works_by_dtensor(placed.distribution):
         return mirrored.create(original, variable, initializer, placed)
-    layout = layout_on(placed.placed.layout, view_of(placed.distribution))
+    layout = layout_on(placed.layout, view_of(placed.distribution))
     components = creation.components(initializer, tuple(variable._shape), variable._dtype, placed, layout)
     _set_value(variable, pack(components, layout, variable._dtype), placed)
     return None
@@ -136,7 +136,7 @@ def initialize(original: Callable[..., object], variable: keras.Variable, value:
     placed = _layout_for(variable)
     if not mirrored.works_by_dtensor(placed.distribution):
         return mirrored.create(original, variable, value, placed)
-    layout = layout_on(placed.placed.layout, view_of(placed.distribution))
+    layout = layout_on(placed.layout, view_of(placed.distribution))
     _set_value(variable, from_host(_host(value), layout, variable._dtype), placed)
     return None
 
@@ -145,16 +145,16 @@ def _is_known(value: object) -> bool:
     return not isinstance(value, tf.Tensor) or hasattr(value, "_numpy_internal")
 
 
-def _layout_for(variable: keras.Variable) -> PlacedLayout:
+def _layout_for(variable: keras.Variable) -> KerasLayout:
     distribution = active()
-    placed = placed_layout(variable)
+    placed = keras_layout(variable)
     if placed is not None and (distribution is None or placed.distribution is distribution):
         return placed
     assert distribution is not None  # the hooks' condition
-    return distribution.get_variable_layout(variable) if placed is None else PlacedLayout(placed.placed, distribution)
+    return distribution.get_variable_layout(variable) if placed is None else KerasLayout(placed.given, distribution)
 
 
-def _set_value(variable: keras.Variable, value: tf.Tensor, placed: PlacedLayout) -> None:
+def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) -> None:
     old = getattr(variable, "_value", None)
     with tf.init_scope():
         variable._value = dtensor.DVariable(
@@ -202,7 +202,7 @@ def assign(original: Callable[..., object], variable: keras.Variable, value: obj
 
 def is_used_in_step(variable: keras.Variable, *args: object, **kwargs: object) -> bool:
     """Condition: a variable that is split over an axis of the batch, inside a step."""
-    placed = placed_layout(variable)
+    placed = keras_layout(variable)
     value = getattr(variable, "_value", None)
     if placed is None or value is None or not isinstance(value, dtensor.DVariable) or not in_step():
         return False
@@ -216,7 +216,7 @@ def to_tensor(
 
     The gradient passes as it is (`Optimizer.apply` lays it as the variable), so that an embedding's slices stay slices.
     """
-    placed = placed_layout(variable)
+    placed = keras_layout(variable)
     assert placed is not None  # the hook's condition
     whole = gathered(variable._value.layout, placed)
 
@@ -272,7 +272,7 @@ def _host(value: object) -> np.ndarray:
 # ---- what the interface asks
 
 
-def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Lay an existing variable anew, keeping its value."""
     if variable._value is None:  # made by a symbolic build that has not ended
         variable._layout = layout
@@ -288,7 +288,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
         variable._value._unique_id = key
         variable._layout = layout
         return
-    target = layout_on(layout.placed.layout, view_of(layout.distribution))
+    target = layout_on(layout.layout, view_of(layout.distribution))
     old = variable._value
     if isinstance(old, dtensor.DVariable) and old.layout == target:
         variable._layout = layout
@@ -298,7 +298,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the component that its device holds."""
-    placed = placed_layout(variable)
+    placed = keras_layout(variable)
     value = variable._value
     if mirrored.is_mirrored_variable(value):
         return mirrored.shards(variable)

@@ -16,8 +16,8 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.variables import from_host, to_host
-from keras_flow.distributions.distribution import FlowDistribution
-from keras_flow.distributions.models import all_variables
+from keras_flow.current.distribution import Distribution
+from keras_flow.current.models import all_variables
 
 
 class WholeStep:
@@ -32,7 +32,7 @@ class WholeStep:
         distribution: whose layouts the variables keep.
     """
 
-    def __init__(self, model: keras.Model, step: Callable, distribution: FlowDistribution):
+    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution):
         self.model = model
         self.device = rank_devices()[distribution.placement.ranks[0]]
         self._function = tf.function(tf.autograph.experimental.do_not_convert(step), reduce_retracing=True)

@@ -15,11 +15,11 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
-from keras_flow.distributions.batch import rows_of
+from keras_flow.current.batch import rows_of
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 #: the first batches of each data source are compared across ranks, and then every so many
 _FIRST, _EVERY = 3, 100
@@ -53,7 +53,7 @@ def rows(data: object) -> int:
     return found[0] if found else 0
 
 
-def lay(data: object, distribution: FlowDistribution) -> object:
+def lay(data: object, distribution: Distribution) -> object:
     """The batch as DTensors. One that does not divide is laid whole on every rank: DTensor cannot flatten dimensions of
     uneven shards."""
     mesh = layouts.mesh(distribution.placement)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends.described import leave_out
+from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, is_placed
 from keras_flow.backends.torch import (
     creation,
@@ -18,7 +18,7 @@ from keras_flow.backends.torch import (
     values,
     variables,
 )
-from keras_flow.distributions.describing import is_describing
+from keras_flow.current.dry_run import is_dry_run
 
 _KERAS = "keras.src.backend.torch"
 _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
@@ -48,7 +48,7 @@ def _variables() -> tuple[Hook, ...]:
             "TorchLayer._track_variables",
             leave_out,
             "explain of a model that is only described: handing variables to torch's modules would make their values",
-            when=is_describing,
+            when=is_dry_run,
         ),
         Hook(
             f"{_KERAS}.core",

@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends.torch import data, layouts, local, mirrored
 from keras_flow.backends.torch.step import Step, current_step, running
-from keras_flow.distributions.batch_statistics import by_groups
-from keras_flow.distributions.distribution import active
-from keras_flow.distributions.placed import placed_layout
+from keras_flow.current.batch_statistics import by_groups
+from keras_flow.current.distribution import active
+from keras_flow.current.variable_layout import keras_layout
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 
 def is_concerned(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
@@ -94,15 +94,15 @@ def _is_symbolic(leaf: object) -> bool:
     return isinstance(leaf, keras.KerasTensor)
 
 
-def _distribution_of(layer: keras.Layer) -> FlowDistribution | None:
+def _distribution_of(layer: keras.Layer) -> Distribution | None:
     for variable in layer.variables:
         if isinstance(variable._value, DTensor):
-            layout = placed_layout(variable)
+            layout = keras_layout(variable)
             return layout.distribution if layout is not None else None
     return None
 
 
-def _building_for(layer: keras.Layer) -> FlowDistribution | None:
+def _building_for(layer: keras.Layer) -> Distribution | None:
     """The distribution that a layer's variables will have: those of a subclassed model are made in its first call."""
     distribution = active()
     if distribution is None or distribution.mirrored_view or not layouts.distributed(distribution.placement):

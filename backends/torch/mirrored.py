@@ -35,7 +35,7 @@ def call(
 ) -> object:
     """Call a layer within a mirrored step: by own rows where it acts row by row and they divide, else on all rows."""
     rows = _common_rows((args, kwargs))
-    if rows is None or rows % step.distribution.num_model_replicas or rowwise.reason_of(layer) is not None:
+    if rows is None or not step.distribution.batch_plan(rows).divides or rowwise.reason_of(layer) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
     mine = rows_of(placement)

@@ -13,7 +13,7 @@ from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
 from keras_flow.backends.torch.variables import holding
-from keras_flow.distributions.distribution import active
+from keras_flow.current.distribution import active
 
 if TYPE_CHECKING:
     import keras

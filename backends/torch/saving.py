@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts, pieces, variables
 from keras_flow.backends.torch.trainer import optimizers_of
-from keras_flow.distributions.models import remembered
+from keras_flow.current.models import remembered
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:

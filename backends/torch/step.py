@@ -12,7 +12,7 @@ import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Step:
         layers: the paths of the layers that are being called, the innermost last (consistent view only).
     """
 
-    distribution: FlowDistribution
+    distribution: Distribution
     consistent: bool
     inside: Rows | None = None
     layers: list[str] = field(default_factory=list)

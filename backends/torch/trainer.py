@@ -15,21 +15,21 @@ from keras.src import tree
 from keras_flow.backends.torch import copies, layouts, mirrored, operators, random, rowwise, variables
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import Step, running
-from keras_flow.distributions import models
-from keras_flow.distributions.distribution import active
+from keras_flow.current import models
+from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError, FlowWarning
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 #: model -> the distribution that its view was chosen for, and whether it is the consistent one
-_views: WeakKeyDictionary[keras.Model, tuple[FlowDistribution, bool]] = WeakKeyDictionary()
+_views: WeakKeyDictionary[keras.Model, tuple[Distribution, bool]] = WeakKeyDictionary()
 _watch = batches.BatchWatch()
 
 
-def enter(distribution: FlowDistribution) -> None:
+def enter(distribution: Distribution) -> None:
     """Make the mesh and the process groups, and take rank 0's random states."""
     placement = distribution.placement
     layouts.mesh(placement)
@@ -140,14 +140,14 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
     return step
 
 
-def _settled(model: keras.Model, distribution: FlowDistribution) -> bool:
+def _settled(model: keras.Model, distribution: Distribution) -> bool:
     known = _views.get(model)
     if known is None or known[0] is not distribution:
         return _settle(model, distribution)
     return known[1]
 
 
-def _settle(model: keras.Model, distribution: FlowDistribution) -> bool:
+def _settle(model: keras.Model, distribution: Distribution) -> bool:
     """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
     consistent = not distribution.mirrored_view
     if distribution.mirrored_view and layouts.distributed(distribution.placement):

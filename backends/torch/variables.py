@@ -17,16 +17,16 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import weights_files
 from keras_flow.backends.torch import creation, layouts
 from keras_flow.backends.torch.step import current_step
-from keras_flow.distributions.creating import Creator, creator
-from keras_flow.distributions.distribution import active
-from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
+from keras_flow.current.creator import Creator, creator
+from keras_flow.current.distribution import active
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.errors import FlowWarning
 from keras_flow.layout import Layout
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 
 def initialize_with_initializer(
@@ -37,7 +37,7 @@ def initialize_with_initializer(
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
         return
-    placements = layouts.engine_layout(layout.placed.layout)
+    placements = layouts.engine_layout(layout.layout)
     mesh = layouts.mesh(layout.distribution.placement)
     piece = creation.constant_piece(initializer, tuple(variable._shape), variable._dtype, mesh, placements)
     if piece is not None:
@@ -97,9 +97,9 @@ def assign_from_file(original: Callable[..., object], variable: keras.Variable, 
     return held
 
 
-def place(variable: keras.Variable, layout: PlacedLayout) -> None:
+def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Lay a variable anew with the value it has; one that is not distributed yet takes rank 0's value."""
-    before = placed_layout(variable)
+    before = keras_layout(variable)
     variable._layout = layout
     held = variable._value
     if held is None:
@@ -117,7 +117,7 @@ def place(variable: keras.Variable, layout: PlacedLayout) -> None:
 
 def as_view(variable: keras.Variable, consistent: bool) -> bool:
     """Hold a broadcast variable of a data-parallel model as DTensor (`consistent`) or plain. True where it changed."""
-    layout, held = placed_layout(variable), variable._value
+    layout, held = keras_layout(variable), variable._value
     if layout is None or held is None or isinstance(held, DTensor) == consistent:
         return False
     if isinstance(held, DTensor):
@@ -133,7 +133,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """The piece that this process's rank holds, from the live tensor."""
-    layout, held = placed_layout(variable), variable._value
+    layout, held = keras_layout(variable), variable._value
     if layout is not None and not layouts.is_member(layout.distribution.placement):
         return {}
     local = held.detach()
@@ -159,22 +159,22 @@ def _is_read_outside(made_by: Creator | None) -> bool:
     return made_by.kind == "metric" or preprocesses
 
 
-def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> PlacedLayout:
+def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> KerasLayout:
     # weights that are trained (STFTSpectrogram has some) have gradients of own rows, which are summed as DTensors
     if _is_read_outside(creator()) and not variable.trainable:
         keep_plain(variable)
     distribution = active()
     assert distribution is not None  # the hook's condition
-    layout = placed_layout(variable)
+    layout = keras_layout(variable)
     if layout is None:
         layout = distribution.get_variable_layout(variable)
-    elif layout.placed.layout.shape != shape:  # a slot of another shape than its variable: broadcast
-        layout = PlacedLayout(Placed(Layout(distribution.placement, {}, shape), "default"), layout.distribution)
+    elif layout.layout.shape != shape:  # a slot of another shape than its variable: broadcast
+        layout = KerasLayout(VariableLayout(Layout(distribution.placement, {}, shape), "default"), layout.distribution)
     variable._layout = layout
     return layout
 
 
-def _as_dtensor(dtype: str, shape: object, layout: PlacedLayout, of_layer: bool = False) -> bool:
+def _as_dtensor(dtype: str, shape: object, layout: KerasLayout, of_layer: bool = False) -> bool:
     """Whether a value is held as DTensor. Plain are integers and seeds, state of metrics and preprocessing, an
     optimizer's scalars (read outside the step), everything in the mirrored view, and all on ranks outside the
     placement."""
@@ -191,11 +191,11 @@ def _as_dtensor(dtype: str, shape: object, layout: PlacedLayout, of_layer: bool 
     return True
 
 
-def _lay(full: torch.Tensor, layout: PlacedLayout) -> DTensor:
+def _lay(full: torch.Tensor, layout: KerasLayout) -> DTensor:
     if isinstance(full, DTensor):  # made as a piece
         return full
     mesh = layouts.mesh(layout.distribution.placement)
-    return layouts.from_full(full, mesh, layouts.engine_layout(layout.placed.layout))
+    return layouts.from_full(full, mesh, layouts.engine_layout(layout.layout))
 
 
 def logical(value: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def _set(variable: keras.Variable, value: torch.Tensor) -> None:
     variable._value = torch.nn.Parameter(value, requires_grad=variable._trainable and value.is_floating_point())
 
 
-def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution: FlowDistribution) -> torch.Tensor:
+def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution: Distribution) -> torch.Tensor:
     """What each rank made on its own before the scope: rank 0's holds."""
     if not torch_distributed.is_initialized():
         return full

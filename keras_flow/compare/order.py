@@ -8,19 +8,7 @@ from typing import cast
 import numpy as np
 from keras import tree
 
-from keras_flow.errors import FlowError
-
-
-def length_of(data: object) -> int:
-    """Rows of a structure of arrays.
-
-    Raises:
-        FlowError: the arrays have different numbers of rows.
-    """
-    lengths = {len(leaf) for leaf in tree.flatten(data)}
-    if len(lengths) != 1:
-        raise FlowError(f"load_data() returned arrays of different lengths: {sorted(lengths)}")
-    return lengths.pop()
+from keras_flow.user_file import length_of
 
 
 class Ordered:

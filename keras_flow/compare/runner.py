@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.options import CompareOptions, Job
-from keras_flow.compare.program import ranks_of
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
+from keras_flow.user_file import ranks_of
 
 _BATCH = 64
 _BACKENDS = ("jax", "tensorflow", "torch")

@@ -21,9 +21,9 @@ def main(action: str, path: str) -> int:
     job = Job.read(path)
     os.environ["KERAS_BACKEND"] = job.backend
     import keras_flow as kf
-    from keras_flow.compare import program
+    from keras_flow import user_file
 
-    ranks = max((program.ranks_of(name) or 4 for name in job.layouts), default=1)
+    ranks = max((user_file.ranks_of(name) or 4 for name in job.layouts), default=1)
     try:
         if action == "train":
             kf.run(train, devices=ranks, args=(path,))
@@ -44,13 +44,13 @@ def _failed(job: Job, action: str, text: str) -> None:
 
 def train(path: str) -> None:
     """Train the job's layouts in turn; runs on every rank."""
-    from keras_flow.compare import program
+    from keras_flow import user_file
     from keras_flow.runtime import env
 
     job = Job.read(path)
-    module = program.load(job.file)
-    makers = {layout: program.distribution_maker(module, layout) for layout in job.layouts}
-    data = program.load_data(module)
+    module = user_file.load(job.file)
+    makers = {layout: user_file.distribution_maker(module, layout) for layout in job.layouts}
+    data = user_file.load_data(module)
     leads = env.process_index() == 0
     for layout, make in makers.items():
         if make is None and not leads:
@@ -62,15 +62,16 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
     import keras
     import numpy as np
 
-    from keras_flow.compare import program
-    from keras_flow.compare.order import Ordered, length_of
+    from keras_flow import user_file
+    from keras_flow.compare.order import Ordered
+    from keras_flow.user_file import length_of
 
     folder = Path(job.folder)
     keras.utils.clear_session()
     keras.utils.set_random_seed(job.seed)
     distribution = make() if make is not None else None  # type: ignore[operator]
     with distribution.scope() if distribution is not None else contextlib.nullcontext():
-        model = program.build_model(module)  # type: ignore[arg-type]
+        model = user_file.build_model(module)  # type: ignore[arg-type]
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
         initial = folder / "initial.weights.h5"
@@ -115,10 +116,10 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
 def _explained(distribution: object, model: object, batch_size: int) -> dict[str, int | None]:
     """Bytes that a rank receives in a step, and at most holds in it, as `explain` says; None where it cannot say."""
     import keras_flow as kf
-    from keras_flow.distributions.describing import describing
+    from keras_flow.distributions.dry_run import dry_run
 
     try:
-        with describing(1) if distribution is None else contextlib.nullcontext():
+        with dry_run(1) if distribution is None else contextlib.nullcontext():
             found = (distribution or kf.DataParallel(kf.Placement([0]))).explain(model, batch_size)  # type: ignore[attr-defined]
     except FlowError:
         return {"received_per_step": None, "peak_per_rank": None}
@@ -144,22 +145,22 @@ def _versions(backend: str) -> dict[str, str]:
 def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
     """What the ranks of this process hold, read from the engine's live arrays."""
     from keras_flow.backends.active import backend as engine
-    from keras_flow.distributions.placed import placed_layout
+    from keras_flow.current.variable_layout import keras_layout
 
     held: dict[str, dict[str, list[int]]] = {}
     declared = {}
     bytes_of: dict[str, int] = {}
     for variable in model.weights:  # type: ignore[attr-defined]
-        layout_of = placed_layout(variable)
+        layout_of = keras_layout(variable)
         shards = {0: variable.numpy()} if layout == "1" else engine().shards(variable)
-        declared[variable.path] = repr(list(layout_of.placed.layout.nd_sbp)) if layout_of else "one device"
+        declared[variable.path] = repr(list(layout_of.layout.nd_sbp)) if layout_of else "one device"
         for rank, shard in shards.items():
             held.setdefault(str(rank), {})[variable.path] = list(shard.shape)
             bytes_of[str(rank)] = bytes_of.get(str(rank), 0) + shard.nbytes
-            if layout_of and tuple(shard.shape) != layout_of.placed.layout.local_shape(rank):
+            if layout_of and tuple(shard.shape) != layout_of.layout.local_shape(rank):
                 raise FlowError(
                     f"{variable.path}: rank {rank} holds {shard.shape}, its layout says "
-                    f"{layout_of.placed.layout.local_shape(rank)}: the declared split is not physical"
+                    f"{layout_of.layout.local_shape(rank)}: the declared split is not physical"
                 )
     name = f"held-{backend}-{layout}-{'-'.join(sorted(held))}.json"
     (folder / name).write_text(json.dumps({"shapes": held, "bytes": bytes_of, "declared": declared}))
@@ -207,15 +208,15 @@ def evaluate(path: str) -> None:
     """Load the final weights of every run and evaluate them on one device of this backend."""
     import keras
 
-    from keras_flow.compare import program
+    from keras_flow import user_file
 
     job = Job.read(path)
     folder = Path(job.folder)
-    module = program.load(job.file)
-    data = program.load_data(module)
+    module = user_file.load(job.file)
+    data = user_file.load_data(module)
     rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)
     keras.utils.set_random_seed(job.seed)
-    model = program.build_model(module)
+    model = user_file.build_model(module)
     if not model.built:
         model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))
     losses = {}

@@ -10,14 +10,17 @@ from weakref import WeakSet
 
 import keras
 import numpy as np
-from keras.src.distribution import distribution_lib  # Keras 3.15 does not export the base class
 
 from keras_flow import sbp
 from keras_flow.backends.active import backend
-from keras_flow.distributions.batch import BatchPlan, UnevenNotice
-from keras_flow.distributions.creating import creator
-from keras_flow.distributions.describing import described_world
-from keras_flow.distributions.placed import Placed, PlacedLayout, placed_layout
+from keras_flow.backends.hooking import install
+from keras_flow.current import dry_run
+from keras_flow.current.batch import UnevenNotice
+from keras_flow.current.creator import creator
+from keras_flow.current.distribution import ActivationLayout, Distribution
+from keras_flow.current.models import layer_paths
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
+from keras_flow.distributions import models
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from keras_flow.backends.interface import Backend, Capabilities
-    from keras_flow.explainer.explanation import Explanation
-    from keras_flow.verify.verification import Verification
 
 _LOST = (
     "the distribution was taken away inside its scope: keras.utils.clear_session() clears it with all else that Keras "
@@ -39,15 +40,7 @@ _LOST = (
 )
 
 
-class ActivationLayout:
-    """A layout for a layer's output, whose shape is known only when the layer is called."""
-
-    def __init__(self, nd_sbp: sbp.NdSbp, path: str):
-        self.nd_sbp = nd_sbp
-        self.path = path
-
-
-class FlowDistribution(distribution_lib.Distribution):
+class FlowDistribution(Distribution):
     """What data- and model-parallel distributions share.
 
     Args:
@@ -63,13 +56,6 @@ class FlowDistribution(distribution_lib.Distribution):
         FlowError: unknown axes, ranks that do not exist, an unsupported version or backend.
     """
 
-    #: whether rows may be computed by local tensors inside a layer's call (see DESIGN: mirrored view)
-    mirrored_view = False
-    #: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics
-    batch_statistics = "global"
-    #: an engine's own strategy that the user asked for by name, or None
-    strategy: str | None = None
-
     def __init__(
         self,
         placement: Placement,
@@ -84,7 +70,7 @@ class FlowDistribution(distribution_lib.Distribution):
             raise FlowError(f'verify is None or "first_batch", got {verify!r}')
         engine = backend()
         versions.check(engine.name)
-        engine_world = described_world() or engine.world()
+        engine_world = dry_run.world() or engine.world()
         if placement.type is None:
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
@@ -99,8 +85,8 @@ class FlowDistribution(distribution_lib.Distribution):
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.strict = strict
         self.uneven_notice = UnevenNotice()
-        #: models whose first batch is still to be verified are those that are not among these; None: none is
-        self.verified_models: WeakSet[keras.Model] | None = WeakSet() if verify else None
+        #: models whose first batch was verified; None where none is to be
+        self._verified: WeakSet[keras.Model] | None = WeakSet() if verify else None
         self._problems: dict[str, list[str]] = {}
         self._matched: set[str] = set()
         self._warned: set[str] = set()
@@ -111,8 +97,6 @@ class FlowDistribution(distribution_lib.Distribution):
         )
         # auto_shard_dataset=False: each process reads the logical batch; Keras must not cut it
         super().__init__(mesh, self.batch_axes[0] if self.batch_axes else None, auto_shard_dataset=False)
-        from keras_flow.backends.hooking import install
-
         install(engine)
 
     def _legal_specs(self) -> Iterator[sbp.NdSbp]:
@@ -124,24 +108,13 @@ class FlowDistribution(distribution_lib.Distribution):
 
     # ---- what Keras asks
 
-    @property
-    def num_model_replicas(self) -> int:
-        """Into how many blocks a batch is split."""
-        sizes = [self.placement.axis_size(axis) for axis in self.batch_axes]
-        return int(np.prod(sizes)) if sizes else 1
-
-    @property
-    def has_one_rank(self) -> bool:
-        """Whether there is nothing to share: training then takes Keras's own data and step path."""
-        return self.placement.size == 1
-
-    def get_variable_layout(self, variable: keras.Variable) -> PlacedLayout:
+    def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
         """The layout of a variable being created; kept if it has one."""
-        return placed_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))
+        return keras_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))
 
-    def get_data_layout(self, data_shape: Sequence[int]) -> PlacedLayout:
+    def get_data_layout(self, data_shape: Sequence[int]) -> KerasLayout:
         """The layout of a batch tensor whose rows divide."""
-        return PlacedLayout(Placed(self.batch_layout(data_shape), "batch_axes"), self)
+        return KerasLayout(VariableLayout(self.batch_layout(data_shape), "batch_axes"), self)
 
     def get_tensor_layout(self, path: str) -> ActivationLayout | None:
         """The layout of a layer's output, by `activations` or a LayoutMap key ending in `/output`."""
@@ -176,7 +149,7 @@ class FlowDistribution(distribution_lib.Distribution):
 
     def enter(self) -> None:
         """Check devices, build the mesh and align the ranks' random states; once, and again at each scope."""
-        if described_world() is not None:
+        if dry_run.world() is not None:
             return
         backend().enter(self)
         self._entered = True
@@ -188,14 +161,17 @@ class FlowDistribution(distribution_lib.Distribution):
 
     # ---- layouts
 
+    def engine_layout(self, layout: Layout) -> object:
+        """The engine's description of a layout."""
+        return backend().engine_layout(layout)
+
     def batch_layout(self, shape: Sequence[int]) -> Layout:
-        """The layout of a batch tensor: dimension 0 over the batch axes where its rows divide, else broadcast."""
-        plan = BatchPlan(int(shape[0]) if len(shape) else 0, self.num_model_replicas)
-        split = len(shape) > 0 and plan.divides
+        """The layout of a batch tensor [rows, ...]: its rows over the batch axes where they divide, else broadcast."""
+        split = len(shape) > 0 and self.batch_plan(int(shape[0])).divides
         spec = {axis: sbp.split(0) for axis in self.batch_axes} if split else {}
         return Layout(self.placement, spec, shape)
 
-    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> PlacedLayout:
+    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
         """The layout that a variable gets by `kf.shard`, by the rules, or by default (broadcast).
 
         Problems are recorded and raised together by `check`; a split that cannot be held is said once.
@@ -204,14 +180,14 @@ class FlowDistribution(distribution_lib.Distribution):
         layer = layer or (made_by.layer if made_by else None)
         whole = Layout(self.placement, {}, shape)
         if (made_by and made_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
-            return PlacedLayout(Placed(whole, "default"), self)
+            return KerasLayout(VariableLayout(whole, "default"), self)
         try:
             wanted = shard_of(layer, path)
             source = "kf.shard"
             if wanted is None:
                 match = self.rules.match(path)
                 if match is None:
-                    return PlacedLayout(Placed(whole, "default"), self)
+                    return KerasLayout(VariableLayout(whole, "default"), self)
                 self._matched.add(match.key)
                 wanted, source = match.spec, f"rule {match.key!r}"
             try:
@@ -223,7 +199,7 @@ class FlowDistribution(distribution_lib.Distribution):
             asked, source, problems = whole, "default", [str(error)]
         if problems:
             self._problems[path] = problems
-            return PlacedLayout(Placed(whole, source), self)
+            return KerasLayout(VariableLayout(whole, source), self)
         self._problems.pop(path, None)
         capabilities = backend().capabilities
         fitted = fit_layout(asked, path, capabilities, self.joined_axes, layer)
@@ -233,8 +209,8 @@ class FlowDistribution(distribution_lib.Distribution):
             if reason not in self._warned and not self.strict:
                 self._warned.add(reason)
                 warnings.warn(reason, LayoutFallback, stacklevel=2)
-        return PlacedLayout(
-            Placed(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
+        return KerasLayout(
+            VariableLayout(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
         )
 
     # ---- checks
@@ -243,12 +219,14 @@ class FlowDistribution(distribution_lib.Distribution):
         """Keep a problem of the variable, or of the layer output, with this path; `check` raises it."""
         self._problems[path] = [problem]
 
+    def adopt(self, model: keras.Model) -> bool:
+        """Lay every variable, slot and metric of a model as this distribution says; whether anything moved."""
+        return models.adopt(model, self)
+
     def apply(self, model: keras.Model) -> keras.Model:
         """Lay a built model's variables as this distribution says; returns the model."""
-        from keras_flow.distributions import models
-
         self.ensure_entered()
-        models.adopt(model, self)
+        self.adopt(model)
         self.check(model)
         return model
 
@@ -258,11 +236,9 @@ class FlowDistribution(distribution_lib.Distribution):
         Raises:
             LayoutError: with one line for each problem, naming the nearest paths.
         """
-        from keras_flow.distributions import models
-
         paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
         problems = [text for path in self._problems if self._belongs(path, paths) for text in self._problems[path]]
-        layers = models.layer_paths(model)
+        layers = layer_paths(model)
         unmatched = self._unmatched(layers, paths)
         if self.rules.may_be_unmatched and not self.strict and self._matched:
             unmatched = self._without_idle(unmatched, layers, paths)
@@ -325,67 +301,6 @@ class FlowDistribution(distribution_lib.Distribution):
         near = ", ".join(repr(path) for path in nearest(key, paths))
         return f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}"
 
-    def explain(self, model: keras.Model, batch_size: int) -> Explanation:
-        """What a training step holds, sends and repeats, without running anything.
-
-        Args:
-            model: a built model; made inside or outside of a scope.
-            batch_size: rows of a global batch.
-
-        Returns:
-            Layouts and bytes of each variable, memory of each rank, every collective with its bytes and cause,
-            warnings; printed as tables.
-
-        Raises:
-            FlowError: the model is not built, or `batch_size` is no number of rows.
-        """
-        from keras_flow.explainer.explain import explain
-
-        return explain(self, model, batch_size)
-
-    def verify(
-        self,
-        model: keras.Model,
-        x: object,
-        y: object,
-        sample_weight: object = None,
-        *,
-        tolerance: float | None = None,
-        dtype: str | None = None,
-        by_layer: bool | None = None,
-    ) -> Verification:
-        """Prove on a model and a batch of yours that a step under this distribution has the numbers of one device.
-
-        Compared are outputs, loss, metrics, the gradient and one plain SGD update of every variable, in training,
-        evaluation and inference, on rows that divide by the data ranks and on rows that do not, against the same engine
-        on one device from the same weights and random state. The model, its optimizer and the random states are
-        afterwards as they were; compiled steps are made anew. Where one device cannot hold
-        the model, each layer is verified by itself: from the input recorded for it under the distribution, with random
-        numbers for the gradient of its outputs, at the cost of the whole weights of one layer at a time. On torch all
-        ranks call it.
-
-        Args:
-            model: a built and compiled model. One with a `train_step` of its own is verified as it is.
-            x, y, sample_weight: one batch, as `train_on_batch` takes it: arrays, or structures of arrays, [rows, ...].
-            tolerance: of gradients and updates, relative to the largest element of the variable; outputs, losses and
-                metrics have a tenth of it. None takes 1e-4, in double precision 1e-5, in half precision 16 units of
-                rounding.
-            dtype: `"float64"` verifies a copy of the model that computes in it, on both sides: where rounding and a
-                small mistake look alike. (Keras 3.15 computes BatchNormalization, and on torch every matrix product, in
-                single precision also then.) None verifies the model as it is.
-            by_layer: layer by layer, or not; None asks how much memory one device has free.
-
-        Returns:
-            A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.
-
-        Raises:
-            FlowError: the model is not built or compiled, the batch does not fit it, it has randomness of its own, or
-                it cannot be made anew in `dtype`.
-        """
-        from keras_flow.verify.run import verify
-
-        return verify(self, model, x, y, sample_weight, tolerance=tolerance, dtype=dtype, by_layer=by_layer)
-
     @property
     def has_problems(self) -> bool:
         """Whether problems wait to be raised."""
@@ -422,9 +337,3 @@ def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) ->
                 else ""
             )
         )
-
-
-def active() -> FlowDistribution | None:
-    """The keras_flow distribution that holds now, or None."""
-    current = distribution_lib.distribution()
-    return current if isinstance(current, FlowDistribution) else None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from keras_flow import sbp
+from keras_flow.current.models import own_variables
+from keras_flow.distributions import models
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ def shard(layer: keras.Layer, **specs: sbp.SbpSpec) -> keras.Layer:
         raise FlowError(problems[0])
     _specs[layer] = {**_specs.get(layer, {}), **specs}
     if layer.built:
-        from keras_flow.distributions import models
-
         models.relay_layer(layer)
     return layer
 
@@ -49,9 +49,7 @@ def unknown_names(layer: keras.Layer) -> list[str]:
 def _unknown(layer: keras.Layer, specs: Mapping[str, sbp.SbpSpec]) -> list[str]:
     if not layer.built or not specs:
         return []
-    from keras_flow.distributions import models
-
-    names = {variable.path.rpartition("/")[2] for variable in models.own_variables(layer)}
+    names = {variable.path.rpartition("/")[2] for variable in own_variables(layer)}
     missing = [name for name in specs if name not in names]
     text = f"kf.shard: layer {layer.name!r} has no variable {', '.join(map(repr, missing))}; it has {sorted(names)}"
     return [text] if missing else []

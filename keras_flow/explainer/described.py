@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keras_flow.compare import program
-from keras_flow.distributions.describing import describing
+from keras_flow import user_file
+from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer.explanation import Explanation
 
@@ -27,9 +27,11 @@ def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = N
     """
     import keras
 
-    module = program.load(file, ("build_model",), "explain")
-    with describing(ranks or program.ranks_of(layout) or _MOST_RANKS):
-        maker = program.distribution_maker(module, layout)
+    from keras_flow.explainer.explain import explain
+
+    module = user_file.load(file, ("build_model",), "explain")
+    with dry_run(ranks or user_file.ranks_of(layout) or _MOST_RANKS):
+        maker = user_file.distribution_maker(module, layout)
         if maker is None:
             raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB")
         distribution = maker()
@@ -37,6 +39,6 @@ def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = N
             model = module.build_model()
             if not isinstance(model, keras.Model):
                 raise FlowError(f"build_model() must return a keras.Model, got {type(model).__name__}")
-            found = distribution.explain(model, batch_size)
+            found = explain(distribution, model, batch_size)
         distribution.check(model)
     return found

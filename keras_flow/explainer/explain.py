@@ -11,9 +11,8 @@ import keras
 
 from keras_flow import sbp
 from keras_flow.backends.active import backend
-from keras_flow.distributions.batch import BatchPlan
-from keras_flow.distributions.models import own_variables
-from keras_flow.distributions.placed import Placed, placed_layout
+from keras_flow.current.models import own_variables
+from keras_flow.current.variable_layout import VariableLayout, keras_layout
 from keras_flow.errors import FlowError
 from keras_flow.explainer import graph as graphs
 from keras_flow.explainer import suggest, warn
@@ -54,7 +53,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         lambda variable: layouts[id(variable)],
         slots=len(slots) // max(1, len(model.trainable_variables)),
     )
-    plan = BatchPlan(batch_size, distribution.num_model_replicas)
+    plan = distribution.batch_plan(batch_size)
     if plan.divides or capabilities.uneven_batches == "parallel":
         rows = {axis: 0 for axis in distribution.batch_axes if step.axes[axis] > 1}
     else:
@@ -94,19 +93,19 @@ def _explained(step: Step, call: graphs.Call) -> Held:
     return Held(step.activations - before, ends, step.needed, sum(map(step.weight, variables)))
 
 
-def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, Placed]]:
+def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:
     """Each variable of the model and its layout: the one that it has, else the one that it would get."""
     owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
     found = []
     for variable in model.variables:
-        layout = placed_layout(variable)
+        layout = keras_layout(variable)
         if layout is None or layout.distribution is not distribution:
             layout = distribution.layout_for(variable.path, tuple(variable.shape), owners.get(id(variable)))
-        found.append((variable, layout.placed))
+        found.append((variable, layout.given))
     return found
 
 
-def _row(variable: keras.Variable, placed: Placed) -> VariableRow:
+def _row(variable: keras.Variable, placed: VariableLayout) -> VariableRow:
     note = "; ".join(part for part in (placed.note, "gathered where it is used" if placed.gathered else "") if part)
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return VariableRow(
@@ -127,7 +126,7 @@ def _bytes(layout: Layout, dtype: str) -> int:
 
 def _memory(
     distribution: FlowDistribution,
-    placed: Sequence[tuple[keras.Variable, Placed]],
+    placed: Sequence[tuple[keras.Variable, VariableLayout]],
     slots: Sequence[Slot],
     step: Step,
     calls: Sequence[Held],

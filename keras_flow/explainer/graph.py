@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from keras import tree
 
+from keras_flow.current.recorded_calls import told
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -169,36 +168,20 @@ class _Recorder:
     is_leaf: Callable[[object], bool]
     root: object
 
-
-_recorder: ContextVar[_Recorder | None] = ContextVar("keras_flow_explain_recorder", default=None)
-
-
-def recording(layer: object, *args: object, **kwargs: object) -> bool:
-    """The condition of the hook on `Layer.__call__`: a layer's inside is being looked at."""
-    recorder = _recorder.get()
-    return recorder is not None and recorder.root is not layer
-
-
-def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-    """Hook on `Layer.__call__`: note the call of a layer inside another."""
-    recorder = _recorder.get()
-    assert recorder is not None  # the hook's condition
-    if not recorder.is_leaf(layer):
-        return original(layer, *args, **kwargs)
-    token = _recorder.set(None)
-    try:
-        result = original(layer, *args, **kwargs)
-    finally:
-        _recorder.reset(token)
-    graph = recorder.graph
-    inputs = [_key(recorder, leaf) for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
-    leaves = [leaf for leaf in tree.flatten(result) if _is_tensor(leaf)]
-    made = [graph.new(leaf) for leaf in leaves]
-    recorder.known |= {id(leaf): key for leaf, key in zip(leaves, made, strict=True)}
-    recorder.held += leaves  # an id is a key only while its tensor lives
-    recorder.last = made or recorder.last
-    graph.calls.append(Call(layer, path_of(layer), tuple(inputs), tuple(made)))
-    return result
+    def note(self, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+        """Call a layer; one that counts as a whole is appended to the graph, of another the layers inside are."""
+        if not self.is_leaf(layer):
+            return original(layer, *args, **kwargs)
+        with told(None):
+            result = original(layer, *args, **kwargs)
+        inputs = [_key(self, leaf) for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
+        leaves = [leaf for leaf in tree.flatten(result) if _is_tensor(leaf)]
+        outputs = [self.graph.new(leaf) for leaf in leaves]
+        self.known |= {id(leaf): key for leaf, key in zip(leaves, outputs, strict=True)}
+        self.held += leaves  # an id is a key only while its tensor lives
+        self.last = outputs or self.last
+        self.graph.calls.append(Call(layer, path_of(layer), tuple(inputs), tuple(outputs)))
+        return result
 
 
 def _key(recorder: _Recorder, tensor: object) -> int:
@@ -257,7 +240,7 @@ def _record(
         leaves = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
         recorder.known = {id(leaf): key for leaf, key in zip(leaves, keys, strict=True)}
         recorder.held = list(leaves)
-        with _installed(recorder):
+        with told(recorder):
             result = layer.call(*args, **kwargs)  # type: ignore[attr-defined]
         recorder.last = [_key(recorder, leaf) for leaf in tree.flatten(result) if _is_tensor(leaf)]
         return result
@@ -281,12 +264,3 @@ def _with_rows(leaf: object, batch: int) -> object:
     lengths = enumerate(leaf.shape or ())
     shape = [batch if dim == 0 else UNKNOWN if length is None else length for dim, length in lengths]
     return keras.KerasTensor(shape, dtype=leaf.dtype)
-
-
-@contextlib.contextmanager
-def _installed(recorder: _Recorder) -> Iterator[None]:
-    token = _recorder.set(recorder)
-    try:
-        yield
-    finally:
-        _recorder.reset(token)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 
-from keras_flow.distributions.describing import describing
-from keras_flow.distributions.placed import Placed, placed_layout
+from keras_flow.current.variable_layout import VariableLayout, keras_layout
+from keras_flow.distributions.dry_run import dry_run
 from keras_flow.layout import Layout
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
 
 #: the layout of a slot and its dtype
-Slot: TypeAlias = tuple[Placed, str]
+Slot: TypeAlias = tuple[VariableLayout, str]
 
 
 def slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[Slot], list[str]]:
@@ -25,7 +25,7 @@ def slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[S
     if not optimizer.built:
         try:
             copy = type(optimizer).from_config(optimizer.get_config())
-            with describing(distribution.placement.size), distribution.scope():
+            with dry_run(distribution.placement.size), distribution.scope():
                 copy.build(model.trainable_variables)
             optimizer = copy
         except Exception as error:
@@ -34,6 +34,6 @@ def slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[S
 
 
 def _slot(variable: keras.Variable, distribution: FlowDistribution) -> Slot:
-    layout = placed_layout(variable)
-    placed = layout.placed if layout else Placed(Layout(distribution.placement, {}, tuple(variable.shape)), "default")
-    return placed, keras.backend.standardize_dtype(variable.dtype)
+    layout = keras_layout(variable)
+    whole = VariableLayout(Layout(distribution.placement, {}, tuple(variable.shape)), "default")
+    return layout.given if layout else whole, keras.backend.standardize_dtype(variable.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from keras_flow.distributions.models import own_variables
+from keras_flow.current.models import own_variables
 from keras_flow.explainer.contraction import Product, add, contract, gradient
 from keras_flow.explainer.graph import Call
 from keras_flow.explainer.step import Step

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from keras_flow.distributions.batch import BatchPlan
-from keras_flow.distributions.placed import Placed
+from keras_flow.current.batch import BatchPlan
+from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.explainer.explanation import Advice
 from keras_flow.explainer.graph import Call
 from keras_flow.explainer.step import Step
@@ -27,7 +27,7 @@ def warnings(
     distribution: FlowDistribution,
     model: keras.Model,
     plan: BatchPlan,
-    placed: Sequence[tuple[keras.Variable, Placed]],
+    placed: Sequence[tuple[keras.Variable, VariableLayout]],
 ) -> list[Advice]:
     """All of them."""
     return [
@@ -74,7 +74,7 @@ def _unpaired(step: Step) -> Iterator[Advice]:
             )
 
 
-def _heads(step: Step, placed: Sequence[tuple[keras.Variable, Placed]]) -> Iterator[Advice]:
+def _heads(step: Step, placed: Sequence[tuple[keras.Variable, VariableLayout]]) -> Iterator[Advice]:
     notes = {id(variable): one.note for variable, one in placed}
     for call in step.graph.calls:
         layer = call.layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_flow.distributions.placed import placed_layout
+from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 from keras_flow.tensors import engine
 from keras_flow.tensors.global_tensor import GlobalTensor
@@ -23,9 +23,9 @@ def global_tensor(value: Any) -> GlobalTensor:
 
     held = value.value if isinstance(value, keras.Variable) else value
     found = engine.tensor_engine().from_engine(held)
-    placed = placed_layout(value) if isinstance(value, keras.Variable) else None
+    placed = keras_layout(value) if isinstance(value, keras.Variable) else None
     if found is None and placed is not None and placed.distribution.has_one_rank:  # a plain tensor
-        layout, (rank,) = placed.placed.layout, placed.distribution.placement.ranks
+        layout, (rank,) = placed.layout, placed.distribution.placement.ranks
         found = layout, {rank: keras.ops.convert_to_tensor(value)} if rank in engine.local_ranks() else {}
     if found is None:
         raise FlowError(

@@ -20,7 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_flow.backends.active import backend
-from keras_flow.distributions import models
+from keras_flow.current import models
 from keras_flow.layout import itemsize
 from keras_flow.verify.measure import Batch
 from keras_flow.verify.state import RandomStates
@@ -83,7 +83,7 @@ def parts(
     layers = list({id(layer): layer for layer in _units(model)}.values())  # nested models may share some
     random, kept = RandomStates(), _changed_by_a_call(model)
     with distribution.scope():
-        models.adopt(model, distribution)
+        distribution.adopt(model)
         with _recorded(layers) as calls:
             outputs = _on_host(model(keras.tree.map_structure(ops.convert_to_tensor, whole.x), training=True))
         for variable, value in kept:

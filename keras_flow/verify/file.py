@@ -82,22 +82,23 @@ def run(job: Job) -> None:
     """Verify; on every rank, of which the first writes the result."""
     import keras
 
-    from keras_flow.compare import program
+    from keras_flow import user_file
     from keras_flow.runtime import env
+    from keras_flow.verify.run import verify
 
-    module = program.load(job.file, what="a verification")
-    make = program.distribution_maker(module, job.layout)
+    module = user_file.load(job.file, what="a verification")
+    make = user_file.distribution_maker(module, job.layout)
     if make is None:
         raise FlowError("layout '1' is one device: there is nothing to verify. Give dpN, tpN, AxB or a name of yours")
-    data = program.load_data(module)
+    data = user_file.load_data(module)
     keras.utils.set_random_seed(job.seed)
     distribution = make()
     x, y = (keras.tree.map_structure(lambda leaf: leaf[: job.batch_size], part) for part in (data.x, data.y))
     with distribution.scope():
-        model = program.build_model(module)
+        model = user_file.build_model(module)
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x))
-    found = distribution.verify(model, x, y, tolerance=job.tolerance, dtype=job.dtype, by_layer=job.by_layer)
+    found = verify(distribution, model, x, y, tolerance=job.tolerance, dtype=job.dtype, by_layer=job.by_layer)
     if env.process_index() == 0:
         Path(job.out).write_text(json.dumps(found.to_dict()))
 
@@ -105,11 +106,11 @@ def run(job: Job) -> None:
 def main(text: str) -> int:
     """The process of a backend."""
     import keras_flow as kf
-    from keras_flow.compare import program
+    from keras_flow import user_file
 
     job = Job(**json.loads(text))
     try:
-        kf.run(run, devices=program.ranks_of(job.layout) or 4, args=(job,))
+        kf.run(run, devices=user_file.ranks_of(job.layout) or 4, args=(job,))
     except FlowError as error:
         Path(job.out).write_text(json.dumps({"error": str(error)}))
         return 1

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.distributions import models
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -68,7 +67,7 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
     """
     numbers: Numbers = {}
     with distribution.scope():
-        models.adopt(model, distribution)
+        distribution.adopt(model)
         if not own_step:
             # with momentum the slot is -rate * gradient after the first step: the gradient itself, on every engine
             model.optimizer = keras.optimizers.SGD(RATE, momentum=0.5)

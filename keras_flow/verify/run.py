@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_flow.backends.active import backend
+from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.runtime import env
@@ -20,9 +21,6 @@ from keras_flow.verify.measure import Batch, Numbers, measured
 from keras_flow.verify.precision import computing_in, copy_in
 from keras_flow.verify.state import RandomStates, kept
 from keras_flow.verify.verification import Row, Verification
-
-if TYPE_CHECKING:
-    from keras_flow.distributions.distribution import FlowDistribution
 
 #: gradients and updates, relative to the largest element of the variable; in single precision, as in docs/design.md
 TOLERANCE = 1e-4
@@ -107,9 +105,7 @@ def _of_model(
     distribution: FlowDistribution, model: keras.Model, whole: Batch, own_step: bool, tolerance: float
 ) -> Iterator[Row]:
     """Rows of a model that one device can hold."""
-    from keras_flow.distributions.data_parallel import DataParallel
-
-    single = DataParallel(Placement([distribution.placement.ranks[0]]))
+    single = FlowDistribution(Placement([distribution.placement.ranks[0]], ("data",)), batch_axes=("data",))
     with kept(model, distribution) as state:
         for number, batch in enumerate(_batches(whole, distribution.num_model_replicas)):
             try:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.distributions import models
+from keras_flow.current import models
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -71,7 +71,7 @@ def _host(variable: keras.Variable) -> np.ndarray:
 def kept(model: keras.Model, distribution: FlowDistribution) -> Iterator[State]:
     """Inside, the model may be trained under any layouts; afterwards it has its values and those of `distribution`."""
     with distribution.scope():
-        models.adopt(model, distribution)
+        distribution.adopt(model)
         state = State(model)
     optimizer = model.optimizer
     try:
@@ -79,6 +79,6 @@ def kept(model: keras.Model, distribution: FlowDistribution) -> Iterator[State]:
     finally:
         model.optimizer = optimizer
         with distribution.scope():
-            models.adopt(model, distribution)
+            distribution.adopt(model)
             backend().forget_steps(model)
             state.give_back()

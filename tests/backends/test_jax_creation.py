@@ -36,7 +36,7 @@ def test_bits_are_those_of_one_device(name: str, monkeypatch: pytest.MonkeyPatch
             variable = keras.Variable(CASES[name](7), shape=shape, name="kernel")
         assert np.array_equal(np.asarray(variable.value), whole), (shape, spec)
         held = {shard.data.shape for shard in variable.value.addressable_shards}
-        assert held == {variable._layout.placed.layout.local_shape(0)}
+        assert held == {variable._layout.layout.local_shape(0)}
     creation._shard.clear_cache()
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from keras_flow import FlowError
-from keras_flow.compare.order import Ordered, length_of
+from keras_flow.compare.order import Ordered
+from keras_flow.user_file import length_of
 
 
 def epoch(batches: Ordered, number: int = 0) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
-from keras_flow.distributions.placed import placed_layout
+from keras_flow.current.variable_layout import keras_layout
 from tests.distributions import programs
 
 
@@ -23,10 +23,10 @@ def again() -> None:
 def check_split(model: keras.Model, distribution: kf.DataParallel | kf.ModelParallel) -> None:
     """Every weight and slot is of this distribution, and physically lies as its layout says."""
     for variable in (*model.variables, *model.optimizer.variables):
-        layout = placed_layout(variable)
+        layout = keras_layout(variable)
         assert layout is not None, variable.path
         assert layout.distribution is distribution
-        expected = layout.placed.layout
+        expected = layout.layout
         assert programs.held(variable) == {rank: expected.local_shape(rank) for rank in expected.placement.ranks}
     kernel = programs.variable(model, "hidden/kernel")
     slots = [slot for slot in model.optimizer.variables if "hidden_kernel" in slot.name]
@@ -118,7 +118,7 @@ def test_clones_and_loaded_models_remember_nothing(tmp_path: Path) -> None:
     loaded = keras.models.load_model(tmp_path / "m.keras")
     assert isinstance(loaded, keras.Model)
     for other in (clone, loaded):
-        assert not any(placed_layout(variable) for variable in other.variables)
+        assert not any(keras_layout(variable) for variable in other.variables)
         assert all(len(variable.value.sharding.device_set) == 1 for variable in other.variables)
     programs.same(loaded, model)
     x, _ = programs.rows()

@@ -11,7 +11,7 @@ import pytest
 from keras import layers
 
 import keras_flow as kf
-from keras_flow.distributions.describing import describing
+from keras_flow.distributions.dry_run import dry_run
 from keras_flow.explainer.explanation import Explanation
 from tests.explain import models
 
@@ -20,7 +20,7 @@ MODEL = kf.Placement(range(4), axis_names=("model",))
 
 @pytest.fixture(autouse=True)
 def described(four_ranks: None) -> Iterator[None]:
-    with describing(64):
+    with dry_run(64):
         yield
 
 

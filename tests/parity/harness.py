@@ -19,7 +19,7 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
-from keras_flow.distributions.placed import placed_layout
+from keras_flow.current.variable_layout import keras_layout
 from tests.parity.support import LAYOUTS, MIRRORED
 
 
@@ -113,11 +113,11 @@ class Run:
             return
         slots = model.optimizer.variables if getattr(model, "optimizer", None) is not None else []
         for variable in [*model.variables, *slots]:
-            placed = placed_layout(variable)
+            placed = keras_layout(variable)
             if placed is None:
                 self.unsplit.append(f"{variable.path}: no layout")
                 continue
-            layout = placed.placed.layout
+            layout = placed.layout
             for rank, shard in backend().shards(variable).items():
                 if tuple(shard.shape) != layout.local_shape(rank):
                     self.unsplit.append(

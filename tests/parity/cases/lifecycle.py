@@ -198,7 +198,7 @@ def _replica_statistics(run: Run) -> None:
         """The balanced split of the rows into four groups, each with its own statistics."""
 
         def call(self, inputs, training=None, mask=None):
-            from keras_flow.distributions.batch_statistics import by_groups
+            from keras_flow.current.batch_statistics import by_groups
 
             if not training:
                 return super().call(inputs, training=training, mask=mask)

@@ -80,13 +80,25 @@ def load_data(module: ModuleType) -> Data:
     if not isinstance(values, tuple | list) or len(values) not in (2, 4):
         raise FlowError(f"load_data() must return (x, y) or (x, y, x_val, y_val), got {type(values).__name__}")
     data = Data(*values)
-    from keras_flow.compare.order import length_of
-
     if data.x_val is not None:
         length_of((data.x_val, data.y_val))
     if length_of((data.x, data.y)) == 0:
         raise FlowError("load_data() returned no rows")
     return data
+
+
+def length_of(data: object) -> int:
+    """Rows of a structure of arrays.
+
+    Raises:
+        FlowError: the arrays have different numbers of rows.
+    """
+    from keras import tree
+
+    lengths = {len(leaf) for leaf in tree.flatten(data)}
+    if len(lengths) != 1:
+        raise FlowError(f"load_data() returned arrays of different lengths: {sorted(lengths)}")
+    return lengths.pop()
 
 
 def build_model(module: ModuleType) -> keras.Model:

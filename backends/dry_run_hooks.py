@@ -1,12 +1,10 @@
-"""Hooks of models that are only described (`keras_flow.distributions.describing`), the same for every engine."""
+"""Hooks of dry runs (`keras_flow.current.dry_run`), the same for every engine."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-from keras_flow.explainer import graph
 
 if TYPE_CHECKING:
     import keras
@@ -36,11 +34,6 @@ def make_variable(
 def _given(value: object, *args: object, **kwargs: object) -> object:
     """An initializer: the value, whatever is asked for."""
     return value
-
-
-def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-    """Hook on `Layer.__call__`: explain notes the layers that one without a graph calls."""
-    return graph.record(original, layer, *args, **kwargs)
 
 
 def leave_out(original: Callable[..., object], *args: object, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""What a variable got: its layout, the rule that gave it, and how Keras carries both."""
+"""The layout of a variable: where it comes from, and how Keras carries it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_flow.layout import Layout
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.distributions.distribution import FlowDistribution
+    from keras_flow.current.distribution import Distribution
 
 
 @dataclass(frozen=True)
-class Placed:
+class VariableLayout:
     """The layout of a variable and where it comes from.
 
     Attributes:
@@ -39,43 +39,51 @@ class Placed:
         return f"{sbp.text(self.layout.nd_sbp)} (from {self.source}{note})"
 
 
-class PlacedLayout(TensorLayout):
-    """A `Placed` in the form that Keras stores as `variable._layout` and hands on to optimizer slots."""
+class KerasLayout(TensorLayout):
+    """A `VariableLayout` as Keras stores it in `variable._layout` and hands it on to optimizer slots.
 
-    def __init__(self, placed: Placed, distribution: FlowDistribution):
-        self.placed = placed
+    Attributes:
+        given: the layout and where it comes from.
+        distribution: the distribution that gave it.
+    """
+
+    def __init__(self, given: VariableLayout, distribution: Distribution):
+        self.given = given
         self.distribution = distribution
         self._axes = tuple(
             None if not axes else axes[0] if len(axes) == 1 else axes
-            for axes in (placed.layout.axes_of_dim(dim) for dim in range(len(placed.layout.shape)))
+            for axes in (given.layout.axes_of_dim(dim) for dim in range(len(given.layout.shape)))
         )
         self._device_mesh = distribution.device_mesh
 
     @property
+    def layout(self) -> Layout:
+        """Placement, nd_sbp and logical shape."""
+        return self.given.layout
+
+    @property
     def backend_layout(self) -> object:
-        """The engine's description of the layout."""
-        from keras_flow.backends.active import backend
-
-        return backend().engine_layout(self.placed.layout)
+        """The engine's description of the layout, for Keras's own code."""
+        return self.distribution.engine_layout(self.layout)
 
 
-def placed_layout(variable: object) -> PlacedLayout | None:
+def keras_layout(variable: object) -> KerasLayout | None:
     """The keras_flow layout that a variable carries, or None."""
     layout = getattr(variable, "_layout", None)
-    return layout if isinstance(layout, PlacedLayout) else None
+    return layout if isinstance(layout, KerasLayout) else None
 
 
-def layout_of(variable: keras.Variable) -> Placed:
+def layout_of(variable: keras.Variable) -> VariableLayout:
     """Layout of a variable and the rule that gave it.
 
     Raises:
         FlowError: the variable was not made or re-placed under a keras_flow distribution.
     """
-    layout = placed_layout(variable)
+    layout = keras_layout(variable)
     if layout is None:
         path = getattr(variable, "path", repr(variable))
         raise FlowError(
             f"{path!r} has no keras_flow layout: it was made outside a distribution and not trained under one yet. "
             "Build the model inside `with dist.scope():`, or call `dist.apply(model)`"
         )
-    return layout.placed
+    return layout.given

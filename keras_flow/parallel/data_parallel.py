@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from keras_flow.backends.active import backend
-from keras_flow.distributions.describing import described_world
-from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.current import dry_run
 from keras_flow.errors import FlowError
+from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.placements import Placement
 
 
-class DataParallel(FlowDistribution):
+class DataParallel(ExplainedDistribution):
     """Variables broadcast, rows of the batch split over all ranks.
 
     The numbers are those of one device on the same (global) batch: BatchNormalization takes global statistics, clipping
@@ -46,7 +46,7 @@ class DataParallel(FlowDistribution):
                 f"{sorted(engine.capabilities.strategies) or 'it has none by name'}; leave it out for the default"
             )
         if placement is None:
-            world = described_world() or engine.world()
+            world = dry_run.world() or engine.world()
             placement = Placement(range(world.size), axis_names=("data",))
         self.strategy = strategy
         self.batch_statistics = batch_statistics

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from keras_flow.compare import program
+from keras_flow import user_file
 from tests.launch import programs as files
 
 TINY = Path(__file__).parent / "tiny.py"
@@ -19,7 +19,7 @@ TINY = Path(__file__).parent / "tiny.py"
 @pytest.fixture(scope="module")
 def tiny() -> ModuleType:
     kf.init(4)
-    return program.load(TINY)
+    return user_file.load(TINY)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def tiny() -> ModuleType:
 def test_missing_functions(tmp_path: Path, text: str, missing: str) -> None:
     path = files.write(tmp_path, text, f"incomplete_{len(text)}.py")
     with pytest.raises(kf.FlowError) as error:
-        program.load(path)
+        user_file.load(path)
     assert missing in str(error.value)
     assert "build_model(), which returns a compiled model, and load_data(), which returns (x, y)" in str(error.value)
 
@@ -49,10 +49,10 @@ def test_a_model_that_is_none_or_not_compiled(tiny: ModuleType) -> None:
     import keras
 
     with pytest.raises(kf.FlowError, match=r"build_model\(\) must return a compiled keras.Model, got NoneType"):
-        program.build_model(module(build_model=lambda: None))
+        user_file.build_model(module(build_model=lambda: None))
     with pytest.raises(kf.FlowError, match=r"returned a model that is not compiled: call model.compile"):
-        program.build_model(module(build_model=lambda: keras.Sequential([keras.layers.Dense(1)])))
-    assert program.build_model(tiny).name == "tiny"
+        user_file.build_model(module(build_model=lambda: keras.Sequential([keras.layers.Dense(1)])))
+    assert user_file.build_model(tiny).name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_a_model_that_is_none_or_not_compiled(tiny: ModuleType) -> None:
 )
 def test_wrong_data(values: object, text: str) -> None:
     with pytest.raises(kf.FlowError, match=text):
-        program.load_data(module(load_data=lambda: values))
+        user_file.load_data(module(load_data=lambda: values))
 
 
 def test_data() -> None:
     x, y = {"a": np.ones((3, 2)), "b": np.ones(3)}, np.ones(3)
-    data = program.load_data(module(load_data=lambda: (x, y)))
+    data = user_file.load_data(module(load_data=lambda: (x, y)))
     assert (data.x, data.y, data.x_val, data.y_val) == (x, y, None, None)
 
 
 def test_names_of_layouts(tiny: ModuleType) -> None:
-    assert program.distribution_maker(tiny, "1") is None
-    made = {name: program.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "scaled")}  # type: ignore[misc]
+    assert user_file.distribution_maker(tiny, "1") is None
+    made = {name: user_file.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "scaled")}  # type: ignore[misc]
     assert {name: (one.placement.hierarchy, one.placement.axis_names) for name, one in made.items()} == {
         "dp4": ((4,), ("data",)),
         "tp2": ((2,), ("model",)),
@@ -90,14 +90,14 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
     with pytest.raises(
         kf.FlowError, match=r"unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions\(\): \['dp3'"
     ):
-        program.distribution_maker(tiny, "pp4")
+        user_file.distribution_maker(tiny, "pp4")
 
 
 def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> None:
     bare = module(build_model=tiny.build_model)
     for layout in ("tp4", "2x2"):
         with pytest.raises(kf.FlowError) as error:
-            program.distribution_maker(bare, layout)
+            user_file.distribution_maker(bare, layout)
         text = str(error.value)
         assert f"layout '{layout}' splits variables, and given.py has neither rules() nor distributions()" in text
     scope: dict = {}
@@ -112,5 +112,5 @@ def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> N
 
 
 def test_examples_of_docstrings() -> None:
-    result = doctest.testmod(program)
+    result = doctest.testmod(user_file)
     assert (result.attempted, result.failed) == (1, 0)

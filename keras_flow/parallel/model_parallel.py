@@ -8,15 +8,15 @@ import keras
 import numpy as np
 
 from keras_flow import sbp
-from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.distributions.rules import LayoutMapRules, PatternRules
 from keras_flow.errors import FlowError
+from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.placements import Placement
 
 LayoutMapMaker = Callable[[keras.distribution.DeviceMesh], keras.distribution.LayoutMap]
 
 
-class ModelParallel(FlowDistribution):
+class ModelParallel(ExplainedDistribution):
     """Variables split as rules say, the batch split over the batch axes; the engine inserts the communication.
 
     Args:

@@ -38,11 +38,6 @@ def creating(kind: str, layer: keras.Layer | None = None) -> Iterator[None]:
         _current.reset(token)
 
 
-def draws_as(initializer: object, kinds: tuple[type, ...]) -> bool:
-    """Whether an initialiser makes its values as one of these classes does; a user's own class may do more."""
-    return any(type(initializer).__call__ is kind.__call__ for kind in kinds)
-
-
 def creator() -> Creator | None:
     """The innermost creator, or None: a variable made by hand."""
     return _current.get()

@@ -1,0 +1,122 @@
+"""The distribution that holds now, as an engine sees it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from keras.src.distribution import distribution_lib  # Keras 3.15 does not export the base class
+
+from keras_flow.current.batch import BatchPlan, UnevenNotice
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow import sbp
+    from keras_flow.current.variable_layout import KerasLayout
+    from keras_flow.layout import Layout
+    from keras_flow.placements import Placement
+
+
+class ActivationLayout:
+    """A layout for a layer's output, whose shape is known only when the layer is called."""
+
+    def __init__(self, nd_sbp: sbp.NdSbp, path: str):
+        self.nd_sbp = nd_sbp
+        self.path = path
+
+
+class Distribution(distribution_lib.Distribution):
+    """What a backend may ask of the active distribution; `keras_flow.distributions` has those that users make.
+
+    Attributes:
+        placement: the ranks.
+        batch_axes: axes that split dimension 0 of every batch, in the order of the placement's.
+        joined_axes: groups of axes that split one dim together in some rule.
+        strict: whether a split that cannot be held is an error.
+        mirrored_view: whether rows may be computed by local tensors inside a layer's call.
+        batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
+        strategy: an engine's own strategy that the user asked for by name, or None.
+        uneven_notice: says once that the batch size does not divide.
+    """
+
+    placement: Placement
+    batch_axes: tuple[str, ...]
+    joined_axes: tuple[tuple[str, ...], ...]
+    strict: bool
+    uneven_notice: UnevenNotice
+    mirrored_view = False
+    batch_statistics = "global"
+    strategy: str | None = None
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Into how many blocks a batch is split."""
+        replicas = 1
+        for axis in self.batch_axes:
+            replicas *= self.placement.axis_size(axis)
+        return replicas
+
+    @property
+    def has_one_rank(self) -> bool:
+        """Whether there is nothing to share: training then takes Keras's own data and step path."""
+        return self.placement.size == 1
+
+    def batch_plan(self, rows: int) -> BatchPlan:
+        """How a batch of so many rows divides over the data ranks."""
+        return BatchPlan(rows, self.num_model_replicas)
+
+    @abstractmethod
+    def scope(self) -> AbstractContextManager[Distribution]:
+        """Make this distribution the current one."""
+
+    @abstractmethod
+    def ensure_entered(self) -> None:
+        """Check devices and align the ranks' random states, unless that was done."""
+
+    @abstractmethod
+    def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
+        """The layout of a variable being created; kept if it has one."""
+
+    @abstractmethod
+    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
+        """The layout that a variable of this path and shape gets."""
+
+    @abstractmethod
+    def engine_layout(self, layout: Layout) -> object:
+        """The engine's description of a layout."""
+
+    @abstractmethod
+    def batch_layout(self, shape: Sequence[int]) -> Layout:
+        """The layout of a batch tensor [rows, ...]: its rows over the batch axes where they divide, else broadcast."""
+
+    @abstractmethod
+    def adopt(self, model: keras.Model) -> bool:
+        """Lay every variable, slot and metric of a model as this distribution says; whether anything moved."""
+
+    @abstractmethod
+    def check(self, model: keras.Model) -> None:
+        """Raise every layout problem of a model at once."""
+
+    @property
+    @abstractmethod
+    def has_problems(self) -> bool:
+        """Whether layout problems wait to be raised."""
+
+    @abstractmethod
+    def record(self, path: str, problem: str) -> None:
+        """Keep a problem of the variable, or of the layer output, with this path."""
+
+    @abstractmethod
+    def verified(
+        self, model: keras.Model, fit: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments of `fit`, after their first batch was verified where this distribution is to."""
+
+
+def active() -> Distribution | None:
+    """The keras_flow distribution that holds now, or None."""
+    current = distribution_lib.distribution()
+    return current if isinstance(current, Distribution) else None

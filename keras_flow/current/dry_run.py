@@ -1,0 +1,31 @@
+"""A dry run: variables have a shape and a layout and no value, ranks are numbers. `dist.explain` needs no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from keras_flow.current.world import World
+
+_world: ContextVar[World | None] = ContextVar("keras_flow_dry_run", default=None)
+
+
+@contextmanager
+def on(world: World) -> Iterator[None]:
+    """Inside, distributions need no devices and variables get no value; see `distributions.dry_run`."""
+    token = _world.set(world)
+    try:
+        yield
+    finally:
+        _world.reset(token)
+
+
+def world() -> World | None:
+    """The ranks of the dry run, or None where they are real."""
+    return _world.get()
+
+
+def is_dry_run(*args: object, **kwargs: object) -> bool:
+    """Condition of hooks: variables get no value."""
+    return _world.get() is not None

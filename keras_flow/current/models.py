@@ -1,0 +1,58 @@
+"""Models and layers: which distribution holds for one, and what variables it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from keras.src.distribution import distribution_lib
+
+from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.variable_layout import keras_layout
+
+if TYPE_CHECKING:
+    import keras
+
+
+def distribution_of(model: keras.Layer) -> Distribution | None:
+    """The active distribution, else the one that the model's variables were made or re-placed under, else None.
+
+    Another active Keras distribution (not ours) holds as Keras says: None.
+    """
+    return active() if distribution_lib.distribution() is not None else remembered(model)
+
+
+def remembered(model: keras.Layer) -> Distribution | None:
+    """The distribution of the model's variables, or None."""
+    for variable in model.variables:
+        layout = keras_layout(variable)
+        if layout is not None:
+            return layout.distribution
+    return None
+
+
+def is_built(layer: keras.Layer) -> bool:
+    """Whether a layer and all layers inside it have their variables.
+
+    `build` of a subclassed model only says that it is built (Keras warns); its layers are built by their first call.
+    """
+    return all(inner.built for inner in layer._flatten_layers())
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Variables that the layer made itself, not those of layers inside it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def layer_paths(model: keras.Model) -> list[str]:
+    """Paths of the layers, as `activations` sees them."""
+    return [layer.path or layer.name for layer in model._flatten_layers()]
+
+
+def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
+    """Variables and seeds of the model and its layers, and the state of its metrics, each once."""
+    seen: set[int] = set()
+    for variable in (*model.variables, *model.metrics_variables):
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable

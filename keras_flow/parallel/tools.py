@@ -1,0 +1,91 @@
+"""What every distribution can say of a model before a long run: `explain` and `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from keras_flow.distributions.distribution import FlowDistribution
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.explainer.explanation import Explanation
+    from keras_flow.verify.verification import Verification
+
+
+class ExplainedDistribution(FlowDistribution):
+    """A distribution with the tools. They are imported when they are asked for: both take seconds to load."""
+
+    def explain(self, model: keras.Model, batch_size: int) -> Explanation:
+        """What a training step holds, sends and repeats, without running anything.
+
+        Args:
+            model: a built model; made inside or outside of a scope.
+            batch_size: rows of a global batch.
+
+        Returns:
+            Layouts and bytes of each variable, memory of each rank, every collective with its bytes and cause,
+            warnings; printed as tables.
+
+        Raises:
+            FlowError: the model is not built, or `batch_size` is no number of rows.
+        """
+        from keras_flow.explainer.explain import explain
+
+        return explain(self, model, batch_size)
+
+    def verify(
+        self,
+        model: keras.Model,
+        x: object,
+        y: object,
+        sample_weight: object = None,
+        *,
+        tolerance: float | None = None,
+        dtype: str | None = None,
+        by_layer: bool | None = None,
+    ) -> Verification:
+        """Prove on a model and a batch of yours that a step under this distribution has the numbers of one device.
+
+        Compared are outputs, loss, metrics, the gradient and one plain SGD update of every variable, in training,
+        evaluation and inference, on rows that divide by the data ranks and on rows that do not, against the same engine
+        on one device from the same weights and random state. The model, its optimizer and the random states are
+        afterwards as they were; compiled steps are made anew. Where one device cannot hold
+        the model, each layer is verified by itself: from the input recorded for it under the distribution, with random
+        numbers for the gradient of its outputs, at the cost of the whole weights of one layer at a time. On torch all
+        ranks call it.
+
+        Args:
+            model: a built and compiled model. One with a `train_step` of its own is verified as it is.
+            x, y, sample_weight: one batch, as `train_on_batch` takes it: arrays, or structures of arrays, [rows, ...].
+            tolerance: of gradients and updates, relative to the largest element of the variable; outputs, losses and
+                metrics have a tenth of it. None takes 1e-4, in double precision 1e-5, in half precision 16 units of
+                rounding.
+            dtype: `"float64"` verifies a copy of the model that computes in it, on both sides: where rounding and a
+                small mistake look alike. (Keras 3.15 computes BatchNormalization, and on torch every matrix product, in
+                single precision also then.) None verifies the model as it is.
+            by_layer: layer by layer, or not; None asks how much memory one device has free.
+
+        Returns:
+            A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.
+
+        Raises:
+            FlowError: the model is not built or compiled, the batch does not fit it, it has randomness of its own, or
+                it cannot be made anew in `dtype`.
+        """
+        from keras_flow.verify.run import verify
+
+        return verify(self, model, x, y, sample_weight, tolerance=tolerance, dtype=dtype, by_layer=by_layer)
+
+    def verified(
+        self, model: keras.Model, fit: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments of `fit`, after their first batch was verified where this distribution is to."""
+        if self._verified is None or model in self._verified:
+            return args, kwargs
+        from keras_flow.verify.first_batch import verified
+
+        args, kwargs = verified(self, model, fit, args, kwargs)
+        self._verified.add(model)
+        return args, kwargs
