@@ -19,12 +19,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_flow.backends.jax.alike import World, alike
 from keras_flow.backends.jax.devices import rank_devices
-from keras_flow.backends.jax.rounds import Pairs, elements, is_alike, rounds
-from keras_flow.boxing.cells import volume
-from keras_flow.boxing.chains import by_collectives, refined
-from keras_flow.boxing.pieces import WRITES, Piece, Transfer
+from keras_flow.backends.jax.schedule import Pairs, elements, is_alike, rounds
+from keras_flow.backends.jax.uniform_exchange import World, alike
+from keras_flow.boxing.blocks import volume
+from keras_flow.boxing.messages import WRITES, Message, Piece
+from keras_flow.boxing.search import by_collectives, refined
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.layout import Layout
@@ -220,12 +220,12 @@ def _unpadded(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return block if block.shape == shape else block[: math.prod(shape)].reshape(shape)
 
 
-def _of(pairs: Pairs, rank: int, end: int) -> list[Transfer]:
+def _of(pairs: Pairs, rank: int, end: int) -> list[Message]:
     """What `rank` sends (end 0) or receives (end 1) in a round, where it has one partner at most."""
     return next((parts for pair, parts in pairs.items() if pair[end] == rank), [])
 
 
-def _pack(step: Step, rounds: list[list[Transfer]], rank: int, sizes: list[int], buffers: dict[str, jax.Array]):
+def _pack(step: Step, rounds: list[list[Message]], rank: int, sizes: list[int], buffers: dict[str, jax.Array]):
     """The message of each round; zeros where this rank sends none."""
     messages = []
     for parts, size in zip(rounds, sizes, strict=True):
@@ -239,7 +239,7 @@ def _pack(step: Step, rounds: list[list[Transfer]], rank: int, sizes: list[int],
 
 def _unpack(
     layout: Layout,
-    rounds: list[list[Transfer]],
+    rounds: list[list[Message]],
     rank: int,
     firsts: list[bool],
     buffer: jax.Array,
@@ -271,7 +271,7 @@ def _unpack(
     return jnp.pad(shard.reshape(-1), (0, buffer.size - shard.size))
 
 
-def _region(buffer: jax.Array, layout: Layout, rank: int, part: Transfer) -> jax.Array:
+def _region(buffer: jax.Array, layout: Layout, rank: int, part: Message) -> jax.Array:
     shape = layout.local_shape(rank)
     shard = buffer[: math.prod(shape)].reshape(shape)
     return shard[local_slices(part.piece.box, layout, rank)].reshape(-1)[part.piece.start : part.piece.stop]

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
-from keras_flow.boxing.chains import axis_by_axis, named_step
-from keras_flow.boxing.pieces import WRITES, Piece, Transfer
+from keras_flow.boxing.messages import WRITES, Message, Piece
+from keras_flow.boxing.search import axis_by_axis, named_step
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.sbp import Split
@@ -219,17 +219,17 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
     exchange = step.exchange
     writes = WRITES[phase]
 
-    def is_first(part: Transfer) -> bool:
+    def is_first(part: Message) -> bool:
         key = (writes, part.piece)
         new = key not in written
         written.add(key)
         return new
 
-    def region(transfer: Transfer, owner: int, buffer: str) -> Region:
+    def region(transfer: Message, owner: int, buffer: str) -> Region:
         piece = transfer.piece
         return local_slices(piece.box, exchange.layout_of(buffer), owner), piece.start, piece.stop
 
-    def order(transfer: Transfer) -> tuple:
+    def order(transfer: Message) -> tuple:
         return transfer.piece.box, transfer.piece.start, transfer.origin
 
     received = list(exchange.receives(rank, phase))

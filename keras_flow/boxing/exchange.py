@@ -8,7 +8,7 @@ destinations. What follows is decided atom by atom, by rules that every rank can
   summand, else all destinations. An owner receives the other summands of its range.
 - `combine`, before `reduce`, where a table of shares says so: a *merger*, a holder that is not the owner, adds the
   summands of a range except the owner's own, and the owner receives the sum from it. It takes the same bytes, and
-  load from the owners (`keras_flow.boxing.balance`).
+  load from the owners (`keras_flow.boxing.load_balance`).
 - `gather`: after `reduce`. Every destination receives the ranges of the other owners.
 - `merge`: P in source and target, for atoms where it takes fewer receipts than `reduce` and `gather`. Each summand is
   kept by one *member*, the one of which most copies hold it.
@@ -33,8 +33,8 @@ from functools import cached_property
 
 import numpy as np
 
-from keras_flow.boxing.cells import Box, Cells, Coords, array_of, intersection, volume
-from keras_flow.boxing.pieces import Lacking, Piece, Share, Shares, Transfer, whole
+from keras_flow.boxing.blocks import Blocks, Box, Coords, array_of, intersection, volume
+from keras_flow.boxing.messages import Lacking, Message, Piece, Share, Shares, whole
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, balanced
 from keras_flow.placements import Placement
@@ -54,12 +54,12 @@ class Exchange:
     table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict, hash=False)
 
     @cached_property
-    def of_source(self) -> Cells:
-        return Cells(self.source)
+    def of_source(self) -> Blocks:
+        return Blocks(self.source)
 
     @cached_property
-    def of_target(self) -> Cells:
-        return Cells(self.target)
+    def of_target(self) -> Blocks:
+        return Blocks(self.target)
 
     @cached_property
     def same_placement(self) -> bool:
@@ -132,7 +132,7 @@ class Exchange:
         """
         cells = self.of_source
         if only is None:
-            return cells.spread(cells.class_axes, {axis: at[axis] for axis in self.apart})
+            return cells.spread(cells.partial_axes, {axis: at[axis] for axis in self.apart})
         own = self.summand_of(only)
         fits = all(own[axis] == at[axis] for axis in self.apart if axis in own)
         return iter([own] if fits else [])
@@ -141,7 +141,7 @@ class Exchange:
 
     def received(
         self, phase: str, cell: Coords, box: Box, rank: int, at: Coords, only: int | None = None
-    ) -> Iterator[Transfer]:
+    ) -> Iterator[Message]:
         """What `rank`, at the target coordinates `at`, receives or takes from itself of an atom.
 
         `only`: just what may come from this rank (what comes from others may be among it).
@@ -154,7 +154,7 @@ class Exchange:
         It is the one of which most copies hold the summand. Of several the first where all their copies hold it, so
         that nothing moves, else the one that `number` leads to, so that the load is spread.
         """
-        free = tuple(axis for axis in self.of_target.class_axes if axis not in self.apart)
+        free = tuple(axis for axis in self.of_target.partial_axes if axis not in self.apart)
         if not free:
             return {}
         if self.same_placement:
@@ -181,7 +181,7 @@ class Exchange:
     def copies_that_hold(self) -> int:
         """How many copies of a member hold a summand that any of them holds, on one placement."""
         source, target = self.of_source, self.of_target
-        known = (*source.split_axes, *source.class_axes)
+        known = (*source.split_axes, *source.partial_axes)
         return self.families // target.sizes_of(
             axis for axis in target.copy_axes if axis in known and axis not in self.apart
         )
@@ -199,11 +199,11 @@ class Exchange:
                 counts[member] = counts.get(member, 0) + 1
         return counts
 
-    def _move(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+    def _move(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Message]:
         number = self.of_source.number(self.of_source.split_axes, cell)
         for summand in self.summands(at, only):  # one: where P is not changed, the summand of the group
             if all(at[axis] == index for axis, index in self._member(cell, summand, at, number).items()):
-                yield Transfer(self.sender(cell, summand, rank, at), rank, whole(box))
+                yield Message(self.sender(cell, summand, rank, at), rank, whole(box))
 
     def shares(self, cell: Coords, box: Box, at: Coords) -> Shares:
         """How the sums of an atom are divided, for a receiver at the target coordinates `at`."""
@@ -235,7 +235,7 @@ class Exchange:
 
     def _lacking(self, cell: Coords, at: Coords) -> Lacking:
         """What the members that keep an atom's summands lack of them."""
-        free = tuple(axis for axis in self.of_target.class_axes if axis not in self.apart)
+        free = tuple(axis for axis in self.of_target.partial_axes if axis not in self.apart)
         most = [
             max(self._copies_of_members(free, {**cell, **summand}, at).values(), default=0)
             for summand in self.summands(at)
@@ -249,23 +249,23 @@ class Exchange:
             return Lacking(self.families * self.summed, True)
         # of the summands those with the target cell's own coordinates on its split axes are held there
         here = self.summed // source.sizes_of(
-            axis for axis in source.class_axes if axis in target.split_axes and axis not in self.apart
+            axis for axis in source.partial_axes if axis in target.split_axes and axis not in self.apart
         )
         return Lacking(self.families * self.summed - here * self.copies_that_hold, False)
 
-    def _reduce(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+    def _reduce(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Message]:
         if self.merges(cell, at):
             return
         for share in self.shares(cell, box, at).owned.get(rank, ()):
             if share.merger == rank:
                 for summand in self.summands(at, only if only is not None and self.holds(only, cell) else None):
-                    yield Transfer(self.sender(cell, summand, rank, at), rank, share.piece)
+                    yield Message(self.sender(cell, summand, rank, at), rank, share.piece)
             else:
                 if self.holds(rank, cell):
-                    yield Transfer(rank, rank, share.piece)
-                yield Transfer(share.merger, rank, share.piece, "combined")
+                    yield Message(rank, rank, share.piece)
+                yield Message(share.merger, rank, share.piece, "combined")
 
-    def _combine(self, rank: int) -> Iterator[Transfer]:
+    def _combine(self, rank: int) -> Iterator[Message]:
         """What a merger receives or adds of its own; the table lists all mergers that are not owners."""
         for shares in self.table.values():
             for share in shares:
@@ -275,42 +275,42 @@ class Exchange:
                 cell = {axis: own[axis] for axis in self.of_source.split_axes}
                 copy = {axis: own[axis] for axis in self.of_source.copy_axes}
                 left_out = self.summand_of(share.owner) if self.holds(share.owner, cell) else None
-                for summand in self.of_source.spread(self.of_source.class_axes):
+                for summand in self.of_source.spread(self.of_source.partial_axes):
                     if summand != left_out:
-                        yield Transfer(self.of_source.rank_at({**cell, **copy, **summand}), rank, share.piece)
+                        yield Message(self.of_source.rank_at({**cell, **copy, **summand}), rank, share.piece)
 
     def summand_of(self, rank: int) -> dict[int, int]:
         """The coordinates on the P axes of a rank of the source: which summand it holds."""
         coords = self.of_source.coords_of(rank)
-        return {axis: coords[axis] for axis in self.of_source.class_axes}
+        return {axis: coords[axis] for axis in self.of_source.partial_axes}
 
-    def _gather(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+    def _gather(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Message]:
         if self.merges(cell, at):
             return
         shares = self.shares(cell, box, at)
         for share in shares.all if only is None else shares.owned.get(only, ()):
             # an owner has its range already: it is the one of its family that keeps the value
             if share.owner != rank and self._keeper(share.owner, at) == rank:
-                yield Transfer(share.owner, rank, share.piece, "result")
+                yield Message(share.owner, rank, share.piece, "result")
 
     def _keeper(self, owner: int, at: Coords) -> int:
         """The rank of the family at `at` that keeps a range: the copy of its owner's member."""
         cells = self.of_target
         coords = cells.coords_of(owner)
-        return cells.rank_at({**at, **{axis: coords[axis] for axis in cells.class_axes if axis not in self.apart}})
+        return cells.rank_at({**at, **{axis: coords[axis] for axis in cells.partial_axes if axis not in self.apart}})
 
-    def _merge(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Transfer]:
+    def _merge(self, cell: Coords, box: Box, rank: int, at: Coords, only: int | None) -> Iterator[Message]:
         if not self.merges(cell, at):
             return
         cells = self.of_source
         for summand in self.summands(at, only):
-            number = cells.number(cells.split_axes, cell) + cells.number(cells.class_axes, summand)
+            number = cells.number(cells.split_axes, cell) + cells.number(cells.partial_axes, summand)
             if all(at[axis] == index for axis, index in self._member(cell, summand, at, number).items()):
-                yield Transfer(self.sender(cell, summand, rank, at), rank, whole(box))
+                yield Message(self.sender(cell, summand, rank, at), rank, whole(box))
 
     # one rank's part -------------------------------------------------------------------------------------------------
 
-    def receives(self, rank: int, phase: str) -> Iterator[Transfer]:
+    def receives(self, rank: int, phase: str) -> Iterator[Message]:
         """All that `rank` receives or keeps in a phase."""
         if phase == "combine":
             yield from self._combine(rank)
@@ -321,7 +321,7 @@ class Exchange:
         for cell, box in self.of_source.overlapping(self.of_target.box_at(at)):
             yield from self.received(phase, cell, box, rank, at)
 
-    def sends(self, rank: int, phase: str) -> Iterator[Transfer]:
+    def sends(self, rank: int, phase: str) -> Iterator[Message]:
         """All that `rank` sends to others in a phase."""
         if phase == "combine":
             for merger in sorted({share.merger for shares in self.table.values() for share in shares} - {rank}):
@@ -386,7 +386,7 @@ class Exchange:
     @cached_property
     def summed(self) -> int:
         """Into how many summands an element is split, that are to be added."""
-        return math.prod(self.of_source.sizes[axis] for axis in self.of_source.class_axes if axis not in self.apart)
+        return math.prod(self.of_source.sizes[axis] for axis in self.of_source.partial_axes if axis not in self.apart)
 
     @cached_property
     def families(self) -> int:
@@ -396,7 +396,7 @@ class Exchange:
     @cached_property
     def has_families(self) -> bool:
         """Whether several ranks may share a value as summands."""
-        return any(axis not in self.apart for axis in self.of_target.class_axes)
+        return any(axis not in self.apart for axis in self.of_target.partial_axes)
 
     @cached_property
     def phases(self) -> tuple[str, ...]:

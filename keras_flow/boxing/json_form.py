@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 
 from keras_flow import sbp as _sbp
-from keras_flow.boxing.cells import Box
-from keras_flow.boxing.chains import fits_kind
+from keras_flow.boxing.blocks import Box
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.pieces import Piece, Share
+from keras_flow.boxing.messages import Piece, Share
+from keras_flow.boxing.search import fits_kind
 from keras_flow.boxing.spec import KINDS, BoxingPlan, Step
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, itemsize

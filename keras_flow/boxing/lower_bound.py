@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.boxing.counting import total
+from keras_flow.boxing.cost import total
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.layout import Layout, itemsize
 

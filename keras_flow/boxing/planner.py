@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from keras_flow.boxing.chains import COUNTED, axis_by_axis, chain, is_uniform, named_step
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.shares import balanced_exchange
+from keras_flow.boxing.load_balance import balanced_exchange
+from keras_flow.boxing.search import COUNTED, axis_by_axis, chain, is_uniform, named_step
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.boxing.topology import Topology, plan_time
 from keras_flow.errors import FlowError
@@ -109,7 +109,7 @@ def _as_few_bytes(exchange: Exchange) -> bool:
     if exchange.of_source.classes == 1:
         return True
     unchanged_p = math.prod(
-        exchange.of_source.sizes[axis] for axis in exchange.of_source.class_axes if axis in exchange.apart
+        exchange.of_source.sizes[axis] for axis in exchange.of_source.partial_axes if axis in exchange.apart
     )
     unchanged_b = math.prod(
         exchange.of_target.sizes[axis] for axis in exchange.of_target.copy_axes if axis in exchange.apart
@@ -118,7 +118,7 @@ def _as_few_bytes(exchange: Exchange) -> bool:
     if unchanged_p * unchanged_b == 1:
         return True
     ranks = exchange.source.placement.ranks
-    if exchange.of_target.class_axes and len(ranks) <= COUNTED:
+    if exchange.of_target.partial_axes and len(ranks) <= COUNTED:
         together = Exchange(exchange.source, exchange.target)
         apart, all_ = (
             sum(one.elements_received(rank, phase) for rank in ranks for phase in one.phases)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_flow.boxing.cells import Box, Cells
+from keras_flow.boxing.blocks import Blocks, Box
 from keras_flow.boxing.json_form import from_json
-from keras_flow.boxing.pieces import WRITES, Piece
+from keras_flow.boxing.messages import WRITES, Piece
 from keras_flow.boxing.spec import BoxingPlan, Step
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -57,7 +57,7 @@ def simulate(
 def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) -> None:
     """Whether ranks that differ only along axes with B hold equal shards (up to rounding: copies may add in other
     orders)."""
-    cells = Cells(layout)
+    cells = Blocks(layout)
     if not cells.copy_axes:
         return
     first: dict[tuple[int, ...], int] = {}

@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from keras_flow import sbp as _sbp
-from keras_flow.boxing import counting
+from keras_flow.boxing import cost
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.pieces import Transfer
+from keras_flow.boxing.messages import Message
 from keras_flow.layout import Layout, itemsize
 
 #: kind -> what it does, in its groups
@@ -87,8 +87,8 @@ class Step:
 
     def _messages(self, rank: int, phase: str) -> list[int]:
         """Elements of the messages that `rank` receives from others in a phase."""
-        if self.exchange.source.placement.size > counting.LISTED:
-            return counting.arrivals(self.exchange, rank, phase)[1].tolist()
+        if self.exchange.source.placement.size > cost.LISTED:
+            return cost.arrivals(self.exchange, rank, phase)[1].tolist()
         return [part.piece.size for part in self.exchange.receives(rank, phase) if part.sender != rank]
 
     @cached_property
@@ -98,14 +98,14 @@ class Step:
             return 0
         if self.is_uniform:
             target = self.exchange.target.placement
-            each = (counting.arrivals(self.exchange, target.ranks[0], phase)[1] for phase in self.phases)
+            each = (cost.arrivals(self.exchange, target.ranks[0], phase)[1] for phase in self.phases)
             return target.size * int(sum(sizes.sum() for sizes in each))
-        return counting.total(self.exchange)
+        return cost.total(self.exchange)
 
     @cached_property
     def closed_loads(self) -> dict[int, int] | None:
         """Elements that ranks receive, of all that receive any; None where each would have to be asked."""
-        found = np.zeros(0, np.int64) if self.is_local else counting.loads(self.exchange)
+        found = np.zeros(0, np.int64) if self.is_local else cost.loads(self.exchange)
         return None if found is None else dict(zip(self.exchange.target.placement.ranks, found.tolist(), strict=False))
 
     def __str__(self) -> str:
@@ -122,9 +122,9 @@ class RankPart:
     step: int
     kind: str
     phase: str
-    keeps: tuple[Transfer, ...]
-    sends: tuple[Transfer, ...]
-    receives: tuple[Transfer, ...]
+    keeps: tuple[Message, ...]
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_flow.boxing.cells import array_of
-from keras_flow.boxing.counting import arrivals
+from keras_flow.boxing.blocks import array_of
+from keras_flow.boxing.cost import arrivals
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_flow.boxing import BoxingPlan, plan
-from keras_flow.boxing.chains import by_collectives
+from keras_flow.boxing.search import by_collectives
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from tests.boxing.cases import all_nd_sbps, copies, families, grid, logical_tensor, shards_of

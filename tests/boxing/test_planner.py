@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from keras_flow import sbp
 from keras_flow.boxing import BoxingPlan, Link, Topology, lower_bound, plan, simulate
-from keras_flow.boxing.balance import least_limit
-from keras_flow.boxing.chains import by_collectives
+from keras_flow.boxing.load_balance import least_limit
+from keras_flow.boxing.search import by_collectives
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement

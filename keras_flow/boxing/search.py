@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from keras_flow.boxing.cells import Cells
+from keras_flow.boxing.blocks import Blocks
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.boxing.spec import BoxingPlan, Step
@@ -30,7 +30,7 @@ SEARCHED_AXES = 3
 
 def named_step(source: Layout, target: Layout) -> Step | None:
     """The named step in groups of the changed axes that leads from one layout to the other, where there is one."""
-    kind = _kind(Cells(source), Cells(target))
+    kind = _kind(Blocks(source), Blocks(target))
     if kind is None:
         return None
     return Step.of(kind, Exchange(source, target, _unchanged(source, target)))
@@ -167,7 +167,7 @@ def _around_exchanges(plan: BoxingPlan) -> Iterator[tuple[Step, ...]]:
     For targets that several ranks hold: else an exchange is one collective or two anyway.
     """
     placement = refined(plan.source.placement)
-    if not 2 < placement.ndim <= SEARCHED_AXES or not Cells(plan.target).copy_axes:
+    if not 2 < placement.ndim <= SEARCHED_AXES or not Blocks(plan.target).copy_axes:
         return
     if not (plan.source.divides and plan.target.divides) or 0 in plan.source.shape:
         return
@@ -211,12 +211,12 @@ def _turned(layout: Layout, order: tuple[int, ...]) -> Layout:
 
 def _lies_alike(layout: Layout, order: tuple[int, ...]) -> bool:
     """Whether every rank holds the same with the axes in this order."""
-    return all(list(axes) == [axis for axis in order if axis in axes] for axes in Cells(layout).axes_of_dim)
+    return all(list(axes) == [axis for axis in order if axis in axes] for axes in Blocks(layout).axes_of_dim)
 
 
 def _is_permutable(layout: Layout) -> bool:
     """Whether each shard has one holder, and all are of one size."""
-    return layout.divides and len(Cells(layout).split_axes) == layout.placement.ndim
+    return layout.divides and len(Blocks(layout).split_axes) == layout.placement.ndim
 
 
 def is_uniform(steps: tuple[Step, ...]) -> bool:
@@ -256,7 +256,7 @@ def _edges(
     found = []
     for nd_sbp in options:
         target = Layout(placement, nd_sbp, shape)
-        kind = _kind(Cells(source), Cells(target)) if nd_sbp != at else None
+        kind = _kind(Blocks(source), Blocks(target)) if nd_sbp != at else None
         received = _received(kind, source, target) if kind else None
         if received is not None:
             found.append((nd_sbp, *received, _local(target)))
@@ -284,7 +284,7 @@ def _received(kind: str, source: Layout, target: Layout) -> tuple[int, int] | No
     else:
         if ranks > COUNTED:
             return None
-        one, other = Cells(source), Cells(target)
+        one, other = Blocks(source), Blocks(target)
         moved = sum(one.box_at(at) != other.box_at(at) for at in one.spread(tuple(range(len(one.sizes)))))
         return moved * _local(source), _local(source)
     return ranks * each, each
@@ -297,7 +297,7 @@ def _least(source: Layout, target: Layout) -> int | None:
         return lower_bound(source, target, "int8")
     if target.has_partial:
         return None
-    one, other = Cells(source), Cells(target)
+    one, other = Blocks(source), Blocks(target)
     if source.has_partial:  # as if a destination held a summand of every element: never more than the bound
         return math.prod(source.shape) * (one.classes + other.copies - 2)
     common = np.ones((ranks,), np.int64)
@@ -311,7 +311,7 @@ def _bounds(layout: Layout, dim: int) -> tuple[np.ndarray, np.ndarray]:
     """[ranks], [ranks]: where the block of each rank starts and stops along a dim; the layout divides."""
     at = np.indices(layout.placement.hierarchy).reshape(layout.placement.ndim, -1)
     block, parts = np.zeros(at.shape[1], np.int64), 1
-    for axis in Cells(layout).axes_of_dim[dim]:
+    for axis in Blocks(layout).axes_of_dim[dim]:
         block, parts = block * layout.placement.hierarchy[axis] + at[axis], parts * layout.placement.hierarchy[axis]
     length = layout.shape[dim] // parts
     return block * length, (block + 1) * length
@@ -327,7 +327,7 @@ def _unchanged(source: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(axis for axis, (before, after) in enumerate(pairs) if before == after)
 
 
-def _kind(source: Cells, target: Cells) -> str | None:
+def _kind(source: Blocks, target: Blocks) -> str | None:
     """The name of the step between two layouts on one placement."""
     pairs = list(zip(source.layout.nd_sbp, target.layout.nd_sbp, strict=True))
     changes = [(before, after) for before, after in pairs if before != after]
@@ -354,7 +354,7 @@ def _kind(source: Cells, target: Cells) -> str | None:
     return None
 
 
-def _same_grid(source: Cells, target: Cells) -> bool:
+def _same_grid(source: Blocks, target: Blocks) -> bool:
     """Whether both cut the tensor into the same cells, so that whole shards change hands."""
     parts = [
         tuple(math.prod(cells.sizes[axis] for axis in axes) for axes in cells.axes_of_dim) for cells in (source, target)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from keras_flow.boxing.cells import Cells
+from keras_flow.boxing.blocks import Blocks
 from keras_flow.boxing.exchange import Exchange
 
 Array = np.ndarray
@@ -34,8 +34,8 @@ def total(exchange: Exchange) -> int:
     source, target = exchange.of_source, exchange.of_target
     held = np.flatnonzero(at.common)
     # copies of a member that hold a summand; the member of which most do keeps it
-    summand = at.atom * source.classes + at.in_source(source.class_axes)
-    free = [axis for axis in target.class_axes if axis not in exchange.apart]
+    summand = at.atom * source.classes + at.in_source(source.partial_axes)
+    free = [axis for axis in target.partial_axes if axis not in exchange.apart]
     members = target.sizes_of(free)
     member, copies = np.unique((summand * members + at.in_target(free))[held], return_counts=True)
     kept, first = np.unique(member // members, return_index=True)
@@ -102,7 +102,7 @@ def _begins(numbers: Array) -> Array:
     return np.diff(numbers, prepend=-1) != 0
 
 
-def _blocks(cells: Cells, dim: int) -> tuple[Array, Array]:
+def _blocks(cells: Blocks, dim: int) -> tuple[Array, Array]:
     """Start and stop of all blocks of a dim, an array dim for each axis that splits it."""
     return _cuts(cells.layout.shape[dim], tuple(cells.sizes[axis] for axis in cells.axes_of_dim[dim]))
 
@@ -117,7 +117,7 @@ def _cuts(length_: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
     return start, start + length
 
 
-def _blocks_at(cells: Cells, dim: int, coords: Sequence[Array]) -> tuple[Array, Array]:
+def _blocks_at(cells: Blocks, dim: int, coords: Sequence[Array]) -> tuple[Array, Array]:
     """Start and stop along a dim of the blocks at the coordinates of many ranks."""
     place = tuple(coords[axis] for axis in cells.axes_of_dim[dim])
     start, stop = _blocks(cells, dim)
@@ -187,11 +187,11 @@ class _Arrivals:
         self.exchange, self.rank = exchange, rank
         self.cells, self.wanting = exchange.of_source, exchange.of_target
         self.at = self.wanting.coords_of(rank)
-        self.free = tuple(axis for axis in self.wanting.class_axes if axis not in exchange.apart)  # of its family
+        self.free = tuple(axis for axis in self.wanting.partial_axes if axis not in exchange.apart)  # of its family
         self.fixed = {*self.wanting.split_axes, *exchange.apart}  # what the destinations of an atom have in common
         self.member = self.wanting.number(self.free, self.at)
         self.members = self.wanting.sizes_of(self.free)
-        self.index = {axis: self._along(axis, self._summands(axis)) for axis in self.cells.class_axes}
+        self.index = {axis: self._along(axis, self._summands(axis)) for axis in self.cells.partial_axes}
         self.volume = self._volume()
         self.near = self._match(axis for axis in self.cells.split_axes if axis in self.fixed)
         self.merges = self._merges()
@@ -244,10 +244,10 @@ class _Arrivals:
         return self.exchange.ranks_of_source[place[mask]], sizes[mask]
 
     def _collected(self, phase: str) -> tuple[Array, Array]:
-        """Cells or summands that the rank's member keeps and the rank lacks."""
+        """Blocks or summands that the rank's member keeps and the rank lacks."""
         number = self.cells.number(self.cells.split_axes, self.index)
         if phase == "merge":
-            number = number + self.cells.number(self.cells.class_axes, self.index)
+            number = number + self.cells.number(self.cells.partial_axes, self.index)
         # where the target cell has holders, they are of the member with the summand's coordinates
         here = self._match(axis for axis in self.index if axis in self.fixed)
         tied = tuple(axis for axis in self.free if axis not in self.index)

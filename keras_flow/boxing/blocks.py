@@ -1,4 +1,4 @@
-"""Cells: the blocks into which a layout cuts a tensor, and the ranks that hold each block.
+"""Blocks: the blocks into which a layout cuts a tensor, and the ranks that hold each block.
 
 Everything is a function of coordinates: nothing is listed for all ranks, so that a placement of 65,536 ranks costs what
 one rank's partners cost.
@@ -58,7 +58,7 @@ def balanced_index(length: int, parts: int, element: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cells:
+class Blocks:
     """A layout seen as cells: one for each combination of coordinates on its split axes.
 
     All ranks of a cell hold the same box; those that differ on a *copy* axis (B) hold the same values, those that
@@ -81,7 +81,7 @@ class Cells:
         return tuple(axis for axis, part in enumerate(self.layout.nd_sbp) if isinstance(part, Broadcast))
 
     @cached_property
-    def class_axes(self) -> tuple[int, ...]:
+    def partial_axes(self) -> tuple[int, ...]:
         return tuple(axis for axis, part in enumerate(self.layout.nd_sbp) if isinstance(part, PartialSum))
 
     @cached_property
@@ -95,7 +95,7 @@ class Cells:
     @cached_property
     def classes(self) -> int:
         """Number of summands of each element: the product of the P axes' sizes."""
-        return self.sizes_of(self.class_axes)
+        return self.sizes_of(self.partial_axes)
 
     @cached_property
     def copies(self) -> int:

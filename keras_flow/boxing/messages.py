@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keras_flow.boxing.cells import Box, volume
+from keras_flow.boxing.blocks import Box, volume
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Message:
     """One message: `sender` sends `piece`, `receiver` adds it to what it has there (zero at first).
 
     `origin` says which of the sender's buffers: `source` (its shard), `combined` (what it added up in `combine`) or

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from keras_flow.boxing.balance import least_limit
-from keras_flow.boxing.cells import Box, volume
+from collections import deque
+from collections.abc import Sequence
+
+from keras_flow.boxing.blocks import Box, volume
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.pieces import Piece, Share
+from keras_flow.boxing.messages import Piece, Share
 
 #: atoms times ranks up to which a table is searched for; above it the plain rule holds
 SEARCHED = 1024
@@ -17,7 +19,7 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
     Of an atom with p summands and destinations D, every rank of D receives each element once; p - 2 further receipts
     (p - 1 where no destination holds a summand) may happen at any holder that can merge for an owner.
     """
-    if exchange.summed == 1 or exchange.apart or exchange.of_target.class_axes:
+    if exchange.summed == 1 or exchange.apart or exchange.of_target.partial_axes:
         return exchange
     ranks = exchange.source.placement.ranks
     targets = exchange.target.placement.ranks
@@ -93,3 +95,79 @@ def _cut(
         if stop > start:
             shares.append(Share(merger, owner, Piece(box, start, stop)))
     return tuple(shares)
+
+
+def least_limit(
+    supplies: Sequence[int], choices: Sequence[Sequence[int]], base: Sequence[int]
+) -> tuple[int, list[dict[int, int]]]:
+    """Spread supplies over places so that the most loaded place has the least load.
+
+    Args:
+        supplies: what each source gives out.
+        choices: for each source the places that may take from it.
+        base: the load that each place has already.
+
+    Returns:
+        the load of the most loaded place, and for each source what each place takes of it.
+
+    Example:
+        >>> least_limit([6, 2], [[0, 1], [1]], [3, 0])
+        (6, [{0: 3, 1: 3}, {1: 2}])
+    """
+    total = sum(supplies)
+    low = max([*base, -(-(sum(base) + total) // max(len(base), 1)), 0])
+    high = max(low, max(base, default=0) + total)
+    while low < high:
+        middle = (low + high) // 2
+        if _spread(supplies, choices, [middle - load for load in base]) is None:
+            low = middle + 1
+        else:
+            high = middle
+    taken = _spread(supplies, choices, [low - load for load in base])
+    assert taken is not None
+    return low, taken
+
+
+def _spread(
+    supplies: Sequence[int], choices: Sequence[Sequence[int]], rooms: Sequence[int]
+) -> list[dict[int, int]] | None:
+    """A spreading that leaves every place its room, by shortest augmenting paths; None where there is none."""
+    taken: list[dict[int, int]] = [{} for _ in supplies]
+    rooms = list(rooms)
+    for source, supply in enumerate(supplies):
+        left = supply
+        while left:
+            # breadth first from the source over places and the sources that gave to them, to a place with room
+            came: dict[int, tuple[int, int]] = {}  # place -> (source it is reached from, place before or -1)
+            queue = deque([(source, -1)])
+            goal = -1
+            seen = {source}
+            while queue and goal < 0:
+                giving, before = queue.popleft()
+                for place in choices[giving]:
+                    if place in came:
+                        continue
+                    came[place] = (giving, before)
+                    if rooms[place] > 0:
+                        goal = place
+                        break
+                    for other, gave in enumerate(taken):
+                        if gave.get(place, 0) > 0 and other not in seen:
+                            seen.add(other)
+                            queue.append((other, place))
+            if goal < 0:
+                return None
+            path, amount, place = [], min(left, rooms[goal]), goal
+            while place >= 0:
+                giving, before = came[place]
+                path.append((giving, place, before))
+                if before >= 0:
+                    amount = min(amount, taken[giving][before])
+                place = before
+            for giving, place, before in path:
+                taken[giving][place] = taken[giving].get(place, 0) + amount
+                if before >= 0:
+                    taken[giving][before] -= amount
+            rooms[goal] -= amount
+            left -= amount
+    return [{place: amount for place, amount in gave.items() if amount} for gave in taken]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from keras_flow.boxing.cells import Cells
-from keras_flow.boxing.pieces import Piece, Transfer
+from keras_flow.boxing.blocks import Blocks
+from keras_flow.boxing.messages import Message, Piece
 from keras_flow.boxing.spec import Step
 
 #: the messages of a round: (sender, receiver) -> what is in its message
-Pairs = dict[tuple[int, int], list[Transfer]]
+Pairs = dict[tuple[int, int], list[Message]]
 
 
 def _messages(step: Step, phase: str, ranks: tuple[int, ...]) -> Pairs:
@@ -35,7 +35,7 @@ def _messages(step: Step, phase: str, ranks: tuple[int, ...]) -> Pairs:
     return messages
 
 
-def rounds(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[Transfer]], object]) -> list[Pairs]:
+def rounds(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[Message]], object]) -> list[Pairs]:
     """The messages of a phase in rounds; those of a round have one key."""
     ordered = []
     for messages in by_key(step, phase, ranks, key):
@@ -44,7 +44,7 @@ def rounds(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[T
     return ordered
 
 
-def by_key(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[Transfer]], object]) -> list[Pairs]:
+def by_key(step: Step, phase: str, ranks: tuple[int, ...], key: Callable[[list[Message]], object]) -> list[Pairs]:
     """The messages of a phase, those of one key together."""
     of_key: dict[object, Pairs] = {}
     for pair, message in _messages(step, phase, ranks).items():
@@ -111,7 +111,7 @@ def sums(step: Step) -> list[Sums] | None:
     exchange = step.exchange
     if not (exchange.same_placement and is_alike(step)) or exchange.summed == 1:
         return None
-    axes = tuple(axis for axis in exchange.of_source.class_axes if axis not in exchange.apart)
+    axes = tuple(axis for axis in exchange.of_source.partial_axes if axis not in exchange.apart)
     groups = _wanted(step, axes)
     counts = {len(wanted) for wanted in groups.values()}
     likes = {(piece.lengths, piece.size) for wanted in groups.values() for _, piece in wanted}
@@ -160,7 +160,7 @@ def along(ranks: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> di
     return {one: group for group in groups for one in group}
 
 
-def _alike_on(cells: Cells, rank: int, other: int, axes: tuple[int, ...]) -> bool:
+def _alike_on(cells: Blocks, rank: int, other: int, axes: tuple[int, ...]) -> bool:
     """Whether two ranks have the same coordinates on some axes."""
     here, there = cells.coords_of(rank), cells.coords_of(other)
     return all(here[axis] == there[axis] for axis in axes)
@@ -199,10 +199,10 @@ def is_alike(step: Step) -> bool:
     return one_group and source.divides and target.divides and 0 not in source.shape
 
 
-def likeness(message: list[Transfer]) -> tuple:
+def likeness(message: list[Message]) -> tuple:
     """What messages have in common that are cut and put by one program."""
     return tuple((part.origin, part.piece.lengths, part.piece.size) for part in message)
 
 
-def elements(message: list[Transfer]) -> int:
+def elements(message: list[Message]) -> int:
     return sum(part.piece.size for part in message)

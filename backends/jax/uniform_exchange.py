@@ -2,7 +2,7 @@
 
 Ranks differ only in where their pieces start, which they look up by their place, and in which of what came they take
 for a piece (`World.chosen`). Sums go by reduce-scatters, copies by all-gathers and trades by all-to-alls where they lie
-so (`rounds.sums`, `rounds.gathers`, `World.complete`), all else in rounds of `ppermute`.
+so (`schedule.sums`, `schedule.gathers`, `World.complete`), all else in rounds of `ppermute`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from keras_flow.backends.jax.rounds import Sums, along, by_key, gathers, in_rounds, likeness, sums
-from keras_flow.boxing.pieces import WRITES, Piece
+from keras_flow.backends.jax.schedule import Sums, along, by_key, gathers, in_rounds, likeness, sums
+from keras_flow.boxing.messages import WRITES, Piece
 from keras_flow.boxing.simulate import local_slices
 from keras_flow.boxing.spec import Step
 from keras_flow.layout import Layout
@@ -258,7 +258,7 @@ def _transport(
 def _scatter(step: Step, made: Sequence[Sums], source: Buffer, writes: Buffer) -> None:
     """The sums, by a reduce-scatter, sent on where others want them."""
     exchange, world = step.exchange, source.world
-    names = tuple(world.axes[axis] for axis in exchange.of_source.class_axes if axis not in exchange.apart)
+    names = tuple(world.axes[axis] for axis in exchange.of_source.partial_axes if axis not in exchange.apart)
     members = world.along(names)
     blocks = [
         source.read({rank: one[members[rank][number]][1] for rank in members})

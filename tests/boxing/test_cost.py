@@ -8,9 +8,9 @@ import random
 import pytest
 from hypothesis import given, settings
 
-from keras_flow.boxing.chains import axis_by_axis, named_step
-from keras_flow.boxing.counting import arrivals, loads, total
+from keras_flow.boxing.cost import arrivals, loads, total
 from keras_flow.boxing.exchange import Exchange
+from keras_flow.boxing.search import axis_by_axis, named_step
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from tests.boxing.cases import all_nd_sbps, grid
