@@ -20,13 +20,14 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.devices import rank_devices
+from keras_flow.backends.jax.lowering import lower, refined
 from keras_flow.backends.jax.schedule import Pairs, elements, is_alike, rounds
 from keras_flow.backends.jax.uniform_exchange import World, alike
-from keras_flow.boxing.blocks import volume
+from keras_flow.boxing.blocks import local_slices, volume
 from keras_flow.boxing.messages import WRITES, Message, Piece
-from keras_flow.boxing.search import by_collectives, refined
-from keras_flow.boxing.simulate import local_slices
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.boxing.phases import receives
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
 
@@ -80,7 +81,7 @@ class _Program:
 
     def __init__(self, plan: BoxingPlan, devices: tuple):
         self.plan, self.devices = plan, devices
-        self.steps = by_collectives(plan).steps
+        self.steps = lower(plan).steps
         self.source_block = _block(plan, plan.source)
         #: shape of the array that it takes
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
@@ -168,7 +169,7 @@ class _Program:
             blocks = lax.all_to_all(parts, names, 0, 0, tiled=True)
             values = _joined(blocks.reshape(lax.axis_size(names), -1, *blocks.shape[1:]), _dim(source, axis))
         if step.kind == "permute":  # some ranks may keep their shard
-            senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
+            senders = [next(iter(receives(step.exchange, rank, "move"))).sender for rank in self.plan.ranks]
             values = self.world.carried(values, list(zip(senders, self.plan.ranks, strict=True)))
         return values.reshape(-1)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from keras_flow.boxing.blocks import Blocks
 from keras_flow.boxing.messages import Message, Piece
-from keras_flow.boxing.spec import Step
+from keras_flow.boxing.phases import receives
+from keras_flow.boxing.step import Step
 
 #: the messages of a round: (sender, receiver) -> what is in its message
 Pairs = dict[tuple[int, int], list[Message]]
@@ -19,16 +20,16 @@ Pairs = dict[tuple[int, int], list[Message]]
 
 def _messages(step: Step, phase: str, ranks: tuple[int, ...]) -> Pairs:
     """The messages of a phase. Of ranks that hold copies the one sends that has least to send: fewer rounds."""
-    copies = step.exchange.of_source.copy_axes if step.exchange.same_placement else ()
+    copies = step.exchange.source_blocks.copy_axes if step.exchange.same_placement else ()
     messages: Pairs = {}
     load: Counter[int] = Counter()
-    come = [part for rank in ranks for part in step.exchange.receives(rank, phase)]
+    come = [part for rank in ranks for part in receives(step.exchange, rank, phase)]
     for part in sorted(come, key=lambda part: part.sender != part.receiver):
         sender = part.sender
         if copies and part.origin == "source" and sender != part.receiver:
-            cells = step.exchange.of_source
+            cells = step.exchange.source_blocks
             at = {axis: index for axis, index in cells.coords_of(sender).items() if axis not in copies}
-            holders = [cells.rank_at(coords) for coords in cells.spread(tuple(range(len(cells.sizes))), at)]
+            holders = [cells.rank_at(coords) for coords in cells.all_coords(tuple(range(len(cells.sizes))), at)]
             sender = min(holders, key=lambda rank: (load[rank], rank != part.sender))
         load[sender] += 1
         messages.setdefault((sender, part.receiver), []).append(part)
@@ -109,15 +110,15 @@ def sums(step: Step) -> list[Sums] | None:
         None where sums do not lie so.
     """
     exchange = step.exchange
-    if not (exchange.same_placement and is_alike(step)) or exchange.summed == 1:
+    if not (exchange.same_placement and is_alike(step)) or exchange.summand_count == 1:
         return None
-    axes = tuple(axis for axis in exchange.of_source.partial_axes if axis not in exchange.apart)
+    axes = tuple(axis for axis in exchange.source_blocks.partial_axes if axis not in exchange.apart)
     groups = _wanted(step, axes)
     counts = {len(wanted) for wanted in groups.values()}
-    likes = {(piece.lengths, piece.size) for wanted in groups.values() for _, piece in wanted}
+    likes = {(piece.box_shape, piece.size) for wanted in groups.values() for _, piece in wanted}
     if len(counts) != 1 or len(likes) != 1:
         return None
-    each, rest = divmod(counts.pop(), exchange.summed)
+    each, rest = divmod(counts.pop(), exchange.summand_count)
     made: list[Sums] = [{} for _ in range(each)]
     for members, wanted in groups.items():
         of = {member: [one for one in wanted if one[0] == member] for member in sorted(members)}
@@ -126,7 +127,7 @@ def sums(step: Step) -> list[Sums] | None:
         for number, one in enumerate(one for one in wanted if one[0] not in members):
             free = [member for member in of if len(of[member]) < each]
             # one with the receiver's coordinates: so all makers send at one time
-            near = [member for member in free if _alike_on(exchange.of_source, member, one[0], axes)]
+            near = [member for member in free if _alike_on(exchange.source_blocks, member, one[0], axes)]
             of[(near or free)[number % len(near or free)]].append(one)
         for member, own in of.items():
             for slot, one in enumerate(sorted(own, key=lambda one: (one[1].box, one[1].start))):
@@ -137,11 +138,11 @@ def sums(step: Step) -> list[Sums] | None:
 def _wanted(step: Step, axes: tuple[int, ...]) -> dict[frozenset[int], list[tuple[int, Piece]]]:
     """Groups of ranks along the axes, and what ranks want summed of each; empty where summands do not lie so."""
     exchange, ranks = step.exchange, step.exchange.source.placement.ranks
-    members = along(ranks, exchange.of_source.sizes, axes)
+    members = along(ranks, exchange.source_blocks.sizes, axes)
     groups: dict[frozenset[int], list[tuple[int, Piece]]] = {frozenset(group): [] for group in members.values()}
     for rank in ranks:
         senders: dict[Piece, set[int]] = {}
-        for part in exchange.receives(rank, "reduce"):
+        for part in receives(exchange, rank, "reduce"):
             if part.origin != "source":
                 return {}
             senders.setdefault(part.piece, set()).add(part.sender)
@@ -174,20 +175,20 @@ def gathers(step: Step) -> dict[int, frozenset[Piece]] | None:
         None where they do not all give as much.
     """
     exchange, ranks = step.exchange, step.exchange.source.placement.ranks
-    axes = exchange.of_target.copy_axes
+    axes = exchange.target_blocks.copy_axes
     if not (exchange.same_placement and is_alike(step)) or not axes:
         return None
     given: dict[tuple[int, int], set[Piece]] = {}
     for rank in ranks:
-        for part in exchange.receives(rank, "gather"):
+        for part in receives(exchange, rank, "gather"):
             if part.origin != "result":
                 return None
             given.setdefault((part.sender, rank), set()).add(part.piece)
     gives = {sender: frozenset(pieces) for (sender, _), pieces in given.items()}
-    likes = {(len(pieces), piece.lengths, piece.size) for pieces in gives.values() for piece in pieces}
+    likes = {(len(pieces), piece.box_shape, piece.size) for pieces in gives.values() for piece in pieces}
     if len(gives) != len(ranks) or len(likes) != 1:
         return None
-    members = along(ranks, exchange.of_target.sizes, axes)
+    members = along(ranks, exchange.target_blocks.sizes, axes)
     pairs = [(other, rank) for rank in ranks for other in members[rank] if other != rank]
     return gives if all(given.get((other, rank)) == gives[other] for other, rank in pairs) else None
 
@@ -201,7 +202,7 @@ def is_alike(step: Step) -> bool:
 
 def likeness(message: list[Message]) -> tuple:
     """What messages have in common that are cut and put by one program."""
-    return tuple((part.origin, part.piece.lengths, part.piece.size) for part in message)
+    return tuple((part.origin, part.piece.box_shape, part.piece.size) for part in message)
 
 
 def elements(message: list[Message]) -> int:

@@ -19,9 +19,9 @@ import numpy as np
 from jax import lax
 
 from keras_flow.backends.jax.schedule import Sums, along, by_key, gathers, in_rounds, likeness, sums
+from keras_flow.boxing.blocks import local_slices
 from keras_flow.boxing.messages import WRITES, Piece
-from keras_flow.boxing.simulate import local_slices
-from keras_flow.boxing.spec import Step
+from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 
 #: rank -> a piece of it; all of one shape
@@ -258,11 +258,11 @@ def _transport(
 def _scatter(step: Step, made: Sequence[Sums], source: Buffer, writes: Buffer) -> None:
     """The sums, by a reduce-scatter, sent on where others want them."""
     exchange, world = step.exchange, source.world
-    names = tuple(world.axes[axis] for axis in exchange.of_source.partial_axes if axis not in exchange.apart)
+    names = tuple(world.axes[axis] for axis in exchange.source_blocks.partial_axes if axis not in exchange.apart)
     members = world.along(names)
     blocks = [
         source.read({rank: one[members[rank][number]][1] for rank in members})
-        for number in range(exchange.summed)
+        for number in range(exchange.summand_count)
         for one in made
     ]
     summed = lax.psum_scatter(jnp.concatenate(blocks), names, tiled=True)
@@ -289,7 +289,7 @@ def _has_all(step: Step, writes: Buffer) -> bool:
 
 def _gather(step: Step, writes: Buffer) -> None:
     """All that ranks have of a target cell to all that want it, by one all-gather."""
-    cells, world = step.exchange.of_target, writes.world
+    cells, world = step.exchange.target_blocks, writes.world
     have = {rank: writes.pieces(rank) for rank in world.ranks}
     names = tuple(world.axes[axis] for axis in cells.copy_axes)
     numbers = range(len(have[world.ranks[0]]))
@@ -305,14 +305,14 @@ def _gather(step: Step, writes: Buffer) -> None:
 
 def _row(piece: Piece) -> int | None:
     """Elements of a row of its box, where a piece is some rows of it."""
-    row = math.prod(piece.lengths[1:])
-    return row if piece.lengths and row and not (piece.start % row or piece.size % row) else None
+    row = math.prod(piece.box_shape[1:])
+    return row if piece.box_shape and row and not (piece.start % row or piece.size % row) else None
 
 
 def _cut(piece: Piece) -> tuple[int, ...]:
     """Shape of the part of a shard in which a piece lies: its rows, else its box."""
     row = _row(piece)
-    return piece.lengths if row is None else (piece.size // row, *piece.lengths[1:])
+    return piece.box_shape if row is None else (piece.size // row, *piece.box_shape[1:])
 
 
 def shape_of(piece: Piece) -> tuple[int, ...]:

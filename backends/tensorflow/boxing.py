@@ -15,11 +15,12 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow.devices import rank_devices
-from keras_flow.boxing.blocks import Box, volume
+from keras_flow.boxing.blocks import Box, local_slices, volume
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.messages import Piece
-from keras_flow.boxing.simulate import local_slices
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.boxing.phases import receives
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 
 
@@ -64,7 +65,7 @@ def _run_step(step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, .
         receivers = exchange.source if phase == "combine" else exchange.target
         arrived = []
         for receiver in receivers.placement.ranks:
-            for message in exchange.receives(receiver, phase):
+            for message in receives(exchange, receiver, phase):
                 sender, piece = message.sender, message.piece
                 if message.origin == "combined":
                     values = combined[sender, piece]
@@ -108,14 +109,14 @@ def _add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 
 def _assembled(exchange: Exchange, rank: int, pieces: Mapping[Piece, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     """The target's shard of a rank: pieces are concatenated to atoms, and atoms to the shard, last dim first."""
-    box = exchange.of_target.box_at(exchange.of_target.coords_of(rank))
+    box = exchange.target_blocks.box_at(exchange.target_blocks.coords_of(rank))
     if volume(box) == 0:
         return tf.zeros([stop - start for start, stop in box], dtype)
     pieces_of_atom: dict[Box, list[Piece]] = {}
     for piece in pieces:
         pieces_of_atom.setdefault(piece.box, []).append(piece)
     blocks: dict[Box, tf.Tensor] = {}
-    for _, atom in exchange.of_source.overlapping(box):
+    for _, atom in exchange.source_blocks.overlapping(box):
         parts, done = [], 0
         for piece in sorted(pieces_of_atom.get(atom, []), key=lambda piece: piece.start):
             if piece.start > done:  # another member of the family keeps this range

@@ -17,10 +17,12 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
+from keras_flow.boxing.blocks import local_slices
+from keras_flow.boxing.collectives import axis_by_axis, named_step
 from keras_flow.boxing.messages import WRITES, Message, Piece
-from keras_flow.boxing.search import axis_by_axis, named_step
-from keras_flow.boxing.simulate import local_slices
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.boxing.phases import receives, sends
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.sbp import Split
 
 #: where the elements of a piece lie in a shard: the region, and start and stop in it
@@ -232,10 +234,10 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
     def order(transfer: Message) -> tuple:
         return transfer.piece.box, transfer.piece.start, transfer.origin
 
-    received = list(exchange.receives(rank, phase))
+    received = list(receives(exchange, rank, phase))
     come = [part for part in received if part.sender != rank]
     come.sort(key=lambda part: (members.index(part.sender), order(part)))
-    sent = sorted(exchange.sends(rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
+    sent = sorted(sends(exchange, rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
     keeps = tuple(  # they are written before what comes
         (part.origin, region(part, rank, part.origin), region(part, rank, writes), is_first(part))
         for part in received

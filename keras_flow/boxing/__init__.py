@@ -7,7 +7,7 @@ from keras_flow.boxing.lower_bound import rank_lower_bound as rank_lower_bound
 from keras_flow.boxing.planner import plan as plan
 from keras_flow.boxing.simulate import simulate as simulate
 from keras_flow.boxing.spec import BoxingPlan as BoxingPlan
-from keras_flow.boxing.spec import Step as Step
+from keras_flow.boxing.step import Step as Step
 from keras_flow.boxing.topology import Link as Link
 from keras_flow.boxing.topology import Topology as Topology
 
@@ -20,5 +20,6 @@ def __getattr__(name: str) -> object:
     if name == "execute":
         from keras_flow.backends.execute import execute
 
+        globals()[name] = execute
         return execute
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

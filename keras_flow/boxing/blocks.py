@@ -1,7 +1,20 @@
-"""Blocks: the blocks into which a layout cuts a tensor, and the ranks that hold each block.
+"""Blocks: how a layout cuts a tensor, and which ranks hold which block.
 
-Everything is a function of coordinates: nothing is listed for all ranks, so that a placement of 65,536 ranks costs what
-one rank's partners cost.
+Each combination of coordinates on the split axes of a placement has one *block* of the tensor. All ranks with these
+coordinates hold it: copies of it along axes with B, summands of it along axes with P.
+
+Everything follows from coordinates and nothing is listed for all ranks, so that on a placement of 65,536 ranks the part
+of one rank costs what its partners cost.
+
+Example: on ranks [[0, 1], [2, 3]] the layout `S(0),P` cuts a tensor of 4 rows into two blocks. Ranks 2 and 3 hold
+summands of the lower one.
+
+    >>> from keras_flow.placements import Placement
+    >>> blocks = Blocks(Layout(Placement([[0, 1], [2, 3]]), "S(0),P", (4, 6)))
+    >>> blocks.split_axes, blocks.partial_axes, blocks.summands
+    ((0,), (1,), 2)
+    >>> blocks.box_at({0: 1}), [blocks.rank_at({0: 1, 1: index}) for index in range(2)]
+    (((2, 4), (0, 6)), [2, 3])
 """
 
 from __future__ import annotations
@@ -26,23 +39,31 @@ Coords = Mapping[int, int]
 
 
 def volume(box: Box) -> int:
-    """Elements of a box."""
+    """Number of elements of a box."""
     return math.prod(stop - start for start, stop in box)
+
+
+def intersection(first: Box, second: Box) -> Box:
+    """The box that two boxes have in common; a dim in which they do not meet has length 0."""
+    common = []
+    for (start, stop), (other_start, other_stop) in zip(first, second, strict=True):
+        begin, end = max(start, other_start), min(stop, other_stop)
+        common.append((begin, max(begin, end)))
+    return tuple(common)
+
+
+def local_slices(box: Box, layout: Layout, rank: int) -> tuple[slice, ...]:
+    """Where a box of the logical tensor is in the shard of a rank that holds it."""
+    return tuple(
+        slice(start - held.start, stop - held.start)
+        for (start, stop), held in zip(box, layout.local_slices(rank), strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def array_of(ranks: tuple[int, ...]) -> np.ndarray:
-    """[ranks]: the ranks as an array, which is not to be written into."""
+    """[ranks]: the ranks as an array, which callers share and must not write into."""
     return np.array(ranks, np.int64)
-
-
-def intersection(one: Box, other: Box) -> Box:
-    """The common box; a dim without common elements has length 0."""
-    common = []
-    for (a, b), (c, d) in zip(one, other, strict=True):
-        start, stop = max(a, c), min(b, d)
-        common.append((start, max(start, stop)))
-    return tuple(common)
 
 
 def balanced_index(length: int, parts: int, element: int) -> int:
@@ -59,17 +80,13 @@ def balanced_index(length: int, parts: int, element: int) -> int:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A layout seen as cells: one for each combination of coordinates on its split axes.
-
-    All ranks of a cell hold the same box; those that differ on a *copy* axis (B) hold the same values, those that
-    differ on a *class* axis (P) hold summands.
-    """
+    """The blocks of a layout, and the arithmetic of coordinates on its placement."""
 
     layout: Layout
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The hierarchy of the placement."""
+        """Sizes of the placement's axes."""
         return self.layout.placement.hierarchy
 
     @cached_property
@@ -78,10 +95,12 @@ class Blocks:
 
     @cached_property
     def copy_axes(self) -> tuple[int, ...]:
+        """The axes with B: ranks that differ only on them hold equal shards."""
         return tuple(axis for axis, part in enumerate(self.layout.nd_sbp) if isinstance(part, Broadcast))
 
     @cached_property
     def partial_axes(self) -> tuple[int, ...]:
+        """The axes with P: ranks that differ only on them hold summands of one block."""
         return tuple(axis for axis, part in enumerate(self.layout.nd_sbp) if isinstance(part, PartialSum))
 
     @cached_property
@@ -93,18 +112,20 @@ class Blocks:
         )
 
     @cached_property
-    def classes(self) -> int:
-        """Number of summands of each element: the product of the P axes' sizes."""
+    def summands(self) -> int:
+        """Into how many summands each element is divided: the product of the P axes' sizes."""
         return self.sizes_of(self.partial_axes)
 
     @cached_property
     def copies(self) -> int:
-        """Number of ranks that hold the same values: the product of the B axes' sizes."""
+        """How many ranks hold the same values: the product of the B axes' sizes."""
         return self.sizes_of(self.copy_axes)
 
     def sizes_of(self, axes: Iterable[int]) -> int:
-        """How many coordinates there are on `axes`: the product of their sizes."""
+        """The product of the sizes of `axes`."""
         return math.prod(self.sizes[axis] for axis in axes)
+
+    # ---- ranks and coordinates
 
     def rank_at(self, coords: Coords) -> int:
         """The rank at these coordinates, one for each axis of the placement."""
@@ -117,8 +138,31 @@ class Blocks:
         """The coordinates of `rank` on all axes."""
         return dict(enumerate(self.layout.placement.coordinates(rank)))
 
+    def all_coords(self, axes: tuple[int, ...], fixed: Coords | None = None) -> Iterator[dict[int, int]]:
+        """All combinations of coordinates on `axes`, the last axis fastest; axes in `fixed` have that one only."""
+        fixed = fixed or {}
+        ranges = [(fixed[axis],) if axis in fixed else range(self.sizes[axis]) for axis in axes]
+        for choice in itertools.product(*ranges):
+            yield dict(zip(axes, choice, strict=True))
+
+    def number(self, axes: Iterable[int], coords: Mapping[int, Any] | Sequence[Any]) -> Any:
+        """The number of these coordinates among all on `axes`, the last axis fastest; of arrays an array of numbers."""
+        value = 0
+        for axis in axes:
+            value = value * self.sizes[axis] + coords[axis]
+        return value
+
+    def coords_of_number(self, axes: tuple[int, ...], number: int) -> dict[int, int]:
+        """The coordinates on `axes` that have this `number`: its inverse."""
+        coords = {}
+        for axis in reversed(axes):
+            number, coords[axis] = divmod(number, self.sizes[axis])
+        return coords
+
+    # ---- blocks and boxes
+
     def box_at(self, coords: Coords) -> Box:
-        """The box of the cell at these coordinates (those on the split axes are read)."""
+        """The block at these coordinates; only those on split axes are read."""
         box = []
         for dim, length in enumerate(self.layout.shape):
             start, stop = 0, length
@@ -129,22 +173,25 @@ class Blocks:
         return tuple(box)
 
     def overlapping(self, box: Box, fixed: Coords | None = None) -> Iterator[tuple[dict[int, int], Box]]:
-        """The cells that have elements in `box`: coordinates on the split axes, and the common box.
+        """The blocks that have elements in `box`.
 
         Args:
             box: part of the logical tensor.
-            fixed: only cells with these coordinates, where they name split axes.
+            fixed: look only at blocks with these coordinates, where they name split axes.
+
+        Yields:
+            Coordinates of the block on the split axes, and the box that it has in common with `box`.
         """
         if volume(box) == 0:
             return
-        dims = [list(self._of_dim(dim, bounds, fixed or {})) for dim, bounds in enumerate(box)]
+        dims = [list(self._overlapping_along(dim, bounds, fixed or {})) for dim, bounds in enumerate(box)]
         for choice in itertools.product(*dims):
             coords: dict[int, int] = {}
             for part, _ in choice:
                 coords.update(part)
             yield coords, tuple(bounds for _, bounds in choice)
 
-    def _of_dim(
+    def _overlapping_along(
         self, dim: int, bounds: tuple[int, int], fixed: Coords
     ) -> Iterator[tuple[dict[int, int], tuple[int, int]]]:
         """The blocks of one dim that meet `bounds`: coordinates of the axes that split the dim, and the common part."""
@@ -156,54 +203,42 @@ class Blocks:
             axis, length = axes[0], stop - start
             low = balanced_index(length, self.sizes[axis], max(bounds[0] - start, 0))
             high = balanced_index(length, self.sizes[axis], min(bounds[1], stop) - start - 1)
-            wanted = range(low, high + 1)
+            indices = range(low, high + 1)
             if axis in fixed:
-                wanted = range(fixed[axis], fixed[axis] + 1) if fixed[axis] in wanted else range(0)
-            for index in wanted:
+                indices = range(fixed[axis], fixed[axis] + 1) if fixed[axis] in indices else range(0)
+            for index in indices:
                 first, last = balanced(length, self.sizes[axis], index)
                 yield from descend(axes[1:], start + first, start + last, {**coords, axis: index})
 
         yield from descend(self.axes_of_dim[dim], 0, self.layout.shape[dim], {})
 
-    def spread(self, axes: tuple[int, ...], fixed: Coords | None = None) -> Iterator[dict[int, int]]:
-        """All coordinates on `axes`, first axis slowest; `fixed` holds some of them."""
-        fixed = fixed or {}
-        ranges = [(fixed[axis],) if axis in fixed else range(self.sizes[axis]) for axis in axes]
-        for choice in itertools.product(*ranges):
-            yield dict(zip(axes, choice, strict=True))
-
-    def numbered(self, axes: tuple[int, ...], number: int) -> dict[int, int]:
-        """The coordinates on `axes` whose number, first axis slowest, is `number`."""
-        coords = {}
-        for axis in reversed(axes):
-            number, coords[axis] = divmod(number, self.sizes[axis])
-        return coords
-
-    def number(self, axes: Iterable[int], coords: Mapping[int, Any] | Sequence[Any]) -> Any:
-        """The number of these coordinates among all on `axes`, first axis slowest; numbers where they are arrays."""
-        value = 0
-        for axis in axes:
-            value = value * self.sizes[axis] + coords[axis]
-        return value
-
-    def ranges(self, box: Box) -> list[range]:
-        """For each axis the coordinates among which those of all cells with elements in `box` are."""
-        found = [range(size) for size in self.sizes]
+    def coordinate_ranges(self, box: Box) -> list[range]:
+        """For each axis a range that contains the coordinates of all blocks with elements in `box`."""
+        ranges = [range(size) for size in self.sizes]
         for dim, (first, last) in enumerate(box):
             start, stop = 0, self.layout.shape[dim]
             for axis in self.axes_of_dim[dim]:
                 low = balanced_index(stop - start, self.sizes[axis], max(first - start, 0))
                 high = balanced_index(stop - start, self.sizes[axis], min(last, stop) - start - 1)
-                found[axis] = range(low, high + 1)
-                if low != high:
+                ranges[axis] = range(low, high + 1)
+                if low != high:  # inner axes start anew in each of several outer blocks: any coordinate may occur
                     break
                 start, stop = (start + bound for bound in balanced(stop - start, self.sizes[axis], low))
-        return found
+        return ranges
 
     def congruent(self, ranges: Sequence[range], remainder: int, modulus: int) -> Iterator[dict[int, int]]:
-        """Coordinates on all axes, within ranges, whose number leaves a remainder; from the last axis to the first.
+        """Coordinates on all axes, within `ranges`, whose number modulo `modulus` is `remainder`.
 
-        On each axis only those are tried with which the axes before it can reach the remainder.
+        Axes are fixed from the last to the first. With the inner axes fixed, the coordinate i on an axis of stride s
+        must fulfil `s * i = left (mod outer)`, where `outer` is the gcd of the modulus and the strides of the axes that
+        are still free: a linear congruence, solved by a modular inverse (extended Euclid; Knuth, The Art of Computer
+        Programming 2, 4.5.2). So only coordinates are tried that lead to a solution.
+
+        Example: on 2x3 ranks the numbers 0 to 5; those that leave 1 modulo 3.
+            >>> from keras_flow.placements import Placement
+            >>> blocks = Blocks(Layout(Placement([[0, 1, 2], [3, 4, 5]]), "B,B", (4,)))
+            >>> [blocks.number((0, 1), coords) for coords in blocks.congruent([range(2), range(3)], 1, 3)]
+            [1, 4]
         """
 
         def descend(axis: int, stride: int, left: int) -> Iterator[dict[int, int]]:
@@ -213,9 +248,10 @@ class Blocks:
             outer = math.gcd(stride * self.sizes[axis], modulus) if axis else modulus
             common = math.gcd(stride, outer)
             step = outer // common
-            fits = left // common * pow(stride // common, -1, step) % step
+            # `left` is a multiple of `common`, because the axes before were chosen so
+            first = left // common * pow(stride // common, -1, step) % step
             wanted = ranges[axis]
-            for index in range(wanted.start + (fits - wanted.start) % step, wanted.stop, step):
+            for index in range(wanted.start + (first - wanted.start) % step, wanted.stop, step):
                 for rest in descend(axis - 1, stride * self.sizes[axis], left - index * stride):
                     yield {**rest, axis: index}
 

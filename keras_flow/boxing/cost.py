@@ -1,127 +1,178 @@
-"""Counting what ranks receive without listing messages one by one: the rules of `Exchange` on numpy arrays.
+"""Cost: elements that ranks receive, counted without listing messages.
 
-For placements of many ranks. `tests/boxing/test_counting.py` compares every function with the rules themselves.
+- `total`: all ranks together. For exchanges without table this is also the lower bound.
+- `loads`: each rank, where that has a closed form.
+- `of_collective`: a named collective, from the sizes of shards and groups.
+
+Messages one by one are in `phases.py`, those of one rank as arrays in `arrivals.py`; tests/boxing/test_cost.py compares
+every count with them. Here numpy arrays have one entry for each rank of the target, so that counting for 65,536 ranks
+takes milliseconds.
+
+Example: `P,S(0) -> S(0),B` on ranks [[0, 1], [2, 3]]. Ranks 0 and 2 hold the two summands of the upper rows, 1 and 3
+those of the lower; ranks 0 and 1 want the upper rows. So rank 0 receives the other summand of the upper rows and adds
+it (8 elements), rank 1 receives the sum (8 elements); ranks 2 and 3 do likewise with the lower rows.
+
+    >>> from keras_flow.layout import Layout
+    >>> from keras_flow.placements import Placement
+    >>> mesh = Placement([[0, 1], [2, 3]])
+    >>> exchange = Exchange(Layout(mesh, "P,S(0)", (4, 4)), Layout(mesh, "S(0),B", (4, 4)))
+    >>> total(exchange), loads(exchange).tolist()
+    (32, [8, 8, 8, 8])
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from keras_flow.boxing.blocks import Blocks
 from keras_flow.boxing.exchange import Exchange
+from keras_flow.boxing.phases import elements_received
+from keras_flow.layout import Layout
 
 Array = np.ndarray
-#: ranks up to which messages are listed as quickly as they are counted
-LISTED = 64
 
 
 def total(exchange: Exchange) -> int:
     """Elements that all ranks together receive.
 
-    Every element of an atom that some destination holds takes as many receipts as `lower_bound` says, every other one
-    one more; only the held atoms are looked at one by one, and each of them has a rank of its own.
+    With p summands and m families an element takes p - 1 + m - 1 receipts where one of its destinations holds a
+    summand, else one more, or, with a P in the target, as many as `merge` takes if these are fewer. So only atoms that
+    some destination holds have to be looked at one by one. Each of them has a rank of the target that holds it: there
+    are no more of them than ranks.
+
+    Limit: exchanges with a table are listed message by message.
     """
     if exchange.table:
         ranks = dict.fromkeys((*exchange.source.placement.ranks, *exchange.target.placement.ranks))
-        return sum(exchange.elements_received(rank, phase) for rank in ranks for phase in exchange.phases)
-    at = _AtTarget(exchange)
-    if exchange.summed == 1 and not exchange.has_families:
+        return sum(elements_received(exchange, rank, phase) for rank in ranks for phase in exchange.phases)
+    at = _TargetRanks(exchange)
+    if exchange.summand_count == 1 and not exchange.member_axes:
         return int((at.wanted - at.common).sum())
-    source, target = exchange.of_source, exchange.of_target
-    held = np.flatnonzero(at.common)
-    # copies of a member that hold a summand; the member of which most do keeps it
-    summand = at.atom * source.classes + at.in_source(source.partial_axes)
-    free = [axis for axis in target.partial_axes if axis not in exchange.apart]
-    members = target.sizes_of(free)
-    member, copies = np.unique((summand * members + at.in_target(free))[held], return_counts=True)
-    kept, first = np.unique(member // members, return_index=True)
-    most = np.maximum.reduceat(copies, first) if held.size else copies
-    first = np.unique(kept // source.classes, return_index=True)[1]
-    held_by_keepers = np.add.reduceat(most, first) if held.size else most
-    collected = exchange.summed + exchange.families - 2
-    lacking = exchange.families * exchange.summed - held_by_keepers
-    if exchange.summed == 1:
-        receipts = lacking
-    else:
-        receipts = np.minimum(lacking, collected) if exchange.has_families else np.full_like(lacking, collected)
-    volumes = at.common[held][np.unique(at.atom[held], return_index=True)[1]]
-    groups = math.prod(target.sizes[axis] for axis in exchange.apart if axis not in target.split_axes)
-    saved = sum(int(n) * int(volumes[receipts == n].sum()) for n in np.unique(receipts))
-    return (collected + 1) * (math.prod(exchange.source.shape) * groups - int(volumes.sum())) + saved
+    families, summands = exchange.family_count, exchange.summand_count
+    one_sum = summands + families - 2
+    holding = np.flatnonzero(at.common)
+    receipts = np.full(0, one_sum)
+    if holding.size:
+        # per atom the receipts of `merge`: copies of the keeping members that do not hold the summand that they keep
+        missing = families * summands - _held_by_keepers(exchange, at, holding)
+        if summands == 1:
+            receipts = missing
+        else:
+            receipts = np.minimum(missing, one_sum) if exchange.member_axes else np.full_like(missing, one_sum)
+    volumes = at.common[holding][np.unique(at.atom[holding], return_index=True)[1]]
+    held_elements = sum(int(count) * int(volumes[receipts == count].sum()) for count in np.unique(receipts))
+    groups = exchange.target_blocks.sizes_of(
+        axis for axis in exchange.apart if axis not in exchange.target_blocks.split_axes
+    )
+    elements = math.prod(exchange.source.shape) * groups
+    return (one_sum + 1) * (elements - int(volumes.sum())) + held_elements
+
+
+def _held_by_keepers(exchange: Exchange, at: _TargetRanks, holding: Array) -> Array:
+    """For each atom that a destination holds, in order: copies of the keeping members that hold their summand, over
+    all summands.
+
+    Three group-bys over the ranks that hold an atom: count the copies of each (atom, summand, member), take the largest
+    count among the members, which is the member that keeps the summand, and add these over the summands. Numbers that
+    are composed of atom, summand and member make a group consecutive once they are sorted, which `np.unique` does.
+    """
+    source, target = exchange.source_blocks, exchange.target_blocks
+    members = target.sizes_of(exchange.member_axes)
+    of_summand = at.atom * source.summands + at.in_source(source.partial_axes)
+    of_member = of_summand * members + at.in_target(exchange.member_axes)
+    of_member, copies = np.unique(of_member[holding], return_counts=True)
+    of_summand, first = np.unique(of_member // members, return_index=True)
+    most = np.maximum.reduceat(copies, first)
+    _, first = np.unique(of_summand // source.summands, return_index=True)
+    return np.add.reduceat(most, first)
 
 
 def loads(exchange: Exchange) -> Array | None:
-    """Elements that each rank of the target receives, in their order; None where there is no closed form.
+    """[ranks of the target]: elements that each receives, in order; None where there is no closed form.
 
-    There is none with a P in the target, with shares, and where ranges of several lengths would have to be told apart.
+    There is none with a P in the target, with a table, and where an atom that no destination holds is cut into ranges
+    of several lengths.
     """
-    if exchange.has_families or exchange.table:
+    if exchange.member_axes or exchange.table:
         return None
-    at = _AtTarget(exchange)
-    if exchange.summed == 1:
+    at = _TargetRanks(exchange)
+    if exchange.summand_count == 1:
         return at.wanted - at.common
-    held = np.flatnonzero(at.common > 0)
-    _, first, atom, owners = np.unique(at.atom[held], return_index=True, return_inverse=True, return_counts=True)
+    holding = np.flatnonzero(at.common > 0)
+    _, first, atom, owners = np.unique(at.atom[holding], return_index=True, return_inverse=True, return_counts=True)
+    # the place of each holder among the owners of its atom
     order = np.argsort(atom, kind="stable")
-    turn = np.empty_like(order)  # the number of each holder among those of its atom
-    turn[order] = np.arange(len(order)) - np.repeat(np.cumsum(owners) - owners, owners)
-    own = np.zeros_like(at.wanted)
-    own[held] = _length(at.common[held], owners[atom], turn)
-    # the atoms of a target cell that none of its ranks holds are divided among all of them
-    there = np.bincount(at.cell[held[first]], at.common[held[first]], minlength=int(at.cell.max()) + 1)
-    left = at.wanted - there.astype(np.int64)[at.cell]
-    if left.any() and _smallest_atom(exchange) % exchange.families:
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order)) - np.repeat(np.cumsum(owners) - owners, owners)
+    owned_and_held = np.zeros_like(at.wanted)
+    owned_and_held[holding] = block_length(at.common[holding], owners[atom], place)
+    # atoms of a target block that none of its destinations holds are divided among all of them
+    held_of_block = np.bincount(at.block[holding[first]], at.common[holding[first]], minlength=int(at.block.max()) + 1)
+    not_held = at.wanted - held_of_block.astype(np.int64)[at.block]
+    if not_held.any() and _smallest_atom(exchange) % exchange.family_count:
         return None
-    owned = own + left // exchange.families
-    return exchange.summed * owned - own + (at.wanted - owned)
+    owned = owned_and_held + not_held // exchange.family_count
+    # an owner receives all summands of its ranges but those it holds, any destination the ranges of the other owners
+    return exchange.summand_count * owned - owned_and_held + (at.wanted - owned)
 
 
-def arrivals(exchange: Exchange, rank: int, phase: str) -> tuple[Array, Array]:
-    """The senders of the messages that `rank` receives from others in a phase, and their elements; in no order."""
-    if exchange.same_placement and not exchange.table:
-        return _Arrivals(exchange, rank).of_phase(phase) if exchange.target.placement.contains(rank) else _none()
-    parts = [part for part in exchange.receives(rank, phase) if part.sender != rank]
-    return np.array([part.sender for part in parts], np.int64), np.array([part.piece.size for part in parts], np.int64)
+def of_collective(kind: str, exchange: Exchange) -> tuple[int, int] | None:
+    """Elements that a named collective between layouts that divide receives: of all ranks, and of the most loaded one.
+
+    The counts of the usual ring or pairwise algorithms, for groups of n ranks and shards of s elements: (n - 1) s of an
+    all-gather and (n - 1)/n s of an all-to-all, where s is the source's shard; (n - 1) s of a reduce-scatter, where it
+    is the target's; 2 (n - 1)/n s of an all-reduce.
+
+    Returns:
+        None for an all-reduce whose shards do not divide by the group: its ranges are of two lengths.
+    """
+    source, target = exchange.source, exchange.target
+    group = math.prod(size for axis, size in enumerate(source.placement.hierarchy) if axis not in exchange.apart)
+    if kind == "permute":  # blocks are the same or have no element in common: a rank receives a whole shard or nothing
+        return total(exchange), shard_size(source)
+    if kind == "all_gather":
+        each = (group - 1) * shard_size(source)
+    elif kind == "reduce_scatter":
+        each = (group - 1) * shard_size(target)
+    elif kind == "all_to_all":
+        each = shard_size(source) // group * (group - 1)
+    elif kind == "all_reduce":
+        if shard_size(source) % group:
+            return None
+        each = 2 * (group - 1) * shard_size(source) // group
+    else:
+        assert kind in ("local_slice", "local_keep"), kind
+        each = 0
+    return source.placement.size * each, each
 
 
-def _none() -> tuple[Array, Array]:
-    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+def shard_size(layout: Layout) -> int:
+    """Elements of a shard of a layout that divides."""
+    return math.prod(n // layout.parts_of_dim(dim) for dim, n in enumerate(layout.shape))
 
 
-def _length(length: Array, parts: Array | int, index: Array | int) -> Array:
-    """The length of a block of the balanced split rule."""
+def block_length(length: Array, parts: Array | int, index: Array | int) -> Array:
+    """The length of a block of the balanced split rule, `kf.layout.balanced` for arrays."""
     return length // parts + (index < length % parts)
 
 
-def _begins(numbers: Array) -> Array:
-    """Where in ordered numbers another one begins."""
-    return np.diff(numbers, prepend=-1) != 0
-
-
-def _blocks(cells: Blocks, dim: int) -> tuple[Array, Array]:
-    """Start and stop of all blocks of a dim, an array dim for each axis that splits it."""
-    return _cuts(cells.layout.shape[dim], tuple(cells.sizes[axis] for axis in cells.axes_of_dim[dim]))
+def block_bounds(blocks: Blocks, dim: int) -> tuple[Array, Array]:
+    """Start and stop of all blocks along a dim, with an array dim for each axis that splits it."""
+    return _bounds(blocks.layout.shape[dim], tuple(blocks.sizes[axis] for axis in blocks.axes_of_dim[dim]))
 
 
 @functools.lru_cache(maxsize=16)
-def _cuts(length_: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-    start, length = np.zeros((), np.int64), np.full((), length_, np.int64)
+def _bounds(length_of_dim: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    start, length = np.zeros((), np.int64), np.full((), length_of_dim, np.int64)
     for size in sizes:
         base, more = (part[..., None] for part in np.divmod(length, size))
         index = np.arange(size)
         start, length = start[..., None] + base * index + np.minimum(index, more), base + (index < more)
     return start, start + length
-
-
-def _blocks_at(cells: Blocks, dim: int, coords: Sequence[Array]) -> tuple[Array, Array]:
-    """Start and stop along a dim of the blocks at the coordinates of many ranks."""
-    place = tuple(coords[axis] for axis in cells.axes_of_dim[dim])
-    start, stop = _blocks(cells, dim)
-    return start[place], stop[place]
 
 
 def _smallest_atom(exchange: Exchange) -> int:
@@ -133,167 +184,51 @@ def _smallest_atom(exchange: Exchange) -> int:
     return size
 
 
-class _AtTarget:
+class _TargetRanks:
     """Arrays with an entry for each rank of the target, in order.
 
     Attributes:
-        wanted: elements of its box.
+        wanted: elements of its target block.
         common: those of them that it holds itself.
-        cell: number of its target cell (and group, where groups work apart).
-        atom: number of the atom of its target cell and its source cell.
+        block: number of its target block (and group, where groups work apart).
+        atom: number of the atom of its target block and its source block.
     """
 
     def __init__(self, exchange: Exchange):
-        self.source, self.target = exchange.of_source, exchange.of_target
-        # along each axis its coordinates, which numpy spreads over the others where they are needed
-        self.come = self.to = np.indices(self.target.sizes, sparse=True)
-        here: Array | bool = True
+        self.source, self.target = exchange.source_blocks, exchange.target_blocks
+        # coordinates as sparse arrays, one array dim for each axis: numpy broadcasts them where they are combined
+        self.target_coords = self.source_coords = np.indices(self.target.sizes, sparse=True)
+        is_in_source: Array | bool = True
         if not exchange.same_placement:
-            ranks, wanting = exchange.ranks_of_source, np.reshape(exchange.target.placement.ranks, self.target.sizes)
+            ranks, wanting = exchange.source_ranks, np.reshape(exchange.target.placement.ranks, self.target.sizes)
             order = np.argsort(ranks)
-            places = order[np.minimum(np.searchsorted(ranks, wanting, sorter=order), len(ranks) - 1)]
-            self.come, here = np.unravel_index(places, self.source.sizes), ranks[places] == wanting
-        wanted, common = np.ones((), np.int64), np.asarray(here, np.int64)
+            position = order[np.minimum(np.searchsorted(ranks, wanting, sorter=order), len(ranks) - 1)]
+            self.source_coords = np.unravel_index(position, self.source.sizes)
+            is_in_source = ranks[position] == wanting
+        wanted, common = np.ones((), np.int64), np.asarray(is_in_source, np.int64)
         for dim in range(len(exchange.source.shape)):
-            low, high = _blocks_at(self.source, dim, self.come)
-            start, stop = _blocks_at(self.target, dim, self.to)
+            held_start, held_stop = self._bounds_at(self.source, dim, self.source_coords)
+            start, stop = self._bounds_at(self.target, dim, self.target_coords)
             wanted = wanted * (stop - start)
-            common = common * np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
-        self.wanted, self.common = self._of_ranks(wanted), self._of_ranks(common)
-        split, apart = self.source.split_axes, exchange.apart
-        self.cell = self._of_ranks(self.target.number(dict.fromkeys((*self.target.split_axes, *apart)), self.to))
-        self.atom = self.cell * self.source.sizes_of(split) + self.in_source(split)
+            common = common * np.maximum(np.minimum(stop, held_stop) - np.maximum(start, held_start), 0)
+        self.wanted, self.common = self._per_rank(wanted), self._per_rank(common)
+        self.block = self.in_target(dict.fromkeys((*self.target.split_axes, *exchange.apart)))
+        split = self.source.split_axes
+        self.atom = self.block * self.source.sizes_of(split) + self.in_source(split)
 
-    def _of_ranks(self, values: Array | int) -> Array:
+    def _per_rank(self, values: Array | int) -> Array:
         return np.broadcast_to(values, self.target.sizes).reshape(-1)
 
     def in_source(self, axes: Iterable[int]) -> Array:
-        """Numbers of the coordinates on axes of the source (any, where the rank is not in it)."""
-        return self._of_ranks(self.source.number(axes, self.come))
+        """Numbers of the coordinates on axes of the source; without meaning where the rank is not in it."""
+        return self._per_rank(self.source.number(axes, self.source_coords))
 
     def in_target(self, axes: Iterable[int]) -> Array:
         """Numbers of the coordinates on axes of the target."""
-        return self._of_ranks(self.target.number(axes, self.to))
+        return self._per_rank(self.target.number(axes, self.target_coords))
 
-
-class _Arrivals:
-    """What one rank receives, where source and target lie on one placement: all cells and summands at a time.
-
-    Arrays have a dim for each axis of the placement on which partners differ; they are broadcast, so that only what
-    depends on an axis has its length.
-    """
-
-    def __init__(self, exchange: Exchange, rank: int):
-        self.exchange, self.rank = exchange, rank
-        self.cells, self.wanting = exchange.of_source, exchange.of_target
-        self.at = self.wanting.coords_of(rank)
-        self.free = tuple(axis for axis in self.wanting.partial_axes if axis not in exchange.apart)  # of its family
-        self.fixed = {*self.wanting.split_axes, *exchange.apart}  # what the destinations of an atom have in common
-        self.member = self.wanting.number(self.free, self.at)
-        self.members = self.wanting.sizes_of(self.free)
-        self.index = {axis: self._along(axis, self._summands(axis)) for axis in self.cells.partial_axes}
-        self.volume = self._volume()
-        self.near = self._match(axis for axis in self.cells.split_axes if axis in self.fixed)
-        self.merges = self._merges()
-
-    def of_phase(self, phase: str) -> tuple[Array, Array]:
-        """Senders and elements."""
-        if phase in ("move", "merge"):
-            return self._collected(phase)
-        return {"reduce": self._reduced, "gather": self._gathered}[phase]()
-
-    def _summands(self, axis: int) -> Array:
-        return np.array([self.at[axis]]) if axis in self.exchange.apart else np.arange(self.cells.sizes[axis])
-
-    def _along(self, axis: int, index: Array) -> Array:
-        """Coordinates on an axis, along the array dim of that axis."""
-        return index.reshape([-1 if one == axis else 1 for one in self.at])
-
-    def _volume(self) -> Array:
-        """Elements that source cells have in common with the rank's box, for the coordinates where there are any."""
-        volume = np.ones([1] * len(self.at), np.int64)
-        for dim, (low, high) in enumerate(self.wanting.box_at(self.at)):
-            start, stop = _blocks(self.cells, dim)
-            common = np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
-            axes = self.cells.axes_of_dim[dim]
-            for place, axis in enumerate(axes):
-                some = np.flatnonzero(np.moveaxis(common, place, 0).reshape(common.shape[place], -1).any(axis=1))
-                common = common.take(some, place)
-                self.index[axis] = self._along(axis, some)
-            volume = volume * common.reshape([self.index[axis].size if axis in axes else 1 for axis in self.at])
-        return volume
-
-    def _match(self, axes: Iterable[int]) -> Array:
-        """Where the coordinates on these axes are the rank's own."""
-        found = np.ones([1] * len(self.at), bool)
-        for axis in axes:
-            found = found & (self.index[axis] == self.at[axis])
-        return found
-
-    def _merges(self) -> Array:
-        exchange = self.exchange
-        if not exchange.has_families:
-            return np.zeros([1] * len(self.at), bool)
-        cell = {axis: self.at[axis] for axis in self.cells.split_axes}
-        nowhere = exchange.families * exchange.summed <= exchange.summed + exchange.families - 1
-        return np.where(self.near, exchange.merges(cell, self.at), nowhere)
-
-    def _messages(self, mask: Array, sizes: Array, coords: Mapping[int, Array | int]) -> tuple[Array, Array]:
-        place = self.cells.number(self.at, {**self.at, **coords})
-        mask, sizes, place = np.broadcast_arrays(mask & (sizes > 0), sizes, place)
-        return self.exchange.ranks_of_source[place[mask]], sizes[mask]
-
-    def _collected(self, phase: str) -> tuple[Array, Array]:
-        """Blocks or summands that the rank's member keeps and the rank lacks."""
-        number = self.cells.number(self.cells.split_axes, self.index)
-        if phase == "merge":
-            number = number + self.cells.number(self.cells.partial_axes, self.index)
-        # where the target cell has holders, they are of the member with the summand's coordinates
-        here = self._match(axis for axis in self.index if axis in self.fixed)
-        tied = tuple(axis for axis in self.free if axis not in self.index)
-        everywhere = self.exchange.copies_that_hold == self.exchange.families
-        turn = 0 if everywhere else number % self.wanting.sizes_of(tied)
-        chosen = self._match(axis for axis in self.free if axis in self.index) & (
-            turn == self.wanting.number(tied, self.at)
-        )
-        mine = np.where(here, chosen, number % self.members == self.member) & ~self._match(self.index)
-        return self._messages(mine & self.merges if phase == "merge" else mine, self.volume, self.index)
-
-    def _reduced(self) -> tuple[Array, Array]:
-        """The other summands of the ranges that the rank owns."""
-        among = tuple(axis for axis in self.at if axis not in self.fixed)
-        holding = tuple(axis for axis in among if axis not in self.cells.split_axes)
-        own, dealt = (
-            _length(self.volume, self.wanting.sizes_of(axes), self.wanting.number(axes, self.at))
-            for axes in (holding, among)
-        )
-        sizes = np.where(self.near, self._match(self.cells.split_axes) * own, dealt)
-        return self._messages(~self._match(self.index) & ~self.merges, sizes, self.index)
-
-    def _gathered(self) -> tuple[Array, Array]:
-        """The ranges of the other copies of the rank's member."""
-        among = tuple(axis for axis in self.at if axis not in self.fixed)
-        holding = tuple(axis for axis in among if axis not in self.cells.split_axes)
-        found = []
-        # owners that hold the cell have its coordinates; where nobody does, all destinations own
-        for axes, chosen in ((holding, self.near), (among, ~self.near)):
-            place = np.nonzero((self.volume > 0) & chosen & ~self.merges)
-            number = np.arange(self.wanting.sizes_of(axes))
-            owner = {
-                axis: self.index[axis].reshape(-1)[place[axis]][:, None]
-                for axis in among
-                if axis in self.cells.split_axes
-            }
-            if axes:
-                lengths = [self.wanting.sizes[axis] for axis in axes]
-                owner |= dict(zip(axes, np.unravel_index(number, lengths), strict=True))
-            away, same_member = np.zeros((1, 1), bool), np.ones((1, 1), bool)
-            for axis in among:
-                if axis in self.free:
-                    same_member = same_member & (owner[axis] == self.at[axis])
-                else:
-                    away = away | (owner[axis] != self.at[axis])
-            sizes = _length(self.volume[place][:, None], len(number), number)
-            found.append(self._messages(away & same_member, sizes, owner))
-        senders, sizes = zip(*found, strict=True)
-        return np.concatenate(senders), np.concatenate(sizes)
+    def _bounds_at(self, blocks: Blocks, dim: int, coords: Sequence[Array]) -> tuple[Array, Array]:
+        """Start and stop along a dim of the blocks at these coordinates."""
+        at = tuple(coords[axis] for axis in blocks.axes_of_dim[dim])
+        start, stop = block_bounds(blocks, dim)
+        return start[at], stop[at]

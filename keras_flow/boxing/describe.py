@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from keras_flow import sbp as _sbp
+from keras_flow.boxing.collectives import KINDS
 from keras_flow.boxing.lower_bound import lower_bound
-from keras_flow.boxing.spec import KINDS, BoxingPlan, Step
+from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
+
+if TYPE_CHECKING:
+    from keras_flow.boxing.spec import BoxingPlan
 
 #: ranks up to which each is asked what it receives and needs; of more, some stand for the others
 ASKED = 512
@@ -33,7 +38,7 @@ def describe(plan: BoxingPlan) -> str:
     if not plan.steps:
         return "\n".join([*lines, "nothing to do: the layouts are the same"])
     for number, step in enumerate(plan.steps, 1):
-        lines += [f"{number}. {step}", f"   {KINDS[step.kind]}", f"   groups: {_groups(step)}"]
+        lines += [f"{number}. {step}", f"   {KINDS[step.kind].does}", f"   groups: {_groups(step)}"]
     asked = plan.ranks if len(plan.ranks) <= ASKED else plan.ranks[:: len(plan.ranks) // SAMPLE]
     of_asked = "" if asked == plan.ranks else f" of {len(asked)} that were looked at"
     if of_asked and any(step.closed_loads is None for step in plan.steps):
@@ -61,12 +66,12 @@ def _layout(layout: Layout) -> str:
 def _groups(step: Step) -> str:
     """`"4 of 2 ranks along axis0, the first [0, 4]"`."""
     exchange = step.exchange
-    cells, placement = exchange.of_source, exchange.source.placement
+    blocks, placement = exchange.source_blocks, exchange.source.placement
     if not exchange.apart:
         return f"one of all {len({*placement.ranks, *exchange.target.placement.ranks})} ranks"
     number = math.prod(placement.hierarchy[axis] for axis in exchange.apart)
-    inside = cells.spread(tuple(range(placement.ndim)), dict.fromkeys(exchange.apart, 0))
-    first = ", ".join(str(cells.rank_at(coords)) for coords in itertools.islice(inside, WRITTEN))
+    inside = blocks.all_coords(tuple(range(placement.ndim)), dict.fromkeys(exchange.apart, 0))
+    first = ", ".join(str(blocks.rank_at(coords)) for coords in itertools.islice(inside, WRITTEN))
     size = placement.size // number
     return f"{number} of {size} ranks along {', '.join(step.axes)}, the first [{first}{', ...' * (size > WRITTEN)}]"
 

@@ -1,8 +1,15 @@
-"""Pieces and messages: what the rules of an exchange speak of."""
+"""Messages: what one rank sends another in a phase of an exchange.
+
+A message carries one *piece*: some consecutive elements, in row-major order, of a box of the logical tensor.
+
+Example: the second half of the lower row of a 2x2 tensor.
+
+    >>> Piece(((1, 2), (0, 2)), 1, 2).size
+    1
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keras_flow.boxing.blocks import Box, volume
@@ -16,23 +23,29 @@ class Piece:
     start: int
     stop: int
 
+    @classmethod
+    def whole(cls, box: Box) -> Piece:
+        """All elements of a box."""
+        return cls(box, 0, volume(box))
+
     @property
     def size(self) -> int:
         """Number of elements."""
         return self.stop - self.start
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def box_shape(self) -> tuple[int, ...]:
         """Shape of the box."""
         return tuple(stop - start for start, stop in self.box)
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message: `sender` sends `piece`, `receiver` adds it to what it has there (zero at first).
+    """`sender` sends `piece`; `receiver` adds it to what it has there, zero at first.
 
-    `origin` says which of the sender's buffers: `source` (its shard), `combined` (what it added up in `combine`) or
-    `result` (what it added up in `reduce`).
+    `origin` names the sender's buffer that the piece is read from: `source` (its shard), `combined` (what it added in
+    the phase `combine`) or `result` (what it has of the target's shard). Where sender and receiver are one rank nothing
+    is sent: it takes the piece from itself.
     """
 
     sender: int
@@ -41,43 +54,14 @@ class Message:
     origin: str = "source"
 
 
-#: phase -> the buffer that it fills: the target's shard, or one for combined sums that lies as the source's shard
+#: phase -> the buffer that its messages are added into; `combined` has the shape of the source's shard
 WRITES = {"move": "result", "merge": "result", "combine": "combined", "reduce": "result", "gather": "result"}
 
 
 @dataclass(frozen=True)
 class Share:
-    """A range of an atom: `owner` ends up with the sum, `merger` adds the summands (usually the owner itself)."""
+    """Who adds a range of an atom: `owner` ends up with the sum, `merger` adds the summands, usually the owner."""
 
     merger: int
     owner: int
     piece: Piece
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The shares of an atom: all in their order, and those of each owner."""
-
-    all: tuple[Share, ...]
-    owned: Mapping[int, list[Share]]
-
-    @classmethod
-    def of(cls, shares: tuple[Share, ...]) -> Shares:
-        owned: dict[int, list[Share]] = {}
-        for share in shares:
-            owned.setdefault(share.owner, []).append(share)
-        return cls(shares, owned)
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """What the members that keep an atom's summands lack: receipts of all copies together, and whether all is
-    lacking."""
-
-    total: int
-    everything: bool
-
-
-def whole(box: Box) -> Piece:
-    """All elements of a box."""
-    return Piece(box, 0, volume(box))

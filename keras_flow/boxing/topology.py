@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_flow.boxing.arrivals import arrivals
 from keras_flow.boxing.blocks import array_of
-from keras_flow.boxing.cost import arrivals
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
-    from keras_flow.boxing.spec import BoxingPlan, Step
+    from keras_flow.boxing.spec import BoxingPlan
+    from keras_flow.boxing.step import Step
 
 #: ranks up to which each is looked at; of more, a rank on each of two hosts stands for the others
 LOOKED_AT = 64
@@ -154,7 +155,7 @@ def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: T
         outside_bytes = most_outside = 0
         for rank in ranks:
             senders, sizes = arrivals(step.exchange, int(rank), phase)
-            seconds, rest = topology.along_axes(step.exchange.holders(phase), int(rank), senders, sizes * itemsize)
+            seconds, rest = topology.along_axes(step.exchange.senders(phase), int(rank), senders, sizes * itemsize)
             inside = rest & (topology.hosts(senders) == topology.host(int(rank)))
             outside = rest & ~inside
             seconds += topology.inside.time(int(inside.sum()), int(sizes[inside].sum()) * itemsize)
