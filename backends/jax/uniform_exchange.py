@@ -1,8 +1,19 @@
-"""An exchange on JAX in which all ranks do alike: shards are of one shape on each side, and so are pieces of a round.
+"""An exchange between shards of one shape as one SPMD program.
 
-Ranks differ only in where their pieces start, which they look up by their place, and in which of what came they take
-for a piece (`World.chosen`). Sums go by reduce-scatters, copies by all-gathers and trades by all-to-alls where they lie
-so (`schedule.sums`, `schedule.gathers`, `World.complete`), all else in rounds of `ppermute`.
+All ranks run the same collectives on arrays of the same shapes. What differs between them are offsets, which come from
+tables indexed by the rank (`RankGrid.lookup`), and how received messages are put together, which is a branch of a
+`switch` on a *recipe* (`RankGrid.by_recipe`): ranks with equal recipes share a branch.
+
+Sums go by reduce-scatters, copies by all-gathers, trades by all-to-alls where the schedule finds that these receive
+what the phase does; everything else goes in rounds of `ppermute`.
+
+Example: `S(0),B -> B,S(0)` on ranks [[0, 1], [2, 3]]. Ranks 0 and 1 hold the upper rows, 2 and 3 the lower; 0 and 2
+want the upper, 1 and 3 the lower. Ranks 0 and 3 have what they want. Rank 1 can take the lower rows from 2 or 3, and
+rank 2 the upper from 0 or 1; the schedule takes the two that have nothing else to send, so that one `ppermute` in which
+ranks 1 and 2 trade is the whole program.
+
+Limits: a target shard is assembled at the end, so a rank holds all messages of a phase at once. Pieces that are not
+whole rows of their box travel flat, which takes XLA's CPU backend twice as long.
 """
 
 from __future__ import annotations
@@ -10,15 +21,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from keras_flow.backends.jax.schedule import Sums, along, by_key, gathers, in_rounds, likeness, sums
+from keras_flow.backends.jax.rank_grid import RankGrid
+from keras_flow.backends.jax.schedule import Sums, by_form, gathered_pieces, in_rounds, scattered_sums, shapes
 from keras_flow.boxing.blocks import local_slices
 from keras_flow.boxing.messages import WRITES, Piece
 from keras_flow.boxing.step import Step
@@ -26,327 +37,282 @@ from keras_flow.layout import Layout
 
 #: rank -> a piece of it; all of one shape
 Pieces = Mapping[int, Piece]
-#: what a rank is to make of values: the same for ranks that do the same
-Recipe = Hashable
-#: [dims + 1]: where a piece starts, as `Buffer.start` says; numbers where it is the same on all ranks
+#: [dims + 1]: where a piece starts, as `Buffer.start` says; plain numbers where it is the same on all ranks
 Start = jax.Array | tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class World:
-    """The ranks of a program.
+def run_uniform(step: Step, flat: jax.Array, grid: RankGrid) -> jax.Array:
+    """Run an exchange on this rank's shard of the source, given and returned flat."""
+    source = step.exchange.source
+    buffers = {"source": Buffer(source, grid, flat.reshape(source.local_shape(grid.ranks[0])))}
+    for phase in step.phases:
+        name = WRITES[phase]
+        target = buffers.setdefault(name, Buffer(step.exchange.layout_of(name), grid))
+        sums = scattered_sums(step) if phase == "reduce" and grid.on_axes else None
+        if sums is not None:
+            _reduce_scatter(step, sums, buffers["source"], target)
+        elif phase == "gather" and grid.on_axes and _holds_what_it_gathers(step, target):
+            _all_gather(step, target)
+        else:
+            _send_messages(step, phase, buffers, target)
+    return buffers["result"].shard().reshape(-1)
 
-    Attributes:
-        ranks: in the order of their places.
-        axes: names of the mesh's axes.
-        sizes: their sizes.
-        on_axes: whether these are the placement's.
-    """
 
-    ranks: tuple[int, ...]
-    axes: tuple[str, ...]
-    sizes: tuple[int, ...]
-    on_axes: bool
-
-    def me(self) -> jax.Array:
-        """The place of this rank."""
-        return lax.axis_index(self.axes)
-
-    def of_rank(self, rows: Sequence) -> jax.Array:
-        """This rank's row of a table."""
-        return jnp.asarray(np.array(rows, np.int32))[self.me()]
-
-    def chosen(self, recipes: Mapping[int, Recipe], make: Callable[..., jax.Array], is_cheap: bool) -> jax.Array:
-        """`make(recipe)` by this rank's recipe; of a rank without one by any.
-
-        Args:
-            recipes: by rank.
-            make: the same shape for all recipes.
-            is_cheap: whether ranks may make two recipes and select; else each makes its own, in a branch of a `switch`.
-        """
-        kinds = list(dict.fromkeys(recipes.values()))
-        if len(kinds) == 1:
-            return make(kinds[0])
-        which = self.of_rank([kinds.index(recipes.get(rank, kinds[0])) for rank in self.ranks])
-        if is_cheap and len(kinds) == 2:
-            return lax.select_n(which, *map(make, kinds))
-        return lax.switch(which, [functools.partial(make, kind) for kind in kinds])
-
-    def along(self, names: Sequence[str]) -> dict[int, list[int]]:
-        """For each rank those that differ from it on some axes only, the first of them slowest."""
-        return along(self.ranks, self.sizes, [self.axes.index(name) for name in names])
-
-    def complete(self, pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-        """The axes along which each rank sends one message to each, itself included; none where they do not so."""
-        if len(set(pairs)) != len(pairs):
-            return ()
-        for chosen in range(1, 2 ** len(self.axes)):
-            names = tuple(name for number, name in enumerate(self.axes) if chosen >> number & 1)
-            if set(pairs) == {(one, other) for one, others in self.along(names).items() for other in others}:
-                return names
-        return ()
-
-    def carried(self, message: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        """What comes to each rank of its sender; zeros where nothing does."""
-        if all(sender == receiver for sender, receiver in pairs):
-            return message
-        place = {rank: number for number, rank in enumerate(self.ranks)}
-        return lax.ppermute(message, self.axes, [(place[one], place[other]) for one, other in pairs])
+# ---- buffers
 
 
 @dataclass
 class Buffer:
-    """A shard that is being filled.
+    """One of the buffers of `messages.WRITES`: a shard that is there, or messages that it will be assembled from.
 
     Attributes:
-        layout: of which it is a shard.
-        world: the ranks.
-        held: what it is, where that is known.
-        come: else what came: values [*shape_of] and the pieces that they are, by rank; a rank that is not there got
-            none. Values for one piece are added.
+        layout: the layout that it is a shard of.
+        grid: the ranks.
+        array: the shard where it is there, as the source's is from the beginning.
+        received: else the messages so far: values [*message_shape], and which piece they are on each rank; a rank that
+            is missing received none. Several messages for one piece are added.
     """
 
     layout: Layout
-    world: World
-    held: jax.Array | None = None
-    come: list[tuple[jax.Array, Pieces]] = field(default_factory=list)
+    grid: RankGrid
+    array: jax.Array | None = None
+    received: list[tuple[jax.Array, Pieces]] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.layout.local_shape(self.world.ranks[0])
+        return self.layout.local_shape(self.grid.ranks[0])
 
     def start(self, rank: int, piece: Piece) -> tuple[int, ...]:
-        """Where a piece's box starts in the shard, and the piece in its box; of rows of a box: where they start."""
-        first, *rest = [*(one.start for one in local_slices(piece.box, self.layout, rank)), piece.start]
-        row = _row(piece)
+        """Where a piece is in the shard of a rank: the start of its box, and its own start within the box.
+
+        Of a piece of whole rows: the start of its first row, and 0.
+        """
+        first, *rest = [*(part.start for part in local_slices(piece.box, self.layout, rank)), piece.start]
+        row = _row_size(piece)
         return (first, *rest) if row is None else (first + piece.start // row, *rest[:-1], 0)
 
-    def take(self, values: jax.Array, pieces: Pieces) -> None:
-        """What came. It is added where it is for the same ranks as what came before."""
-        for number, (before, of) in enumerate(self.come):
+    def receive(self, values: jax.Array, pieces: Pieces) -> None:
+        """Store a message; add it to an earlier one that is for the same pieces of the same ranks."""
+        for number, (earlier, of) in enumerate(self.received):
             if of == pieces:
-                if len(of) < len(self.world.ranks):  # the others, which read nothing, do not touch memory
-                    mine = self.world.of_rank([rank in of for rank in self.world.ranks]) != 0
-                    self.come[number] = lax.cond(mine, operator.add, lambda _, values: values, before, values), of
+                if len(of) < len(self.grid.ranks):
+                    # only some ranks received anything: the others, whose values nobody reads, do not touch memory
+                    has_message = self.grid.lookup([rank in of for rank in self.grid.ranks]) != 0
+                    total = lax.cond(has_message, operator.add, lambda _, values: values, earlier, values)
                 else:
-                    self.come[number] = before + values, of
+                    total = earlier + values
+                self.received[number] = total, of
                 return
-        self.come.append((values, pieces))
+        self.received.append((values, pieces))
 
     def pieces(self, rank: int) -> list[Piece]:
-        """The pieces that a rank has, as they lie in its shard."""
-        return sorted(
-            {pieces[rank] for _, pieces in self.come if rank in pieces}, key=lambda piece: self.start(rank, piece)
-        )
+        """The pieces that a rank received, in the order in which they are in its shard."""
+        received = {pieces[rank] for _, pieces in self.received if rank in pieces}
+        return sorted(received, key=lambda piece: self.start(rank, piece))
 
-    def numbers(self, rank: int, piece: Piece) -> tuple[int, ...]:
-        """Which of what came to a rank is to be added for a piece."""
-        return tuple(number for number, (_, pieces) in enumerate(self.come) if pieces.get(rank) == piece)
+    def messages_for(self, rank: int, piece: Piece) -> tuple[int, ...]:
+        """Numbers of the received messages whose sum is a piece of a rank."""
+        return tuple(number for number, (_, pieces) in enumerate(self.received) if pieces.get(rank) == piece)
 
     def read(self, pieces: Pieces) -> jax.Array:
-        """The piece of this rank [*shape_of]."""
+        """This rank's piece [*message_shape]."""
         like = next(iter(pieces.values()))
-        if self.held is None:
-            numbers = {rank: self.numbers(rank, piece) for rank, piece in pieces.items()}
-            if all(numbers.values()):
-                return self.world.chosen(numbers, self._added, is_cheap=True)
+        if self.array is None:
+            messages = {rank: self.messages_for(rank, piece) for rank, piece in pieces.items()}
+            if all(messages.values()):  # it is as it was received: no need to assemble a shard and cut it again
+                return self.grid.by_recipe(messages, self._sum, is_cheap=True)
         starts = {rank: self.start(rank, piece) for rank, piece in pieces.items()}
         at = starts[next(iter(starts))]
         if len(set(starts.values())) > 1:
-            at = self.world.of_rank([starts.get(rank, at) for rank in self.world.ranks])
-        return _read(self.value(), like, at)
+            at = self.grid.lookup([starts.get(rank, at) for rank in self.grid.ranks])
+        return _read_piece(self.shard(), like, at)
 
-    def value(self) -> jax.Array:
-        """The shard; zeros where nothing came."""
-        if self.held is not None:
-            return self.held
+    def shard(self) -> jax.Array:
+        """The shard; zeros where nothing was received."""
+        if self.array is not None:
+            return self.array
         recipes = {
             rank: tuple(
-                (_cut(piece), self.start(rank, piece), self.numbers(rank, piece)) for piece in self.pieces(rank)
+                (_region_shape(piece), self.start(rank, piece), self.messages_for(rank, piece))
+                for piece in self.pieces(rank)
             )
-            for rank in self.world.ranks
+            for rank in self.grid.ranks
         }
         is_whole = all(len(recipe) == 1 and recipe[0][0] == self.shape for recipe in recipes.values())
-        return self.world.chosen(recipes, self._filled, is_cheap=is_whole)
+        return self.grid.by_recipe(recipes, self._assembled, is_cheap=is_whole)
 
-    def _added(self, numbers: tuple[int, ...]) -> jax.Array:
-        """The sum of some of what came."""
-        return functools.reduce(operator.add, [self.come[number][0] for number in numbers])
+    def _sum(self, messages: tuple[int, ...]) -> jax.Array:
+        """The sum of received messages, given by number."""
+        return functools.reduce(operator.add, [self.received[number][0] for number in messages])
 
-    def _filled(self, recipe: tuple) -> jax.Array:
-        """The shard of a recipe: how the pieces are cut, where they start, what is added for each."""
-        blocks = [(start, self._added(numbers)) for _, start, numbers in recipe]
-        made = _line(blocks, self.shape)
-        if made is None:
-            made = jnp.zeros(self.shape, self.come[0][0].dtype)
-            for (cut, _, _), (start, value) in zip(recipe, blocks, strict=True):
-                made = _written(made, cut, start, value)
-        return made
-
-
-def alike(step: Step, held: jax.Array, world: World) -> jax.Array:
-    """Run an exchange; takes and gives a shard, laid flat."""
-    source = step.exchange.source
-    buffers = {"source": Buffer(source, world, held.reshape(source.local_shape(world.ranks[0])))}
-    for phase in step.phases:
-        name = WRITES[phase]
-        writes = buffers.setdefault(name, Buffer(step.exchange.layout_of(name), world))
-        made = sums(step) if phase == "reduce" and world.on_axes else None
-        if made is not None:
-            _scatter(step, made, buffers["source"], writes)
-        elif phase == "gather" and world.on_axes and _has_all(step, writes):
-            _gather(step, writes)
-        else:
-            _send(step, phase, buffers, writes)
-    return buffers["result"].value().reshape(-1)
+    def _assembled(self, recipe: tuple) -> jax.Array:
+        """A shard from the recipe of a rank: for each piece its region's shape, its start, and its messages."""
+        blocks = [(start, self._sum(messages)) for _, start, messages in recipe]
+        shard = _concatenated(blocks, self.shape)
+        if shard is None:
+            shard = jnp.zeros(self.shape, self.received[0][0].dtype)
+            for (region, _, _), (start, values) in zip(recipe, blocks, strict=True):
+                shard = _write_piece(shard, region, start, values)
+        return shard
 
 
-def _send(step: Step, phase: str, buffers: Mapping[str, Buffer], writes: Buffer) -> None:
-    """The messages of a phase."""
-    come = []
-    for messages in by_key(step, phase, writes.world.ranks, likeness):
-        pairs, parts = list(messages), list(messages.values())
-        likes = parts[0]
+# ---- ways to carry a phase's messages
 
-        def read(of: Mapping[int, int], parts=parts, likes=likes) -> jax.Array:
-            found = [
-                buffers[like.origin].read({sender: parts[number][k].piece for sender, number in of.items()})
-                for k, like in enumerate(likes)
+
+def _send_messages(step: Step, phase: str, buffers: Mapping[str, Buffer], target: Buffer) -> None:
+    """The messages of a phase one by one: those of one form by all-to-alls or in rounds."""
+    arrived = []
+    for parcels in by_form(step, phase, target.grid.ranks, shapes):
+        pairs, parcel_of = list(parcels), list(parcels.values())
+        first = parcel_of[0]  # all parcels have its form
+
+        def read(numbers: Mapping[int, int], parcel_of=parcel_of, first=first) -> jax.Array:
+            values = [
+                buffers[message.origin].read({rank: parcel_of[number][k].piece for rank, number in numbers.items()})
+                for k, message in enumerate(first)
             ]
-            return found[0] if len(found) == 1 else jnp.concatenate([values.reshape(-1) for values in found])
+            return values[0] if len(values) == 1 else jnp.concatenate([part.reshape(-1) for part in values])
 
-        for message, numbers in _transport(writes.world, pairs, read):
+        for parcel, numbers in _transport(target.grid, pairs, read):
             done = 0
-            for k, like in enumerate(likes):
-                values = message if len(likes) == 1 else message[done : done + like.piece.size]
-                done += like.piece.size
-                pieces = {receiver: parts[number][k].piece for receiver, number in numbers.items()}
-                come.append((values.reshape(shape_of(like.piece)), pieces))
-    for values, pieces in come:  # not before all are read, which is from what came before
-        writes.take(values, pieces)
+            for k, message in enumerate(first):
+                values = parcel if len(first) == 1 else parcel[done : done + message.piece.size]
+                done += message.piece.size
+                pieces = {receiver: parcel_of[number][k].piece for receiver, number in numbers.items()}
+                arrived.append((values.reshape(message_shape(message.piece)), pieces))
+    for values, pieces in arrived:  # all are read before any is stored: a phase reads what the phases before it wrote
+        target.receive(values, pieces)
 
 
 def _transport(
-    world: World, pairs: Sequence[tuple[int, int]], read: Callable[[Mapping[int, int]], jax.Array]
+    grid: RankGrid, pairs: Sequence[tuple[int, int]], read: Callable[[Mapping[int, int]], jax.Array]
 ) -> list[tuple[jax.Array, dict[int, int]]]:
-    """Send messages (sender, receiver) of one size.
+    """Send messages of one shape.
 
     Args:
-        world: the ranks.
-        pairs: the messages.
-        read: given the number of a message for each sender, these messages.
+        grid: the ranks.
+        pairs: sender and receiver of each message.
+        read: from the number of a message for each sender, the values to send.
 
     Returns:
-        Messages, each with its number on the ranks that receive it.
+        Received values, each with the number of its message on the ranks that receive it.
     """
-    names = world.complete(pairs)
-    if names and len(pairs) > len(world.ranks):
+    names = grid.all_to_all_axes(pairs)
+    if names and len(pairs) > len(grid.ranks):
         number_of = {pair: number for number, pair in enumerate(pairs)}
-        members = world.along(names)
-        size = len(members[world.ranks[0]])
-        blocks = [read({rank: number_of[rank, members[rank][k]] for rank in world.ranks}) for k in range(size)]
+        members = grid.groups_along(names)
+        size = len(members[grid.ranks[0]])
+        blocks = [read({rank: number_of[rank, members[rank][k]] for rank in grid.ranks}) for k in range(size)]
         blocks = lax.all_to_all(jnp.stack(blocks), names, 0, 0)
-        return [(blocks[k], {rank: number_of[members[rank][k], rank] for rank in world.ranks}) for k in range(size)]
-    come = []
-    for found in in_rounds(pairs, world.ranks):
-        message = read({pairs[number][0]: number for number in found})
-        message = world.carried(message, [pairs[number] for number in found])
-        come.append((message, {pairs[number][1]: number for number in found}))
-    return come
+        return [(blocks[k], {rank: number_of[members[rank][k], rank] for rank in grid.ranks}) for k in range(size)]
+    received = []
+    for numbers in in_rounds(pairs, grid.ranks):
+        values = read({pairs[number][0]: number for number in numbers})
+        values = grid.permute(values, [pairs[number] for number in numbers])
+        received.append((values, {pairs[number][1]: number for number in numbers}))
+    return received
 
 
-def _scatter(step: Step, made: Sequence[Sums], source: Buffer, writes: Buffer) -> None:
-    """The sums, by a reduce-scatter, sent on where others want them."""
-    exchange, world = step.exchange, source.world
-    names = tuple(world.axes[axis] for axis in exchange.source_blocks.partial_axes if axis not in exchange.apart)
-    members = world.along(names)
+def _reduce_scatter(step: Step, sums: Sequence[Sums], source: Buffer, target: Buffer) -> None:
+    """The sums of `scattered_sums` by one reduce-scatter; those that other ranks want are sent on."""
+    exchange, grid = step.exchange, source.grid
+    names = tuple(grid.axes[axis] for axis in exchange.source_blocks.partial_axes if axis not in exchange.apart)
+    members = grid.groups_along(names)
     blocks = [
-        source.read({rank: one[members[rank][number]][1] for rank in members})
-        for number in range(exchange.summand_count)
-        for one in made
+        source.read({rank: adding[members[rank][k]][1] for rank in members})
+        for k in range(exchange.summand_count)
+        for adding in sums
     ]
     summed = lax.psum_scatter(jnp.concatenate(blocks), names, tiled=True)
-    summed = summed.reshape(len(made), *blocks[0].shape)
-    ways = [(maker, receiver) for one in made for maker, (receiver, _) in one.items()]
-    pieces = [piece for one in made for _, piece in one.values()]
-    slots = [slot for slot, one in enumerate(made) for _ in one]
+    summed = summed.reshape(len(sums), *blocks[0].shape)
+    pairs = [(adder, receiver) for adding in sums for adder, (receiver, _) in adding.items()]
+    pieces = [piece for adding in sums for _, piece in adding.values()]
+    slots = [slot for slot, adding in enumerate(sums) for _ in adding]
 
-    def read(of: Mapping[int, int]) -> jax.Array:
-        chosen = [slots[of[rank]] if rank in of else 0 for rank in world.ranks]
-        if len({slots[number] for number in of.values()}) == 1:
-            return summed[slots[next(iter(of.values()))]]
-        return lax.dynamic_index_in_dim(summed, world.of_rank(chosen), keepdims=False)
+    def read(numbers: Mapping[int, int]) -> jax.Array:
+        slot_of = [slots[numbers[rank]] if rank in numbers else 0 for rank in grid.ranks]
+        if len({slots[number] for number in numbers.values()}) == 1:
+            return summed[slots[next(iter(numbers.values()))]]
+        return lax.dynamic_index_in_dim(summed, grid.lookup(slot_of), keepdims=False)
 
-    for values, numbers in _transport(world, ways, read):
-        writes.take(values, {receiver: pieces[number] for receiver, number in numbers.items()})
-
-
-def _has_all(step: Step, writes: Buffer) -> bool:
-    """Whether ranks have, as it came, what they are to give."""
-    gives = gathers(step)
-    return gives is not None and all(frozenset(writes.pieces(rank)) == gives[rank] for rank in gives)
+    for values, numbers in _transport(grid, pairs, read):
+        target.receive(values, {receiver: pieces[number] for receiver, number in numbers.items()})
 
 
-def _gather(step: Step, writes: Buffer) -> None:
-    """All that ranks have of a target cell to all that want it, by one all-gather."""
-    cells, world = step.exchange.target_blocks, writes.world
-    have = {rank: writes.pieces(rank) for rank in world.ranks}
-    names = tuple(world.axes[axis] for axis in cells.copy_axes)
-    numbers = range(len(have[world.ranks[0]]))
-    blocks = jnp.stack([writes.read({rank: have[rank][number] for rank in have}) for number in numbers])
+def _holds_what_it_gathers(step: Step, target: Buffer) -> bool:
+    """Whether every rank received exactly the pieces that an all-gather would give the others."""
+    gives = gathered_pieces(step)
+    return gives is not None and all(frozenset(target.pieces(rank)) == gives[rank] for rank in gives)
+
+
+def _all_gather(step: Step, target: Buffer) -> None:
+    """All that the destinations of a target block have of it to all of them, by one all-gather."""
+    grid = target.grid
+    pieces = {rank: target.pieces(rank) for rank in grid.ranks}
+    names = tuple(grid.axes[axis] for axis in step.exchange.target_blocks.copy_axes)
+    numbers = range(len(pieces[grid.ranks[0]]))
+    blocks = jnp.stack([target.read({rank: pieces[rank][number] for rank in pieces}) for number in numbers])
     blocks = lax.all_gather(blocks, names)
-    members = world.along(names)
-    writes.come = [
-        (blocks[place, number], {rank: have[members[rank][place]][number] for rank in world.ranks})
-        for place in range(len(blocks))
+    members = grid.groups_along(names)
+    target.received = [
+        (blocks[k, number], {rank: pieces[members[rank][k]][number] for rank in grid.ranks})
+        for k in range(len(blocks))
         for number in numbers
     ]
 
 
-def _row(piece: Piece) -> int | None:
-    """Elements of a row of its box, where a piece is some rows of it."""
+# ---- pieces in a shard
+
+
+def _row_size(piece: Piece) -> int | None:
+    """Elements of a row of its box, where a piece is whole rows of it."""
     row = math.prod(piece.box_shape[1:])
     return row if piece.box_shape and row and not (piece.start % row or piece.size % row) else None
 
 
-def _cut(piece: Piece) -> tuple[int, ...]:
-    """Shape of the part of a shard in which a piece lies: its rows, else its box."""
-    row = _row(piece)
+def _region_shape(piece: Piece) -> tuple[int, ...]:
+    """Shape of the region of a shard that a piece is in: its rows, else its box."""
+    row = _row_size(piece)
     return piece.box_shape if row is None else (piece.size // row, *piece.box_shape[1:])
 
 
-def shape_of(piece: Piece) -> tuple[int, ...]:
-    """The shape in which a piece travels: that of its rows; else it is laid flat, which takes XLA twice as long."""
-    return (piece.size,) if _row(piece) is None else _cut(piece)
+def message_shape(piece: Piece) -> tuple[int, ...]:
+    """The shape in which a piece travels: that of its rows, else flat.
+
+    Flattening is a copy that takes XLA's CPU backend twice as long as one that keeps rows.
+    """
+    return (piece.size,) if _row_size(piece) is None else _region_shape(piece)
 
 
-def _read(shard: jax.Array, piece: Piece, at: Start) -> jax.Array:
-    """A piece of a shard, from where it starts."""
-    region = lax.dynamic_slice(shard, tuple(at[:-1]), _cut(piece))
-    return region if _row(piece) is not None else lax.dynamic_slice(region.reshape(-1), (at[-1],), (piece.size,))
+def _read_piece(shard: jax.Array, piece: Piece, at: Start) -> jax.Array:
+    """A piece of a shard [*message_shape], from where it starts."""
+    region = lax.dynamic_slice(shard, tuple(at[:-1]), _region_shape(piece))
+    if _row_size(piece) is not None:
+        return region
+    return lax.dynamic_slice(region.reshape(-1), (at[-1],), (piece.size,))
 
 
-def _written(shard: jax.Array, cut: tuple[int, ...], at: tuple[int, ...], values: jax.Array) -> jax.Array:
+def _write_piece(shard: jax.Array, region: tuple[int, ...], at: tuple[int, ...], values: jax.Array) -> jax.Array:
     """The shard with other values for a piece."""
     *starts, first = at
-    if values.shape != cut:
-        region = lax.dynamic_slice(shard, starts, cut).reshape(-1)
-        values = lax.dynamic_update_slice(region, values, (first,)).reshape(cut)
+    if values.shape != region:
+        flat = lax.dynamic_slice(shard, starts, region).reshape(-1)
+        values = lax.dynamic_update_slice(flat, values, (first,)).reshape(region)
     return lax.dynamic_update_slice(shard, values, starts)
 
 
-def _line(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...]) -> jax.Array | None:
-    """Blocks, each with its start, joined along one dim; None where they do not make the shape so.
+def _concatenated(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tuple[int, ...]) -> jax.Array | None:
+    """Blocks, given with their starts, joined along one dim; None where that does not make the whole shape.
 
-    Not along two: what XLA joins first it writes twice.
+    Not along two dims: XLA writes what it joins first twice, so that it is no quicker than to write into zeros.
     """
     values = [values for _, values in blocks]
     if len(values) == 1:
         return values[0] if values[0].shape == shape else None
     dims = {dim for start, _ in blocks for dim in range(len(shape)) if start[dim]}
-    if len(dims) != 1 or any(one.ndim != len(shape) for one in values):
+    if len(dims) != 1 or any(block.ndim != len(shape) for block in values):
         return None
     (dim,) = dims
-    others = {one.shape[:dim] + one.shape[dim + 1 :] for one in values}
-    fills = sum(one.shape[dim] for one in values) == shape[dim] and others == {shape[:dim] + shape[dim + 1 :]}
+    others = {block.shape[:dim] + block.shape[dim + 1 :] for block in values}
+    fills = sum(block.shape[dim] for block in values) == shape[dim] and others == {shape[:dim] + shape[dim + 1 :]}
     return jnp.concatenate(values, dim) if fills else None

@@ -83,11 +83,12 @@ def _by_amount(loads: Mapping[int, int]) -> list[str]:
         of_amount.setdefault(bytes_, []).append(rank)
     amounts = sorted(of_amount, reverse=True)
     lines = [
-        f"{_runs(of_amount[one])}: {one:,} bytes{' each' * (len(of_amount[one]) > 1)}" for one in amounts[:WRITTEN]
+        f"{_runs(of_amount[bytes_])}: {bytes_:,} bytes{' each' * (len(of_amount[bytes_]) > 1)}"
+        for bytes_ in amounts[:WRITTEN]
     ]
     more = amounts[WRITTEN:]
     if more:
-        ranks = sum(len(of_amount[one]) for one in more)
+        ranks = sum(len(of_amount[bytes_]) for bytes_ in more)
         lines.append(f"{ranks} more ranks: {more[-1]:,} to {more[0]:,} bytes")
     return lines
 

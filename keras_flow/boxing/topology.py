@@ -2,6 +2,18 @@
 
 A message of n bytes takes `latency + n / bandwidth` (Hockney's model). In one phase of a plan a rank handles its
 messages one by one; the ranks of a host share the host's link to the others.
+
+Example: an all-gather over two ranks, each receiving one message of 8 bytes.
+
+    >>> from keras_flow.boxing import plan
+    >>> from keras_flow.layout import Layout
+    >>> pair = Placement([0, 1])
+    >>> made = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2)))
+    >>> made.time(Topology(inside=Link(latency=1.0, bandwidth=4.0)))
+    3.0
+
+Limits: phases do not overlap, links carry both ways at once, and above 64 ranks one rank on each of two hosts stands
+for the others.
 """
 
 from __future__ import annotations
@@ -137,16 +149,17 @@ def plan_time(plan: BoxingPlan, topology: Topology) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _looked_at(ranks: tuple[int, ...], topology: Topology) -> list[tuple[np.ndarray, int]]:
-    """Of each host that is looked at the ranks that are, and how many it has."""
+    """(ranks to be timed, how many ranks the host has) for each host that is timed."""
     numbers = array_of(ranks)
     hosts = topology.hosts(numbers)
     order = np.argsort(hosts, kind="stable")
     edges = np.flatnonzero(np.diff(hosts[order], prepend=-1, append=-1))
-    found = list(itertools.pairwise(edges.tolist()))
+    spans = list(itertools.pairwise(edges.tolist()))  # of each host: where its ranks are in `order`
     if len(ranks) <= LOOKED_AT:
-        return [(numbers[order[start:stop]], stop - start) for start, stop in found]
-    middle = len(found) // 2
-    return [(numbers[order[[(start + stop) // 2]]], stop - start) for start, stop in sorted({found[0], found[middle]})]
+        return [(numbers[order[start:stop]], stop - start) for start, stop in spans]
+    # the first host and one in the middle: ranks at the edge of a placement may have other partners than those inside
+    some = sorted({spans[0], spans[len(spans) // 2]})
+    return [(numbers[order[[(start + stop) // 2]]], stop - start) for start, stop in some]
 
 
 def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: Topology) -> float:
