@@ -142,6 +142,19 @@ def test_the_algebra_imports_only_itself_and_numpy() -> None:
                 assert legal, f"{name}.py:{line} imports {module}"
 
 
+def test_boxing_imports_only_the_algebra_and_itself() -> None:
+    """`kf.boxing.execute` alone asks for the active engine, when it is first used."""
+    allowed = ("keras_flow.boxing.", "keras_flow.errors.", "keras_flow.layout.", "keras_flow.placements.")
+    found = [
+        f"{path.name}:{line} imports {module}"
+        for path in sorted((ROOT / "keras_flow" / "boxing").glob("*.py"))
+        for line, module in imports(path)
+        if module.startswith("keras_flow") and not module.startswith((*allowed, "keras_flow.sbp"))
+    ]
+    assert sorted({text.partition(":")[0] for text in found}) == ["__init__.py"]
+    assert {text.rpartition(" ")[2] for text in found} == {"keras_flow.backends.execute.execute"}
+
+
 def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
     """`if backend == ...` belongs into a capability record. Texts of errors may name an engine."""
     found = []
