@@ -98,6 +98,7 @@ class _Program:
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
+        # lowering refined the axes: then the mesh has the refined ones too, and coarse steps go over several of them
         if any(step.exchange.source.placement.ndim > placement.ndim for step in self.steps):
             placement = refined(placement)
         # whether collectives can go over the axes of the placement; else the mesh has one axis with all ranks
@@ -115,6 +116,7 @@ class _Program:
 
     def given(self, shards: Mapping[int, jax.Array]) -> jax.Array:
         """The array that it takes, of the shards of all ranks."""
+        # the array of the plan before, as it is: a chain of plans needs no copies between them
         if isinstance(shards, Shards):
             array = shards.array
             if array.shape == self.shape_of_all and array.sharding == self.sharding:
@@ -126,6 +128,7 @@ class _Program:
     def _block_of(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
         """The block of a rank."""
         if shard is not None and shard.shape == self.source_block:
+            # `device_put` would make a copy even where the shard is on the device already
             here = self.devices[rank]
             return shard if shard.devices() == {here} else jax.device_put(shard, here)
         (size,) = self.source_block
@@ -182,6 +185,7 @@ class _Program:
             blocks = lax.all_to_all(parts, names, 0, 0, tiled=True)
             values = _join_blocks(blocks.reshape(lax.axis_size(names), -1, *blocks.shape[1:]), _split_dim(source, axis))
         if step.kind == "permute":  # some ranks may keep their shard
+            # a permute moves whole shards: each rank has one message, perhaps from itself
             senders = [next(iter(receives(step.exchange, rank, "move"))).sender for rank in self.plan.ranks]
             values = self.grid.permute(values, list(zip(senders, self.plan.ranks, strict=True)))
         return values.reshape(-1)
@@ -218,6 +222,7 @@ class _Program:
         received = {rank: [_parcel_of(parcels, rank, 1) for parcels in ordered] for rank in ranks}
         packs = [functools.partial(_pack, step, sent[rank], rank, sizes) for rank in ranks]
         packed = lax.switch(position, packs, dict(buffers))
+        # every rank takes part in every round, with zeros where it sends nothing: SPMD
         arrived = [self.grid.permute(values, list(parcels)) for parcels, values in zip(ordered, packed, strict=True)]
         unpacks = []
         for rank in ranks:
@@ -235,6 +240,7 @@ def _compiler_options(mesh: Mesh) -> dict[str, str]:
     Where virtual devices keep all cores of a CPU busy, loops are not cut into parallel tasks: tasks of several devices
     wait for one another's threads (ADR 009).
     """
+    # with idle cores parallel tasks are quicker
     is_busy = len(mesh.local_devices) >= (os.cpu_count() or 1)
     is_cpu = mesh.local_devices[0].platform == "cpu"
     return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"} if is_cpu and is_busy else {}
@@ -282,6 +288,7 @@ def _unpack(
         return buffer
     shape = layout.local_shape(rank)
     shard = buffer[: math.prod(shape)].reshape(shape)
+    # in the order in which messages are unpacked, as the list was made
     firsts = iter(is_first)
     for parcel, flat in zip(parcels, arrived, strict=True):
         done = 0
@@ -357,6 +364,7 @@ def _split_dim(layout: Layout, axis: int) -> int:
 def _block(plan: BoxingPlan, layout: Layout) -> tuple[int, ...]:
     """Shape of what the program takes, or gives, for each rank."""
     shapes = {layout.local_shape(rank) for rank in layout.placement.ranks}
+    # a rank outside the layout would need an empty shard beside the others' shape
     is_plain = len(shapes) == 1 and set(layout.placement.ranks) == set(plan.ranks) and layout.shape
     return shapes.pop() if is_plain else (_largest(layout),)
 

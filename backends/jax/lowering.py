@@ -57,6 +57,7 @@ def lower(plan: BoxingPlan) -> BoxingPlan:
         return plan
     chain = cheapest_chain(plan.source, plan.target)
     chains = [*([chain] if chain else []), *_transposed_chains(plan.source, plan.target)]
+    # chains first: an exchange inside is what they avoid
     for ways in (chains, _around_exchanges(plan.source, plan.target)):
         lowered = [replace(plan, steps=steps) for steps in ways]
         as_few = [way for way in lowered if way.total_bytes <= plan.total_bytes]
@@ -75,6 +76,7 @@ def _transposed_chains(source: Layout, target: Layout) -> Iterator[tuple[Step, .
     """
     for order in itertools.permutations(range(source.placement.ndim)):
         source_stays, target_stays = _keeps_shards(source, order), _keeps_shards(target, order)
+        # if both stay it is the plain chain that was searched already; if neither does, one permute is not enough
         if source_stays == target_stays or not can_permute(target if source_stays else source):
             continue
         before, after = _transposed(source, order), _transposed(target, order)
@@ -105,6 +107,7 @@ def _around_exchanges(source: Layout, target: Layout) -> Iterator[tuple[Step, ..
     Only for targets that several ranks hold: without copies there is nothing to gather after a smaller exchange.
     """
     placement = refined(source.placement)
+    # with two axes there are none around an exchange along two
     if not 2 < placement.ndim <= SEARCHED_AXES or not Blocks(target).copy_axes:
         return
     if not (source.divides and target.divides) or 0 in source.shape:

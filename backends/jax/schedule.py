@@ -62,6 +62,7 @@ def rounds(step: Step, phase: str, ranks: tuple[int, ...], form: Form) -> list[P
 
 def by_form(step: Step, phase: str, ranks: tuple[int, ...], form: Form) -> list[Parcels]:
     """The parcels of a phase, those of one form together."""
+    # messages of different sizes never share a round: the smaller would have to be padded
     grouped: dict[object, Parcels] = {}
     for pair, parcel in _parcels(step, phase, ranks).items():
         grouped.setdefault(form(parcel), {})[pair] = parcel
@@ -104,6 +105,7 @@ def in_rounds(pairs: Sequence[tuple[int, int]], ranks: tuple[int, ...]) -> list[
     numbers = list(range(len(pairs)))
     own = [number for number in numbers if pairs[number][0] == pairs[number][1]]
     others = [number for number in numbers if pairs[number][0] != pairs[number][1]]
+    # as a round of their own they cost no communication; in a round with others they cost no extra one
     if own and (len(own) == len(ranks) or _busiest(pairs, numbers) > _busiest(pairs, others)):
         return [*_matchings(pairs, own, ranks), *_matchings(pairs, others, ranks)]
     return _matchings(pairs, numbers, ranks)
@@ -167,6 +169,7 @@ def scattered_sums(step: Step) -> list[Sums] | None:
     if not (exchange.same_placement and is_uniform(step)) or exchange.summand_count == 1:
         return None
     axes = tuple(axis for axis in exchange.source_blocks.partial_axes if axis not in exchange.apart)
+    # a reduce-scatter gives each rank of a group as much, so all groups must want as many sums of one form
     groups = _wanted_sums(step, axes)
     counts = {len(wanted) for wanted in groups.values()}
     forms = {(piece.box_shape, piece.size) for wanted in groups.values() for _, piece in wanted}
@@ -184,6 +187,7 @@ def scattered_sums(step: Step) -> list[Sums] | None:
             near = [member for member in free if _same_coords(exchange.source_blocks, member, request[0], axes)]
             added_by[(near or free)[number % len(near or free)]].append(request)
         for member, own in added_by.items():
+            # in the order of the boxes, so that slots of different ranks are like parts of their shards
             for slot, request in enumerate(sorted(own, key=lambda request: (request[1].box, request[1].start))):
                 sums[slot][member] = request
     return sums
@@ -239,4 +243,5 @@ def gathered_pieces(step: Step) -> dict[int, frozenset[Piece]] | None:
         return None
     members = groups_along(ranks, exchange.target_blocks.sizes, axes)
     pairs = [(other, rank) for rank in ranks for other in members[rank] if other != rank]
+    # everyone must give the same to all: an all-gather cannot leave anybody out
     return gives if all(given.get((other, rank)) == gives[other] for other, rank in pairs) else None

@@ -116,12 +116,14 @@ class Buffer:
 
     def read(self, pieces: Pieces) -> jax.Array:
         """This rank's piece [*message_shape]."""
+        # pieces of a call have one shape; it stands for all
         like = next(iter(pieces.values()))
         if self.array is None:
             messages = {rank: self.messages_for(rank, piece) for rank, piece in pieces.items()}
             if all(messages.values()):  # it is as it was received: no need to assemble a shard and cut it again
                 return self.grid.by_recipe(messages, self._sum, is_cheap=True)
         starts = {rank: self.start(rank, piece) for rank, piece in pieces.items()}
+        # a constant start lets XLA see a static slice, which it can fuse
         at = starts[next(iter(starts))]
         if len(set(starts.values())) > 1:
             at = self.grid.lookup([starts.get(rank, at) for rank in self.grid.ranks])
@@ -198,6 +200,7 @@ def _transport(
         Received values, each with the number of its message on the ranks that receive it.
     """
     names = grid.all_to_all_axes(pairs)
+    # with one message a rank the all-to-all is a single permute anyway
     if names and len(pairs) > len(grid.ranks):
         number_of = {pair: number for number, pair in enumerate(pairs)}
         members = grid.groups_along(names)
@@ -230,6 +233,7 @@ def _reduce_scatter(step: Step, sums: Sequence[Sums], source: Buffer, target: Bu
     slots = [slot for slot, adding in enumerate(sums) for _ in adding]
 
     def read(numbers: Mapping[int, int]) -> jax.Array:
+        # ranks that send nothing read slot 0: their values go nowhere
         slot_of = [slots[numbers[rank]] if rank in numbers else 0 for rank in grid.ranks]
         if len({slots[number] for number in numbers.values()}) == 1:
             return summed[slots[next(iter(numbers.values()))]]
@@ -251,6 +255,7 @@ def _all_gather(step: Step, target: Buffer) -> None:
     pieces = {rank: target.pieces(rank) for rank in grid.ranks}
     names = tuple(grid.axes[axis] for axis in step.exchange.target_blocks.copy_axes)
     numbers = range(len(pieces[grid.ranks[0]]))
+    # all pieces of a rank in one collective: each call costs a meeting of all ranks
     blocks = jnp.stack([target.read({rank: pieces[rank][number] for rank in pieces}) for number in numbers])
     blocks = lax.all_gather(blocks, names)
     members = grid.groups_along(names)

@@ -49,6 +49,7 @@ def run(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch
     if rank not in plan.ranks:
         return {}
     shard = shards.get(rank)
+    # a rank that holds nothing of the source still receives: its buffers need a dtype and a device
     like = shard if shard is not None else torch.empty(0, dtype=getattr(torch, plan.dtype))
     for recipe in _recipes(plan, rank):
         shard = recipe.run(shard, like)
@@ -89,6 +90,7 @@ class _Recipe:
         here = group(self.members) if self.communicates else None
         if self.native == "all_reduce":
             assert shard is not None
+            # torch's all-reduce works in place, and the caller's shard stays as it is
             result = shard.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(result, group=here)
             return result
@@ -102,6 +104,7 @@ class _Recipe:
             if phase.writes not in buffers:
                 shape = self.source_shape if phase.writes == "combined" else self.target_shape
                 if shape is not None:
+                    # zeros cost a pass over memory, so only where something may stay unwritten
                     make = torch.empty if self.is_filled or phase.writes == "combined" else torch.zeros
                     buffers[phase.writes] = make(shape, dtype=like.dtype, device=like.device)
             self._exchange(phase, buffers, like, here)
@@ -109,6 +112,7 @@ class _Recipe:
 
     def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, here) -> None:
         packed = [_read(buffers[origin], region) for origin, region in phase.sends]
+        # read before anything is written: a phase may read the buffer that it writes
         kept = [_read(buffers[origin], region) for origin, region, *_ in phase.keeps]
         if self.communicates:
             out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
@@ -134,6 +138,7 @@ class _Recipe:
             for axis, part in enumerate(source.nd_sbp)
             if isinstance(part, Split) and axis not in self.step.exchange.apart
         )
+        # a torch group is sorted by rank, which need not be the order of the blocks
         order = sorted(range(len(flat)), key=lambda k: source.local_slices(self.members[k])[dim].start)
         if dim == 0 and order == list(range(len(flat))):  # already in place, and nothing is copied
             return flat.flatten(0, 1)
@@ -173,6 +178,7 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
         target_shape = target.local_shape(rank) if target.placement.contains(rank) else None
         written: set[tuple[str, Piece]] = set()
         phases = [] if native else [_phase(step, phase, rank, members, written) for phase in step.phases]
+        # pieces of one buffer do not overlap, so their sizes add up to the shard where nothing is left out
         filled = sum(piece.size for buffer, piece in written if buffer == "result")
         recipes.append(
             _Recipe(
@@ -248,6 +254,7 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
 
     received = list(receives(exchange, rank, phase))
     arriving = [part for part in received if part.sender != rank]
+    # sender and receiver sort alike, so that a message needs no header
     arriving.sort(key=lambda part: (members.index(part.sender), order(part)))
     sent = sorted(sends(exchange, rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
     keeps = tuple(  # before `arriving`, as `_exchange` writes them: the first there is written
@@ -276,5 +283,6 @@ def _make_groups(plan: BoxingPlan) -> None:
     for step in _steps(plan):
         if not _communicates(step, plan.ranks):
             continue
+        # every rank makes every group, also those it is not in: torch waits for all
         for members in dict.fromkeys(_parties(step, plan.ranks).values()):
             group(members)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from keras_flow.boxing.cost import block_bounds, block_length
+from keras_flow.boxing.cost import block_length
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.phases import receives
 
@@ -57,6 +57,7 @@ class _Arrivals:
         self.exchange, self.rank = exchange, rank
         self.source, self.target = exchange.source_blocks, exchange.target_blocks
         self.at = self.target.coords_of(rank)
+        # destinations of one atom differ on the other axes only
         self.fixed = {*self.target.split_axes, *exchange.apart}  # axes on which an atom's destinations are the same
         self.member = self.target.number(exchange.member_axes, self.at)
         # index: for each of the source's split and P axes the coordinates of blocks and summands that count
@@ -86,11 +87,12 @@ class _Arrivals:
         """
         volume = np.ones([1] * len(self.at), np.int64)
         for dim, (wanted_start, wanted_stop) in enumerate(self.target.box_at(self.at)):
-            start, stop = block_bounds(self.source, dim)
+            start, stop = self.source.bounds_along(dim)
             common = np.maximum(np.minimum(stop, wanted_stop) - np.maximum(start, wanted_start), 0)
             axes = self.source.axes_of_dim[dim]
             for position, axis in enumerate(axes):
                 by_coordinate = np.moveaxis(common, position, 0).reshape(common.shape[position], -1)
+                # a coordinate is left out if no block at it meets the rank's block, whatever the other axes have
                 some = np.flatnonzero(by_coordinate.any(axis=1))
                 common = common.take(some, position)
                 self.index[axis] = self._along(axis, some)
@@ -111,6 +113,7 @@ class _Arrivals:
             return np.zeros([1] * len(self.at), bool)
         own_block = {axis: self.at[axis] for axis in self.source.split_axes}
         summands, families = exchange.summand_count, exchange.family_count
+        # where no destination holds a summand, `merge` takes p m receipts, one sum p - 1 + m - 1 and one more
         return np.where(
             self.is_near, exchange.merges(own_block, self.at), families * summands <= summands + families - 1
         )
@@ -127,6 +130,7 @@ class _Arrivals:
         The arrays of `Exchange._keeping_member_on_one_placement`.
         """
         member_axes = self.exchange.member_axes
+        # the number that decides among members, as in `phases._move` and `phases._merge`
         number = self.source.number(self.source.split_axes, self.index)
         if phase == "merge":
             number = number + self.source.number(self.source.partial_axes, self.index)
@@ -150,6 +154,7 @@ class _Arrivals:
             block_length(self.volume, self.target.sizes_of(axes), self.target.number(axes, self.at))
             for axes in (holders, destinations)
         )
+        # an atom that destinations hold is owned by those with its coordinates: by this rank, or not by it at all
         sizes = np.where(self.is_near, self._match(self.source.split_axes) * held, dealt)
         return self._messages(~self._match(self.index) & ~self.merges, sizes, self.index)
 
@@ -171,6 +176,7 @@ class _Arrivals:
             if axes:
                 lengths = [self.target.sizes[axis] for axis in axes]
                 owner |= dict(zip(axes, np.unravel_index(number, lengths), strict=True))
+            # a rank receives nothing from itself, and from owners of other members neither
             is_other, same_member = np.zeros((1, 1), bool), np.ones((1, 1), bool)
             for axis in destinations:
                 if axis in self.exchange.member_axes:

@@ -74,6 +74,7 @@ def balanced_index(length: int, parts: int, element: int) -> int:
         [0, 0, 1, 3]
     """
     base, more = divmod(length, parts)
+    # below `edge` are the blocks that have one element more
     edge = more * (base + 1)
     return element // (base + 1) if element < edge else more + (element - edge) // base
 
@@ -205,6 +206,7 @@ class Blocks:
             high = balanced_index(length, self.sizes[axis], min(bounds[1], stop) - start - 1)
             indices = range(low, high + 1)
             if axis in fixed:
+                # of the blocks in range at most the one that is asked for
                 indices = range(fixed[axis], fixed[axis] + 1) if fixed[axis] in indices else range(0)
             for index in indices:
                 first, last = balanced(length, self.sizes[axis], index)
@@ -212,47 +214,31 @@ class Blocks:
 
         yield from descend(self.axes_of_dim[dim], 0, self.layout.shape[dim], {})
 
-    def coordinate_ranges(self, box: Box) -> list[range]:
-        """For each axis a range that contains the coordinates of all blocks with elements in `box`."""
-        ranges = [range(size) for size in self.sizes]
-        for dim, (first, last) in enumerate(box):
-            start, stop = 0, self.layout.shape[dim]
-            for axis in self.axes_of_dim[dim]:
-                low = balanced_index(stop - start, self.sizes[axis], max(first - start, 0))
-                high = balanced_index(stop - start, self.sizes[axis], min(last, stop) - start - 1)
-                ranges[axis] = range(low, high + 1)
-                if low != high:  # inner axes start anew in each of several outer blocks: any coordinate may occur
-                    break
-                start, stop = (start + bound for bound in balanced(stop - start, self.sizes[axis], low))
-        return ranges
+    def bounds_along(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        """Start and stop of all blocks along a dim, with an array dim for each axis that splits it, outer first.
 
-    def congruent(self, ranges: Sequence[range], remainder: int, modulus: int) -> Iterator[dict[int, int]]:
-        """Coordinates on all axes, within `ranges`, whose number modulo `modulus` is `remainder`.
-
-        Axes are fixed from the last to the first. With the inner axes fixed, the coordinate i on an axis of stride s
-        must fulfil `s * i = left (mod outer)`, where `outer` is the gcd of the modulus and the strides of the axes that
-        are still free: a linear congruence, solved by a modular inverse (extended Euclid; Knuth, The Art of Computer
-        Programming 2, 4.5.2). So only coordinates are tried that lead to a solution.
-
-        Example: on 2x3 ranks the numbers 0 to 5; those that leave 1 modulo 3.
+        Example:
             >>> from keras_flow.placements import Placement
-            >>> blocks = Blocks(Layout(Placement([[0, 1, 2], [3, 4, 5]]), "B,B", (4,)))
-            >>> [blocks.number((0, 1), coords) for coords in blocks.congruent([range(2), range(3)], 1, 3)]
-            [1, 4]
+            >>> start, stop = Blocks(Layout(Placement([0, 1, 2, 3]), "S(0)", (10,))).bounds_along(0)
+            >>> start.tolist(), stop.tolist()
+            ([0, 3, 6, 8], [3, 6, 8, 10])
         """
+        return _bounds(self.layout.shape[dim], tuple(self.sizes[axis] for axis in self.axes_of_dim[dim]))
 
-        def descend(axis: int, stride: int, left: int) -> Iterator[dict[int, int]]:
-            if axis < 0:
-                yield {}
-                return
-            outer = math.gcd(stride * self.sizes[axis], modulus) if axis else modulus
-            common = math.gcd(stride, outer)
-            step = outer // common
-            # `left` is a multiple of `common`, because the axes before were chosen so
-            first = left // common * pow(stride // common, -1, step) % step
-            wanted = ranges[axis]
-            for index in range(wanted.start + (first - wanted.start) % step, wanted.stop, step):
-                for rest in descend(axis - 1, stride * self.sizes[axis], left - index * stride):
-                    yield {**rest, axis: index}
+    def bounds_at(self, dim: int, coords: Mapping[int, Any] | Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Start and stop along a dim of the blocks at these coordinates: an array of them for each axis."""
+        at = tuple(coords[axis] for axis in self.axes_of_dim[dim])
+        start, stop = self.bounds_along(dim)
+        return start[at], stop[at]
 
-        yield from descend(len(self.sizes) - 1, 1, remainder)
+
+@functools.lru_cache(maxsize=16)
+def _bounds(length_of_dim: int, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The balanced split rule, axis after axis, for all coordinates at a time."""
+    start, length = np.zeros((), np.int64), np.full((), length_of_dim, np.int64)
+    for size in sizes:
+        base, more = (part[..., None] for part in np.divmod(length, size))
+        index = np.arange(size)
+        # each block of the axes before is split again: its blocks get a new, last array dim
+        start, length = start[..., None] + base * index + np.minimum(index, more), base + (index < more)
+    return start, start + length

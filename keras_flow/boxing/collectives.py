@@ -81,6 +81,7 @@ class Change:
         before, after = (
             [blocks.sizes_of(axes) for axes in blocks.axes_of_dim] for blocks in (self.source, self.target)
         )
+        # uneven blocks of one grid may differ in shape, and a shard would not fit its new rank
         return before == after and all(length % parts == 0 for length, parts in zip(shape, before, strict=True))
 
     @cached_property
@@ -88,6 +89,7 @@ class Change:
         """Whether one axis changes, the innermost of its dim on both sides, the others being in the same order."""
         pairs = list(zip(self.source.layout.nd_sbp, self.target.layout.nd_sbp, strict=True))
         for before, after in zip(self.source.axes_of_dim, self.target.axes_of_dim, strict=True):
+            # the axes that stay must be the outer ones of the dim, or the moved axis would cut their blocks anew
             kept = tuple(axis for axis in before if pairs[axis][0] == pairs[axis][1])
             if before[: len(kept)] != kept or after[: len(kept)] != kept:
                 return False
@@ -169,6 +171,7 @@ def fits_kind(step: Step) -> bool:
     if step.kind == "exchange":
         return True
     if exchange.same_placement:
+        # also the groups: a collective along fewer axes than change leaves the wrong values
         return step == named_step(exchange.source, exchange.target)
     ends = exchange.source, exchange.target  # a permute may lead to the same ranks with their axes in another order
     same_ranks = len({tuple(sorted(end.placement.ranks)) for end in ends}) == 1

@@ -22,13 +22,11 @@ it (8 elements), rank 1 receives the sum (8 elements); ranks 2 and 3 do likewise
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from keras_flow.boxing.blocks import Blocks
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.phases import elements_received
 from keras_flow.layout import Layout
@@ -47,11 +45,13 @@ def total(exchange: Exchange) -> int:
     Limit: exchanges with a table are listed message by message.
     """
     if exchange.table:
+        # with a table mergers receive too, and they are ranks of the source
         ranks = dict.fromkeys((*exchange.source.placement.ranks, *exchange.target.placement.ranks))
         return sum(elements_received(exchange, rank, phase) for rank in ranks for phase in exchange.phases)
     at = _TargetRanks(exchange)
     if exchange.summand_count == 1 and not exchange.member_axes:
         return int((at.wanted - at.common).sum())
+    # receipts of an element: p - 1 to add it at one destination, m - 1 for the others; one more is in the return
     families, summands = exchange.family_count, exchange.summand_count
     one_sum = summands + families - 2
     holding = np.flatnonzero(at.common)
@@ -63,8 +63,10 @@ def total(exchange: Exchange) -> int:
             receipts = missing
         else:
             receipts = np.minimum(missing, one_sum) if exchange.member_axes else np.full_like(missing, one_sum)
+    # a rank that holds an atom has all of it, so its `common` is the atom's volume; one such rank for each atom
     volumes = at.common[holding][np.unique(at.atom[holding], return_index=True)[1]]
     held_elements = sum(int(count) * int(volumes[receipts == count].sum()) for count in np.unique(receipts))
+    # each coordinate on an axis of `apart` wants the tensor for itself, unless the axis splits it
     groups = exchange.target_blocks.sizes_of(
         axis for axis in exchange.apart if axis not in exchange.target_blocks.split_axes
     )
@@ -84,6 +86,7 @@ def _held_by_keepers(exchange: Exchange, at: _TargetRanks, holding: Array) -> Ar
     members = target.sizes_of(exchange.member_axes)
     of_summand = at.atom * source.summands + at.in_source(source.partial_axes)
     of_member = of_summand * members + at.in_target(exchange.member_axes)
+    # e.g. 2 copies of member 0 and 1 of member 1 hold summand 0 of an atom: [2, 1], of which member 0 keeps it
     of_member, copies = np.unique(of_member[holding], return_counts=True)
     of_summand, first = np.unique(of_member // members, return_index=True)
     most = np.maximum.reduceat(copies, first)
@@ -102,17 +105,21 @@ def loads(exchange: Exchange) -> Array | None:
     at = _TargetRanks(exchange)
     if exchange.summand_count == 1:
         return at.wanted - at.common
+    # owners of an atom are the ranks of its target block that hold a summand of it, in order
     holding = np.flatnonzero(at.common > 0)
     _, first, atom, owners = np.unique(at.atom[holding], return_index=True, return_inverse=True, return_counts=True)
     # the place of each holder among the owners of its atom
     order = np.argsort(atom, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order)) - np.repeat(np.cumsum(owners) - owners, owners)
+    # e.g. 5 elements over 2 owners are ranges of 3 and 2: the earlier rank has the longer one
     owned_and_held = np.zeros_like(at.wanted)
     owned_and_held[holding] = block_length(at.common[holding], owners[atom], place)
     # atoms of a target block that none of its destinations holds are divided among all of them
+    # elements of each target block that any of its ranks holds: the atoms' volumes, added by block
     held_of_block = np.bincount(at.block[holding[first]], at.common[holding[first]], minlength=int(at.block.max()) + 1)
     not_held = at.wanted - held_of_block.astype(np.int64)[at.block]
+    # the ranges of one length only if all atoms divide by the number of ranks that want them
     if not_held.any() and _smallest_atom(exchange) % exchange.family_count:
         return None
     owned = owned_and_held + not_held // exchange.family_count
@@ -141,6 +148,7 @@ def of_collective(kind: str, exchange: Exchange) -> tuple[int, int] | None:
     elif kind == "all_to_all":
         each = shard_size(source) // group * (group - 1)
     elif kind == "all_reduce":
+        # the search needs the largest load exactly, and such a chain would load ranks differently
         if shard_size(source) % group:
             return None
         each = 2 * (group - 1) * shard_size(source) // group
@@ -158,21 +166,6 @@ def shard_size(layout: Layout) -> int:
 def block_length(length: Array, parts: Array | int, index: Array | int) -> Array:
     """The length of a block of the balanced split rule, `kf.layout.balanced` for arrays."""
     return length // parts + (index < length % parts)
-
-
-def block_bounds(blocks: Blocks, dim: int) -> tuple[Array, Array]:
-    """Start and stop of all blocks along a dim, with an array dim for each axis that splits it."""
-    return _bounds(blocks.layout.shape[dim], tuple(blocks.sizes[axis] for axis in blocks.axes_of_dim[dim]))
-
-
-@functools.lru_cache(maxsize=16)
-def _bounds(length_of_dim: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-    start, length = np.zeros((), np.int64), np.full((), length_of_dim, np.int64)
-    for size in sizes:
-        base, more = (part[..., None] for part in np.divmod(length, size))
-        index = np.arange(size)
-        start, length = start[..., None] + base * index + np.minimum(index, more), base + (index < more)
-    return start, start + length
 
 
 def _smallest_atom(exchange: Exchange) -> int:
@@ -201,14 +194,15 @@ class _TargetRanks:
         is_in_source: Array | bool = True
         if not exchange.same_placement:
             ranks, wanting = exchange.source_ranks, np.reshape(exchange.target.placement.ranks, self.target.sizes)
+            # position of each rank of the target among those of the source, by binary search
             order = np.argsort(ranks)
             position = order[np.minimum(np.searchsorted(ranks, wanting, sorter=order), len(ranks) - 1)]
             self.source_coords = np.unravel_index(position, self.source.sizes)
             is_in_source = ranks[position] == wanting
         wanted, common = np.ones((), np.int64), np.asarray(is_in_source, np.int64)
         for dim in range(len(exchange.source.shape)):
-            held_start, held_stop = self._bounds_at(self.source, dim, self.source_coords)
-            start, stop = self._bounds_at(self.target, dim, self.target_coords)
+            held_start, held_stop = self.source.bounds_at(dim, self.source_coords)
+            start, stop = self.target.bounds_at(dim, self.target_coords)
             wanted = wanted * (stop - start)
             common = common * np.maximum(np.minimum(stop, held_stop) - np.maximum(start, held_start), 0)
         self.wanted, self.common = self._per_rank(wanted), self._per_rank(common)
@@ -226,9 +220,3 @@ class _TargetRanks:
     def in_target(self, axes: Iterable[int]) -> Array:
         """Numbers of the coordinates on axes of the target."""
         return self._per_rank(self.target.number(axes, self.target_coords))
-
-    def _bounds_at(self, blocks: Blocks, dim: int, coords: Sequence[Array]) -> tuple[Array, Array]:
-        """Start and stop along a dim of the blocks at these coordinates."""
-        at = tuple(coords[axis] for axis in blocks.axes_of_dim[dim])
-        start, stop = block_bounds(blocks, dim)
-        return start[at], stop[at]

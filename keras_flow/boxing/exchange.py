@@ -172,6 +172,7 @@ class Exchange:
     def owners(self, block: Coords, at: Coords) -> list[int]:
         """The ranks among which the sums of an atom are divided: the destinations that hold a summand, else all."""
         blocks = self.target_blocks
+        # not by testing all destinations: on 65,536 ranks these may be thousands, of which few hold the block
         if self.same_placement:  # coordinates mean the same rank, so `block` names the holders among the destinations
             fixed = {axis: at[axis] for axis in (*blocks.split_axes, *self.apart)}
             if all(fixed.get(axis, index) == index for axis, index in block.items()):
@@ -186,6 +187,7 @@ class Exchange:
 
         By the table where it lists the atom, else in equal ranges.
         """
+        # an atom is named by its source block and its target block; groups share neither owners nor ranges
         where = tuple(at[axis] for axis in (*self.target_blocks.split_axes, *self.apart))
         key = (tuple(block.items()), where)
         if self._latest_shares.get("key") != key:  # receivers of one atom ask one after the other
@@ -223,9 +225,11 @@ class Exchange:
             return {}
         if self.same_placement:
             return self._keeping_member_on_one_placement({**block, **summand}, at, number)
+        # between placements a rank's coordinates on one side say nothing about the other: count them
         counts = self._holding_copies({**block, **summand}, at)
         most = max(counts.values(), default=0)
         if not most:
+            # nobody holds it, so any member may keep it: by number, which spreads blocks over the members
             members = self.target_blocks.sizes_of(self.member_axes)
             return self.target_blocks.coords_of_number(self.member_axes, number % members)
         best = sorted(member for member, count in counts.items() if count == most)
@@ -241,6 +245,7 @@ class Exchange:
         blocks = self.target_blocks
         if any(wanted[axis] != at[axis] for axis in blocks.split_axes if axis in wanted):  # no destination holds it
             return blocks.coords_of_number(self.member_axes, number % blocks.sizes_of(self.member_axes))
+        # on an axis where the source has B, each member has as many holding copies as the others
         tied = tuple(axis for axis in self.member_axes if axis not in wanted)
         if self.holding_copies == self.family_count:
             number = 0
@@ -261,6 +266,7 @@ class Exchange:
         counts: dict[tuple[int, ...], int] = {}
         for copy in self.source_blocks.all_coords(self.source_blocks.copy_axes):
             rank = self.source_blocks.rank_at({**wanted, **copy})
+            # a holder that wants nothing is no copy of any member
             if not self.target.placement.contains(rank):
                 continue
             coords = self.target_blocks.coords_of(rank)
@@ -281,6 +287,7 @@ class Exchange:
         missing, none_held = (
             self._missing_on_one_placement(block, at) if self.same_placement else self._missing(block, at)
         )
+        # equal counts are merged: the summands then go in one phase instead of two
         return missing <= self.summand_count + self.family_count - 2 + none_held
 
     def _missing(self, block: Coords, at: Coords) -> tuple[int, bool]:
@@ -296,6 +303,7 @@ class Exchange:
         if any(block[axis] != at[axis] for axis in target.split_axes if axis in block):
             return self.family_count * self.summand_count, True
         # the destinations hold those summands that have the target block's coordinates on its split axes
+        # such an axis splits the target, so only the summand of one coordinate on it is in the block's ranks
         held = self.summand_count // source.sizes_of(
             axis for axis in source.partial_axes if axis in target.split_axes and axis not in self.apart
         )

@@ -39,6 +39,7 @@ STEP_FIELDS = {"kind", "phases", "source", "target", "apart", "shares"}
 
 def to_json(plan: BoxingPlan) -> dict:
     """The plan as plain data."""
+    # placements are listed once, and layouts name them by number
     placements: list[Placement] = []
 
     def layout(value: Layout) -> dict:
@@ -105,6 +106,7 @@ def _placement(value: Placement) -> dict:
 def _ranks(placement: Placement) -> object:
     """Ranks as `{"first", "stride", "count"}` where they are evenly spaced, else listed."""
     first, *_ = ranks = placement.ranks
+    # a placement of 65,536 ranks in order is then one line; a single rank has stride 1
     strides = {after - before for before, after in itertools.pairwise(ranks)} or {1}
     if len(strides) == 1:
         return {"first": first, "stride": strides.pop(), "count": len(ranks)}
@@ -123,6 +125,7 @@ def read_plan(data: object) -> PlanFields:
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FlowError(f'this is not a boxing plan: it needs "format": "{FORMAT}"')
+    # True == 1 in Python, but not in JSON
     if data.get("version") != VERSION or data["version"] is True:
         raise FlowError(
             f"the boxing plan has version {data.get('version')!r}, this keras_flow reads version {VERSION}: "
@@ -130,6 +133,7 @@ def read_plan(data: object) -> PlanFields:
         )
     try:
         return _read(data)
+    # whatever a file of another program has in a field's place becomes one kind of error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise FlowError(
             f"the boxing plan cannot be read: {type(error).__name__}: {error}. See docs/boxing-spec.md"
@@ -137,6 +141,7 @@ def read_plan(data: object) -> PlanFields:
 
 
 def _read(data: Mapping) -> PlanFields:
+    # before anything is computed: 64.0 or True would pass as a length and fail much later
     _check_leaves(data, "plan")
     _check_fields(data, FIELDS, "the boxing plan")
     shape = tuple(data["shape"])
@@ -146,6 +151,7 @@ def _read(data: Mapping) -> PlanFields:
         number = value["placement"]
         if number not in range(len(placements)):
             raise FlowError(f"the boxing plan has {len(placements)} placements, a layout names placement {number}")
+        # fields that follow from sbp are for executors without this package; they must not contradict it
         made = Layout(placements[number], value["sbp"], shape)
         if value != _layout(made, number):
             raise FlowError(
@@ -231,6 +237,7 @@ def _check_shares(exchange: Exchange, box: Box, shares: tuple[Share, ...], where
     source, target = exchange.source, exchange.target
     at = f"{where}: the box {[list(bounds) for bounds in box]}"
     bounds = zip(box, source.shape, strict=True)
+    # the blocks that hold the box's first element are the only two whose atom it can be
     first = tuple((start, start + 1) for start, _ in box)
     if not all(0 <= start < stop <= length for (start, stop), length in bounds):
         raise FlowError(f"{at} is no part of the shape {list(source.shape)}")

@@ -68,9 +68,11 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
         owners = exchange.owners(block, wanted)
         for _, rank in exchange.destinations(wanted):
             base[number[rank]] += volume(box)
+        # an owner that holds a summand saves one receipt; all owners of an atom hold one, or none does
         further = source.summands - (2 if exchange.holds(owners[0], block) else 1)
         supplies.append(further * volume(box))
         choices.append([number[rank] for rank in _possible_mergers(exchange, block, owners)])
+    # the largest load with equal ranges: a table must lower it to be worth its messages
     plain = max(sum(elements_received(exchange, rank, phase) for phase in exchange.phases) for rank in ranks)
     limit, flows = least_limit(supplies, choices, base)
     if limit >= plain:
@@ -83,6 +85,7 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
             table[box] = _shares_in_proportion(exchange, block, Piece.whole(box), owners, pieces, supply)
         else:  # nothing can be placed: ranges as equal as whole elements allow
             size = volume(box)
+            # each owner receives the one summand that it lacks: nothing is left to place
             cuts = [size * k // len(owners) for k in range(len(owners) + 1)]
             table[box] = tuple(
                 Share(owner, owner, Piece(box, start, stop))
@@ -106,6 +109,7 @@ def _shares_in_proportion(
         start = atom.size * done // supply
         done += load
         stop = atom.size * done // supply
+        # `turn` spreads the ranges of mergers over the owners
         owner = _owner_for(exchange, block, owners, merger, turn)
         assert owner is not None
         if stop > start:
@@ -156,6 +160,7 @@ def least_limit(
     """
     total = sum(supplies)
     low = max([*base, -(-(sum(base) + total) // max(len(base), 1)), 0])  # no limit is below the mean, rounded up
+    # under this limit any distribution fits
     high = max(low, max(base, default=0) + total)
     while low < high:
         middle = (low + high) // 2

@@ -95,6 +95,7 @@ def _of_fewest_bytes(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
     """The plan that receives the fewest bytes. Candidates that cannot be the preferred one are not made."""
     if not Exchange(source, target).same_placement:
         return _of_slices(source, target, dtype)
+    # axis names and the device type may still differ; ranks keep their shards
     if source.nd_sbp == target.nd_sbp:
         return BoxingPlan(source, target, dtype, ())
     step = named_step(source, target)
@@ -136,5 +137,6 @@ def _chains_by_axis(source: Layout, target: Layout) -> list[tuple[Step, ...]]:
             named_step(before, after) or Step.of("exchange", Exchange(before, after))
             for before, after in axis_by_axis(source, target, order)
         )
+        # along a slow link it is best to send first what is still small, or last what is small again
         for order in itertools.permutations(changed)
     ]

@@ -45,6 +45,7 @@ def cheapest_chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
     """
     if source.placement.ndim > SEARCHED_AXES or not (source.divides and target.divides) or 0 in source.shape:
         return None
+    # partial costs above the bound are cut off, so a search that finds nothing ends early too
     bound = cost.total(Exchange(source, target))
     largest = max(shard_size(source), shard_size(target))
     options = _layouts_on_the_way(source, target)
@@ -57,6 +58,7 @@ def cheapest_chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
         reached, _, here = heapq.heappop(queue)
         if here == target.nd_sbp:
             break
+        # an older entry of a layout to which a cheaper way was found since
         if reached > best[here]:
             continue
         for after, total, load, held in _edges(source.placement, source.shape, options, here):
@@ -90,9 +92,11 @@ def parts_on_the_way(source: Layout, target: Layout) -> list[Sbp]:
     """
     parts = dict.fromkeys((*source.nd_sbp, *target.nd_sbp))
     splits = [part for part in parts if isinstance(part, Split)]
+    # a P that neither end has would only add summands that have to be summed again
     has_partial = source.has_partial or target.has_partial
     if has_partial and not splits:
         splits = [split(dim) for dim, n in enumerate(source.shape) if n % source.placement.size == 0][:1]
+    # the first chain found is taken of equals, so the order of options must not depend on the order of the ends
     splits.sort(key=lambda part: part.dim)
     return [*splits, broadcast, *([partial_sum] if has_partial else [])]
 

@@ -120,6 +120,7 @@ def _read(shard: np.ndarray, layout: Layout, rank: int, piece: Piece) -> np.ndar
 
 def _add(shard: np.ndarray, layout: Layout, rank: int, piece: Piece, values: np.ndarray) -> None:
     region = shard[(*local_slices(piece.box, layout, rank), ...)]  # the ellipsis keeps a view where there is no dim
+    # a piece may be a range of a region that is not contiguous in the shard
     flat = region.reshape(-1).copy()
     flat[piece.start : piece.stop] += values
     region[...] = flat.reshape(region.shape)

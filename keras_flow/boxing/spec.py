@@ -102,6 +102,7 @@ class BoxingPlan:
     @cached_property
     def loads(self) -> dict[int, int]:
         """Bytes that each rank receives from other ranks."""
+        # without a closed form each rank's messages are counted, which takes seconds on many thousand ranks
         closed = [step.closed_loads for step in self.steps]
         return {
             rank: self.itemsize
@@ -128,9 +129,11 @@ class BoxingPlan:
         peak = self._local(self.source, rank)
         for step in self.steps:
             source, target = step.exchange.source, step.exchange.target
+            # both shards are there during a step: the target's is filled while the source's is read
             held = self._local(source, rank) + self._local(target, rank)
             for phase in step.phases:
                 if phase == "combine":
+                    # what a merger adds is a buffer of its own until it is sent
                     pieces = {part.piece for part in receives(step.exchange, rank, phase)}
                     held += sum(piece.size for piece in pieces)
                 peak = max(peak, held + step.largest_message(rank, phase))

@@ -10,7 +10,6 @@ all_reduce in groups along axis0: P,B -> B,B
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from keras_flow import sbp as _sbp
 from keras_flow.boxing import cost
-from keras_flow.boxing.arrivals import arrivals, message_sizes
+from keras_flow.boxing.arrivals import message_sizes
 from keras_flow.boxing.exchange import Exchange
 
 
@@ -52,16 +51,6 @@ class Step:
         """Whether no rank receives anything."""
         return self.kind in ("local_slice", "local_keep")
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all ranks are sure to receive the same."""
-        source, target = self.exchange.source, self.exchange.target
-        even = source.divides and target.divides and self.kind not in ("permute", "exchange")
-        return even and (
-            self.kind != "all_reduce"
-            or math.prod(target.local_shape(target.placement.ranks[0])) % self.exchange.summand_count == 0
-        )
-
     def elements_received(self, rank: int) -> int:
         """Elements that `rank` receives from others."""
         return sum(sum(message_sizes(self.exchange, rank, phase)) for phase in self.phases)
@@ -73,13 +62,8 @@ class Step:
     @cached_property
     def total(self) -> int:
         """Elements that all ranks together receive."""
-        if self.is_local:
-            return 0
-        if self.is_uniform:
-            target = self.exchange.target.placement
-            sizes_of_phases = (arrivals(self.exchange, target.ranks[0], phase)[1] for phase in self.phases)
-            return target.size * int(sum(sizes.sum() for sizes in sizes_of_phases))
-        return cost.total(self.exchange)
+        # a local step is an exchange in which every rank holds what it wants
+        return 0 if self.is_local else cost.total(self.exchange)
 
     @cached_property
     def closed_loads(self) -> dict[int, int] | None:

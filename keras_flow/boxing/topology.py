@@ -131,6 +131,7 @@ class Topology:
         if self.axes and len(senders) and placement.contains(rank):
             here = placement.coordinates(rank)
             coords = np.array([placement.coordinates(sender) for sender in senders.tolist()])
+            # links of outer axes are the slow ones: a message that differs on several axes crosses the outermost
             outermost = np.argmax(coords != np.array(here), axis=1)
             for number, name in enumerate(placement.axis_names):
                 along = outermost == number
@@ -175,6 +176,8 @@ def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: T
             slowest_rank = max(slowest_rank, seconds)
             outside_bytes += int(sizes[outside].sum()) * itemsize
             most_outside = max(most_outside, int(outside.sum()))
+        # ranks of a host share its link: their bytes add up, their latencies overlap
         link = topology.between or topology.inside
         slowest_link = max(slowest_link, link.time(most_outside, outside_bytes * count / len(ranks)))
+    # not the larger of the two: a rank handles its messages one by one, those over the host's link among them
     return slowest_rank + slowest_link
