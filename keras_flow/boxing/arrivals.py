@@ -57,8 +57,8 @@ class _Arrivals:
         self.exchange, self.rank = exchange, rank
         self.source, self.target = exchange.source_blocks, exchange.target_blocks
         self.at = self.target.coords_of(rank)
-        # destinations of one atom differ on the other axes only
-        self.fixed = {*self.target.split_axes, *exchange.apart}  # axes on which an atom's destinations are the same
+        # axes on which the destinations of an atom have the same coordinates
+        self.fixed = {*self.target.split_axes, *exchange.apart}
         self.member = self.target.number(exchange.member_axes, self.at)
         # index: for each of the source's split and P axes the coordinates of blocks and summands that count
         self.index = {axis: self._along(axis, self._summands(axis)) for axis in self.source.partial_axes}
