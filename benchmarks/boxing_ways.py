@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.parts import torch_operations
+from keras_flow.backends.execute import execute
 from keras_flow.boxing import BoxingPlan
-from keras_flow.boxing.execute import execute
 from keras_flow.layout import Layout
 from keras_flow.sbp import PartialSum, Split
 from tests.conformance.boxing_worker import JaxCounter, TorchCounter

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 #: a path in backticks: it ends with a slash or a file's ending, or begins with a folder of the repository
 _PATH = re.compile(r"`((?:keras_flow|backends|tests|docs|examples|benchmarks|notebooks)/[\w/.*-]*)`")
-_HOUSE = re.compile(r"## The house\n+```\n(.*?)```", re.DOTALL)
+_HOUSE = re.compile(r"## The house\n.*?```\n(.*?)```", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

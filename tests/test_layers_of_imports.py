@@ -141,6 +141,19 @@ def test_the_algebra_imports_only_itself_and_numpy() -> None:
                 assert legal, f"{name}.py:{line} imports {module}"
 
 
+def test_boxing_imports_only_the_algebra_and_itself() -> None:
+    """`kf.boxing.execute` alone asks for the active engine, when it is first used."""
+    allowed = ("keras_flow.boxing.", "keras_flow.errors.", "keras_flow.layout.", "keras_flow.placements.")
+    found = [
+        f"{path.name}:{line} imports {module}"
+        for path in sorted((ROOT / "keras_flow" / "boxing").glob("*.py"))
+        for line, module in imports(path)
+        if module.startswith("keras_flow") and not module.startswith((*allowed, "keras_flow.sbp"))
+    ]
+    assert sorted({text.partition(":")[0] for text in found}) == ["__init__.py"]
+    assert {text.rpartition(" ")[2] for text in found} == {"keras_flow.backends.execute.execute"}
+
+
 def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
     """`if backend == ...` belongs into a capability record. Texts of errors may name an engine."""
     found = []
@@ -186,6 +199,8 @@ def test_arrows_point_down() -> None:
     height = {name: number for number, names in enumerate(ORDER) for name in names}
     found = []
     for path in (*SOURCES, *sorted((ROOT / "backends").rglob("*.py"))):
+        if path == ROOT / "keras_flow" / "boxing" / "__init__.py":
+            continue  # `kf.boxing.execute` has its public name there; it is loaded when it is asked for
         inside = path.relative_to(ROOT).parts
         own = "backends" if inside[0] == "backends" else inside[1].removesuffix(".py")
         for line, module in imports(path):

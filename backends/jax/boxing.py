@@ -1,9 +1,14 @@
 """Boxing on JAX: one compiled `shard_map` program for each plan.
 
-The named collectives on shards of one shape are XLA's own, over the axes of the placement; an exchange between shards
-of one shape is in `alike.py`. What is left, shards of different shapes, goes in rounds of `ppermute`: in one round each
-rank sends and receives one message at most, all of one size, so that nothing is padded on its way. Such shards are held
-in flat buffers, padded to the largest; what differs between ranks is a branch of a `switch` on the rank's place.
+Steps run in one of three ways, from the quickest:
+
+1. a named collective between shards of one shape is XLA's own, over the axes of the placement (`_native`);
+2. an exchange between shards of one shape is one SPMD program (`uniform_exchange.py`);
+3. shards of different shapes (`_padded`) are held in flat buffers as long as the largest. Every rank packs and unpacks
+   in a branch of a `switch` of its own. Only buffers are padded: messages go in rounds of one size each.
+
+The two exchanges share the schedule of their rounds (`schedule.py`). They do not share the rest: one indexes tables in
+a program that all ranks have in common, the other has one branch for each rank.
 """
 
 from __future__ import annotations
@@ -19,14 +24,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_flow.backends.jax.alike import World, alike
 from keras_flow.backends.jax.devices import rank_devices
-from keras_flow.backends.jax.rounds import Pairs, elements, is_alike, rounds
-from keras_flow.boxing.cells import volume
-from keras_flow.boxing.chains import by_collectives, refined
-from keras_flow.boxing.pieces import WRITES, Piece, Transfer
-from keras_flow.boxing.simulate import local_slices
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.backends.jax.lowering import lower, refined
+from keras_flow.backends.jax.rank_grid import RankGrid
+from keras_flow.backends.jax.schedule import Parcels, element_count, is_uniform, rounds
+from keras_flow.backends.jax.uniform_exchange import run_uniform
+from keras_flow.boxing.blocks import local_slices, volume
+from keras_flow.boxing.messages import WRITES, Message, Piece
+from keras_flow.boxing.phases import receives
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
 
@@ -35,12 +42,14 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> Mapping[i
     """Run a plan; shards by rank, all ranks of this host."""
     if not plan.steps:
         return shards
-    made = program(plan, rank_devices())
-    return Shards(plan.target, made.run(made.given(shards)))
+    compiled = program(plan, rank_devices())
+    return Shards(plan.target, compiled.run(compiled.given(shards)))
 
 
 class Shards(Mapping[int, jax.Array]):
-    """The shards that a program left in one array; they are split off when they are asked for, not for the next plan.
+    """The shards that a program left in one array.
+
+    They are split off when one is asked for, not for the next plan, which takes the array as it is.
 
     Attributes:
         layout: what these are shards of.
@@ -66,36 +75,40 @@ class Shards(Mapping[int, jax.Array]):
         return len(self.layout.placement.ranks)
 
     def block_until_ready(self) -> Shards:
-        """As that of a `jax.Array`."""
+        """Wait until all shards are there, as `jax.Array.block_until_ready` does."""
         self.array.block_until_ready()
         return self
 
 
 class _Program:
-    """The compiled program of a plan. It takes and gives one array whose dim 0 is cut over all ranks.
+    """The compiled program of a plan. It takes and gives one array whose dim 0 is divided over all ranks.
 
-    Where all ranks hold shards of one shape these are the blocks of that array as they are; else a block is a shard
-    laid flat and padded to the largest.
+    A rank's part of this array, its *block*, is its shard where all ranks hold shards of one shape; else the flat shard
+    padded to the largest.
+
+    Attributes:
+        steps: the plan's, lowered to collectives where that is possible.
+        shape_of_all: shape of the array that it takes.
     """
 
     def __init__(self, plan: BoxingPlan, devices: tuple):
         self.plan, self.devices = plan, devices
-        self.steps = by_collectives(plan).steps
+        self.steps = lower(plan).steps
         self.source_block = _block(plan, plan.source)
-        #: shape of the array that it takes
         self.shape_of_all = (len(plan.ranks) * self.source_block[0], *self.source_block[1:])
         self.target_block = _block(plan, plan.target)
         placement = plan.source.placement
+        # lowering refined the axes: then the mesh has the refined ones too, and coarse steps go over several of them
         if any(step.exchange.source.placement.ndim > placement.ndim for step in self.steps):
             placement = refined(placement)
-        # whether named collectives can go over the axes of the placement; else all ranks lie on one
+        # whether collectives can go over the axes of the placement; else the mesh has one axis with all ranks
         on_axes = plan.ranks == placement.ranks and all(
-            step.exchange.same_placement or is_alike(step) for step in self.steps
+            step.exchange.same_placement or is_uniform(step) for step in self.steps
         )
         sizes = placement.hierarchy if on_axes else (len(plan.ranks),)
-        self.world = World(plan.ranks, placement.axis_names if on_axes else ("ranks",), sizes, on_axes)
-        mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(sizes), self.world.axes)
-        spec = PartitionSpec(self.world.axes)
+        self.grid = RankGrid(plan.ranks, placement.axis_names if on_axes else ("ranks",), sizes, on_axes)
+        mesh = Mesh(np.array([devices[rank] for rank in plan.ranks]).reshape(sizes), self.grid.axes)
+        spec = PartitionSpec(self.grid.axes)
         self.sharding = NamedSharding(mesh, spec)
         self.body = jax.shard_map(self._body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
         self.run = jax.jit(self.body, compiler_options=_compiler_options(mesh))
@@ -103,6 +116,7 @@ class _Program:
 
     def given(self, shards: Mapping[int, jax.Array]) -> jax.Array:
         """The array that it takes, of the shards of all ranks."""
+        # the array of the plan before, as it is: a chain of plans needs no copies between them
         if isinstance(shards, Shards):
             array = shards.array
             if array.shape == self.shape_of_all and array.sharding == self.sharding:
@@ -114,6 +128,7 @@ class _Program:
     def _block_of(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
         """The block of a rank."""
         if shard is not None and shard.shape == self.source_block:
+            # `device_put` would make a copy even where the shard is on the device already
             here = self.devices[rank]
             return shard if shard.devices() == {here} else jax.device_put(shard, here)
         (size,) = self.source_block
@@ -129,90 +144,106 @@ class _Program:
         return self._compiled[dtype]
 
     def _body(self, block: jax.Array) -> jax.Array:
-        held = block.reshape(-1)
+        flat = block.reshape(-1)
         if block.dtype == bool:
-            held = held.astype(jnp.uint8)  # pieces are added
+            flat = flat.astype(jnp.uint8)  # pieces are added
         for step in self.steps:
-            if self.world.on_axes and _is_native(step):
-                held = self._native(step, held)
-            elif is_alike(step):
-                held = alike(step, held, self.world)
+            if self.grid.on_axes and _is_native(step):
+                flat = self._native(step, flat)
+            elif is_uniform(step):
+                flat = run_uniform(step, flat, self.grid)
             else:
-                held = self._exchange(step, held)
-        return held.reshape(self.target_block).astype(block.dtype)
+                flat = self._padded(step, flat)
+        return flat.reshape(self.target_block).astype(block.dtype)
 
-    def _native(self, step: Step, held: jax.Array) -> jax.Array:
+    def _native(self, step: Step, flat: jax.Array) -> jax.Array:
         """One of XLA's own collectives; all shards have one shape.
 
-        They work on dim 0, into which blocks are brought: along another dim XLA's CPU collectives are slow.
+        Blocks are brought along dim 0 before and back after: along another dim XLA's CPU collectives are slow.
         """
         source, target = step.exchange.source, step.exchange.target
-        values = held.reshape(source.local_shape(source.placement.ranks[0]))
+        values = flat.reshape(source.local_shape(source.placement.ranks[0]))
         changed = [axis for axis in range(source.placement.ndim) if axis not in step.exchange.apart]
-        names = _names(source, changed)
+        names = _axis_names(source, changed)
         if step.kind == "all_reduce":
             values = lax.psum(values, names)
         if step.kind == "all_gather":
-            # dim 0 last: its blocks come one after the other, and what is brought into another order is small
-            for dim, on in reversed(_by_dim(source, changed)):
-                values = _joined(lax.all_gather(values, on), dim)
+            # dim 0 last: joining blocks along it moves nothing, and what is joined along other dims first is smaller
+            for dim, names_of_dim in reversed(_by_dim(source, changed)):
+                values = _join_blocks(lax.all_gather(values, names_of_dim), dim)
         if step.kind == "reduce_scatter":
-            for dim, on in _by_dim(target, changed):
-                if lax.axis_size(on) == 2 and dim:
-                    values = _halved(values, dim, *on)
+            for dim, names_of_dim in _by_dim(target, changed):
+                if lax.axis_size(names_of_dim) == 2 and dim:
+                    values = _scatter_in_two(values, dim, *names_of_dim)
                 else:
-                    values = lax.psum_scatter(_parted(values, dim, lax.axis_size(on)), on, tiled=True)
+                    values = lax.psum_scatter(
+                        _as_blocks(values, dim, lax.axis_size(names_of_dim)), names_of_dim, tiled=True
+                    )
         if step.kind == "all_to_all":
             (axis,) = changed
-            parts = _parted(values, _dim(target, axis), lax.axis_size(names))
+            parts = _as_blocks(values, _split_dim(target, axis), lax.axis_size(names))
             blocks = lax.all_to_all(parts, names, 0, 0, tiled=True)
-            values = _joined(blocks.reshape(lax.axis_size(names), -1, *blocks.shape[1:]), _dim(source, axis))
+            values = _join_blocks(blocks.reshape(lax.axis_size(names), -1, *blocks.shape[1:]), _split_dim(source, axis))
         if step.kind == "permute":  # some ranks may keep their shard
-            senders = [next(iter(step.exchange.receives(rank, "move"))).sender for rank in self.plan.ranks]
-            values = self.world.carried(values, list(zip(senders, self.plan.ranks, strict=True)))
+            # a permute moves whole shards: each rank has one message, perhaps from itself
+            senders = [next(iter(receives(step.exchange, rank, "move"))).sender for rank in self.plan.ranks]
+            values = self.grid.permute(values, list(zip(senders, self.plan.ranks, strict=True)))
         return values.reshape(-1)
 
-    def _exchange(self, step: Step, held: jax.Array) -> jax.Array:
-        buffers = {"source": held}
-        me = self.world.me()
+    def _padded(self, step: Step, flat: jax.Array) -> jax.Array:
+        """An exchange between shards of different shapes, in flat buffers as long as the largest of them."""
+        buffers = {"source": flat}
+        position = self.grid.position()
         written: set[tuple[str, int, Piece]] = set()
         for phase in step.phases:
-            self._phase(step, phase, buffers, me, written)
+            self._padded_phase(step, phase, buffers, position, written)
         return buffers["result"]
 
-    def _phase(
-        self, step: Step, phase: str, buffers: dict[str, jax.Array], me, written: set[tuple[str, int, Piece]]
+    def _padded_phase(
+        self,
+        step: Step,
+        phase: str,
+        buffers: dict[str, jax.Array],
+        position: jax.Array,
+        written: set[tuple[str, int, Piece]],
     ) -> None:
-        """`written`: the pieces of buffers and ranks that have a value already, to which others are added."""
-        exchange, writes = step.exchange, WRITES[phase]
-        ranks = self.plan.ranks
-        layout = exchange.layout_of(writes)
-        if writes not in buffers:
-            buffers[writes] = jnp.zeros(_largest(layout), buffers["source"].dtype)
-        ordered = rounds(step, phase, ranks, elements)
-        sizes = [elements(next(iter(pairs.values()))) for pairs in ordered]
-        sent = {rank: [_of(pairs, rank, 0) for pairs in ordered] for rank in ranks}
-        come = {rank: [_of(pairs, rank, 1) for pairs in ordered] for rank in ranks}
+        """Pack, send in rounds, unpack.
+
+        Args:
+            written: (buffer, rank, piece) that have a value already, to which later messages are added.
+        """
+        exchange, ranks, name = step.exchange, self.plan.ranks, WRITES[phase]
+        layout = exchange.layout_of(name)
+        if name not in buffers:
+            buffers[name] = jnp.zeros(_largest(layout), buffers["source"].dtype)
+        ordered = rounds(step, phase, ranks, element_count)
+        sizes = [element_count(next(iter(parcels.values()))) for parcels in ordered]
+        sent = {rank: [_parcel_of(parcels, rank, 0) for parcels in ordered] for rank in ranks}
+        received = {rank: [_parcel_of(parcels, rank, 1) for parcels in ordered] for rank in ranks}
         packs = [functools.partial(_pack, step, sent[rank], rank, sizes) for rank in ranks]
-        messages = lax.switch(me, packs, dict(buffers))
-        arrived = [self.world.carried(message, list(pairs)) for pairs, message in zip(ordered, messages, strict=True)]
+        packed = lax.switch(position, packs, dict(buffers))
+        # every rank takes part in every round, with zeros where it sends nothing: SPMD
+        arrived = [self.grid.permute(values, list(parcels)) for parcels, values in zip(ordered, packed, strict=True)]
         unpacks = []
         for rank in ranks:
-            firsts = []
-            for part in (part for parts in come[rank] for part in parts):
-                firsts.append((writes, rank, part.piece) not in written)
-                written.add((writes, rank, part.piece))
-            unpacks.append(functools.partial(_unpack, layout, come[rank], rank, firsts))
-        buffers[writes] = lax.switch(me, unpacks, buffers[writes], arrived)
+            is_first = []
+            for message in (message for parcel in received[rank] for message in parcel):
+                is_first.append((name, rank, message.piece) not in written)
+                written.add((name, rank, message.piece))
+            unpacks.append(functools.partial(_unpack, layout, received[rank], rank, is_first))
+        buffers[name] = lax.switch(position, unpacks, buffers[name], arrived)
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, str]:
-    """What XLA is told. Where virtual devices keep all cores of a CPU busy, it need not cut their loops into parallel
-    tasks, which have to wait for one another (ADR 009).
+    """Options for XLA.
+
+    Where virtual devices keep all cores of a CPU busy, loops are not cut into parallel tasks: tasks of several devices
+    wait for one another's threads (ADR 009).
     """
-    busy = len(mesh.local_devices) >= (os.cpu_count() or 1)
+    # with idle cores parallel tasks are quicker
+    is_busy = len(mesh.local_devices) >= (os.cpu_count() or 1)
     is_cpu = mesh.local_devices[0].platform == "cpu"
-    return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"} if is_cpu and busy else {}
+    return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"} if is_cpu and is_busy else {}
 
 
 def _unpadded(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -220,61 +251,63 @@ def _unpadded(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return block if block.shape == shape else block[: math.prod(shape)].reshape(shape)
 
 
-def _of(pairs: Pairs, rank: int, end: int) -> list[Transfer]:
-    """What `rank` sends (end 0) or receives (end 1) in a round, where it has one partner at most."""
-    return next((parts for pair, parts in pairs.items() if pair[end] == rank), [])
+def _parcel_of(parcels: Parcels, rank: int, end: int) -> list[Message]:
+    """What `rank` sends (end 0) or receives (end 1) in a round, in which it has one partner at most."""
+    return next((parcel for pair, parcel in parcels.items() if pair[end] == rank), [])
 
 
-def _pack(step: Step, rounds: list[list[Transfer]], rank: int, sizes: list[int], buffers: dict[str, jax.Array]):
-    """The message of each round; zeros where this rank sends none."""
-    messages = []
-    for parts, size in zip(rounds, sizes, strict=True):
-        packed = []
-        for part in parts:
-            layout = step.exchange.layout_of(part.origin)
-            packed.append(_region(buffers[part.origin], layout, rank, part))
-        messages.append(jnp.concatenate(packed) if packed else jnp.zeros(size, buffers["source"].dtype))
-    return messages
+def _pack(step: Step, parcels: list[list[Message]], rank: int, sizes: list[int], buffers: dict[str, jax.Array]):
+    """What a rank sends in each round, flat; zeros where it sends nothing."""
+    packed = []
+    for parcel, size in zip(parcels, sizes, strict=True):
+        values = []
+        for message in parcel:
+            layout = step.exchange.layout_of(message.origin)
+            values.append(_read(buffers[message.origin], layout, rank, message.piece))
+        packed.append(jnp.concatenate(values) if values else jnp.zeros(size, buffers["source"].dtype))
+    return packed
+
+
+def _read(buffer: jax.Array, layout: Layout, rank: int, piece: Piece) -> jax.Array:
+    """A piece [piece.size] of a padded buffer."""
+    shape = layout.local_shape(rank)
+    shard = buffer[: math.prod(shape)].reshape(shape)
+    return shard[local_slices(piece.box, layout, rank)].reshape(-1)[piece.start : piece.stop]
 
 
 def _unpack(
     layout: Layout,
-    rounds: list[list[Transfer]],
+    parcels: list[list[Message]],
     rank: int,
-    firsts: list[bool],
+    is_first: list[bool],
     buffer: jax.Array,
-    messages: list[jax.Array],
+    arrived: list[jax.Array],
 ):
-    """The buffer with what came at its place: written where it is the first there, else added."""
-    if not any(rounds):
+    """The buffer with what a rank received: written where it is the first message for a piece, else added."""
+    if not any(parcels):
         return buffer
     shape = layout.local_shape(rank)
     shard = buffer[: math.prod(shape)].reshape(shape)
-    is_first = iter(firsts)
-    for parts, message in zip(rounds, messages, strict=True):
+    # in the order in which messages are unpacked, as the list was made
+    firsts = iter(is_first)
+    for parcel, flat in zip(parcels, arrived, strict=True):
         done = 0
-        for part in parts:
-            values = message[done : done + part.piece.size]
-            done += part.piece.size
-            slices = local_slices(part.piece.box, layout, rank)
+        for message in parcel:
+            piece = message.piece
+            values = flat[done : done + piece.size]
+            done += piece.size
+            slices = local_slices(piece.box, layout, rank)
             region = shard[slices]
-            if part.piece.size == volume(part.piece.box):
+            if piece.size == volume(piece.box):
                 values = values.reshape(region.shape)
-                values = values if next(is_first) else region + values
+                values = values if next(firsts) else region + values
             else:
-                flat = region.reshape(-1)
-                before = flat[part.piece.start : part.piece.stop]
-                values = values if next(is_first) else before + values
-                values = lax.dynamic_update_slice(flat, values, (part.piece.start,)).reshape(region.shape)
+                flat_region = region.reshape(-1)
+                values = values if next(firsts) else flat_region[piece.start : piece.stop] + values
+                values = lax.dynamic_update_slice(flat_region, values, (piece.start,)).reshape(region.shape)
             # not `at[...]`: that is a scatter, which XLA does element by element on CPU
-            shard = lax.dynamic_update_slice(shard, values, tuple(one.start for one in slices))
+            shard = lax.dynamic_update_slice(shard, values, tuple(part.start for part in slices))
     return jnp.pad(shard.reshape(-1), (0, buffer.size - shard.size))
-
-
-def _region(buffer: jax.Array, layout: Layout, rank: int, part: Transfer) -> jax.Array:
-    shape = layout.local_shape(rank)
-    shard = buffer[: math.prod(shape)].reshape(shape)
-    return shard[local_slices(part.piece.box, layout, rank)].reshape(-1)[part.piece.start : part.piece.stop]
 
 
 @functools.lru_cache(maxsize=256)
@@ -284,42 +317,45 @@ def program(plan: BoxingPlan, devices: tuple) -> _Program:
 
 
 def _is_native(step: Step) -> bool:
-    return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and is_alike(step)
+    return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and is_uniform(step)
 
 
-def _names(layout: Layout, axes: Iterable[int]) -> tuple[str, ...]:
+def _axis_names(layout: Layout, axes: Iterable[int]) -> tuple[str, ...]:
     return tuple(layout.placement.axis_names[axis] for axis in axes)
 
 
 def _by_dim(layout: Layout, axes: Sequence[int]) -> list[tuple[int, tuple[str, ...]]]:
-    """The dims that some axes split, each with the names of its axes."""
-    dims = sorted({_dim(layout, axis) for axis in axes})
-    return [(dim, _names(layout, [axis for axis in axes if _dim(layout, axis) == dim])) for dim in dims]
+    """The dims that these axes split, each with the names of its axes."""
+    dims = sorted({_split_dim(layout, axis) for axis in axes})
+    return [(dim, _axis_names(layout, [axis for axis in axes if _split_dim(layout, axis) == dim])) for dim in dims]
 
 
-def _halved(values: jax.Array, dim: int, axis: str) -> jax.Array:
-    """The sum over two ranks, each of which keeps its half along `dim`: only the other half is copied."""
+def _scatter_in_two(values: jax.Array, dim: int, axis: str) -> jax.Array:
+    """A reduce-scatter over two ranks, each of which keeps its half along `dim`.
+
+    Only the half that is sent is copied; `psum_scatter` needs both halves along dim 0 first.
+    """
     me = lax.axis_index(axis)
     half = values.shape[dim] // 2
-    own, other = (lax.dynamic_slice_in_dim(values, k * half, half, dim) for k in (me, 1 - me))
-    return own + lax.ppermute(other, axis, [(0, 1), (1, 0)])
+    kept, sent = (lax.dynamic_slice_in_dim(values, k * half, half, dim) for k in (me, 1 - me))
+    return kept + lax.ppermute(sent, axis, [(0, 1), (1, 0)])
 
 
-def _parted(values: jax.Array, dim: int, count: int) -> jax.Array:
-    """A shard as its blocks along `dim`, one after the other along dim 0."""
+def _as_blocks(values: jax.Array, dim: int, count: int) -> jax.Array:
+    """A shard with its blocks along `dim` one after the other along dim 0."""
     length = values.shape[dim] // count
     blocks = jnp.moveaxis(values.reshape(*values.shape[:dim], count, length, *values.shape[dim + 1 :]), dim, 0)
     return blocks.reshape(-1, *blocks.shape[2:])
 
 
-def _joined(blocks: jax.Array, dim: int) -> jax.Array:
+def _join_blocks(blocks: jax.Array, dim: int) -> jax.Array:
     """The shard whose blocks along `dim` are [count, *block]."""
     lengths = list(blocks.shape[1:])
     lengths[dim] *= len(blocks)
     return jnp.moveaxis(blocks, 0, dim).reshape(lengths)
 
 
-def _dim(layout: Layout, axis: int) -> int:
+def _split_dim(layout: Layout, axis: int) -> int:
     part = layout.nd_sbp[axis]
     assert isinstance(part, Split)
     return part.dim
@@ -328,6 +364,7 @@ def _dim(layout: Layout, axis: int) -> int:
 def _block(plan: BoxingPlan, layout: Layout) -> tuple[int, ...]:
     """Shape of what the program takes, or gives, for each rank."""
     shapes = {layout.local_shape(rank) for rank in layout.placement.ranks}
+    # a rank outside the layout would need an empty shard beside the others' shape
     is_plain = len(shapes) == 1 and set(layout.placement.ranks) == set(plan.ranks) and layout.shape
     return shapes.pop() if is_plain else (_largest(layout),)
 

@@ -1,7 +1,10 @@
 """Boxing on TensorFlow: plain operations on each rank's device, in one cached function for each plan.
 
-DTensor's relayout holds neither uneven nor partial tensors; raw collectives have no reduce-scatter on CPU, and one that
-fails poisons those after it. Plain operations move what the plan says and no more.
+DTensor's relayout supports neither uneven nor partial tensors; raw collectives have no reduce-scatter on CPU, and one
+that fails poisons those after it. Plain operations move what the plan says and no more.
+
+TensorFlow's tensors cannot be written into. So a shard is not filled in place: its pieces are cut out at their senders,
+moved, added, and at the end concatenated into the target's shard.
 """
 
 from __future__ import annotations
@@ -12,8 +15,13 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow.devices import rank_devices
-from keras_flow.boxing.functional import run_step
+from keras_flow.boxing.blocks import Box, local_slices, volume
+from keras_flow.boxing.exchange import Exchange
+from keras_flow.boxing.messages import Piece
+from keras_flow.boxing.phases import receives
 from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
+from keras_flow.layout import Layout
 
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
@@ -33,45 +41,101 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, tf.Tensor]) -> dict[int,
 @functools.lru_cache(maxsize=256)
 def program(plan: BoxingPlan, dtype: tf.DType):
     """The function of a plan: shards in the order of the source's ranks to shards in that of the target's."""
-    ops = _Ops(rank_devices())
+    devices = rank_devices()
     ranks = plan.source.placement.ranks
 
     def run(*shards):
-        held = dict(zip(ranks, shards, strict=True))
+        by_rank = dict(zip(ranks, shards, strict=True))
         for step in plan.steps:
-            held = run_step(ops, step, held)
-        return tuple(held[rank] for rank in plan.target.placement.ranks)
+            by_rank = _run_step(step, by_rank, devices)
+        return tuple(by_rank[rank] for rank in plan.target.placement.ranks)
 
     # not tf.function: it passes every output through the first device, which moves all results twice more
     return tf.compat.v1.wrap_function(run, [tf.TensorSpec(plan.source.local_shape(rank), dtype) for rank in ranks])
 
 
-class _Ops:
-    """Each operation on the device of the rank that it is for; TensorFlow copies what comes from another one."""
+def _run_step(step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, ...]) -> dict[int, tf.Tensor]:
+    """The shards of all ranks after one step, from those before it."""
+    exchange = step.exchange
+    # what each rank has of each buffer, piece by piece; a piece that several receivers want is cut once
+    source: dict[tuple[int, Piece], tf.Tensor] = {}
+    combined: dict[tuple[int, Piece], tf.Tensor] = {}
+    result: dict[int, dict[Piece, tf.Tensor]] = {rank: {} for rank in exchange.target.placement.ranks}
+    for phase in step.phases:
+        receivers = exchange.source if phase == "combine" else exchange.target
+        arrived = []
+        for receiver in receivers.placement.ranks:
+            for message in receives(exchange, receiver, phase):
+                sender, piece = message.sender, message.piece
+                if message.origin == "combined":
+                    values = combined[sender, piece]
+                elif message.origin == "result":
+                    values = result[sender][piece]
+                else:
+                    if (sender, piece) not in source:
+                        with tf.device(devices[sender]):
+                            source[sender, piece] = _cut(exchange.source, shards[sender], sender, piece)
+                    values = source[sender, piece]
+                if sender != receiver:
+                    with tf.device(devices[receiver]):  # TensorFlow copies an input that is on another device
+                        values = tf.identity(values)
+                arrived.append((receiver, piece, values))
+        # all messages of a phase are read before any is added
+        for receiver, piece, values in arrived:
+            with tf.device(devices[receiver]):
+                if phase == "combine":
+                    key = (receiver, piece)
+                    combined[key] = _add(combined[key], values) if key in combined else values
+                else:
+                    pieces = result[receiver]
+                    pieces[piece] = _add(pieces[piece], values) if piece in pieces else values
+    dtype = next(iter(shards.values())).dtype
+    after = {}
+    for rank, pieces in result.items():
+        with tf.device(devices[rank]):
+            after[rank] = _assembled(exchange, rank, pieces, dtype)
+    return after
 
-    def __init__(self, devices: tuple[str, ...]):
-        self.devices = devices
 
-    def cut(self, shard, slices, start, stop, rank):
-        with tf.device(self.devices[rank]):
-            return tf.reshape(shard[slices] if slices else shard, [-1])[start:stop]
+def _cut(layout: Layout, shard: tf.Tensor, rank: int, piece: Piece) -> tf.Tensor:
+    """The elements of a piece [piece.size], from the shard of a rank."""
+    slices = local_slices(piece.box, layout, rank)
+    return tf.reshape(shard[slices] if slices else shard, [-1])[piece.start : piece.stop]
 
-    def send(self, values, sender, receiver):
-        with tf.device(self.devices[receiver]):
-            return tf.identity(values)
 
-    def add(self, one, other, rank):
-        with tf.device(self.devices[rank]):
-            return tf.logical_or(one, other) if one.dtype == tf.bool else one + other
+def _add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    return tf.logical_or(first, second) if first.dtype == tf.bool else first + second
 
-    def zeros(self, size, like, rank):
-        with tf.device(self.devices[rank]):
-            return tf.zeros([size], like.dtype)
 
-    def join(self, values, dim, rank):
-        with tf.device(self.devices[rank]):
-            return tf.concat(values, dim)
+def _assembled(exchange: Exchange, rank: int, pieces: Mapping[Piece, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """The target's shard of a rank: pieces are concatenated to atoms, and atoms to the shard, last dim first."""
+    box = exchange.target_blocks.box_at(exchange.target_blocks.coords_of(rank))
+    if volume(box) == 0:
+        return tf.zeros([stop - start for start, stop in box], dtype)
+    pieces_of_atom: dict[Box, list[Piece]] = {}
+    for piece in pieces:
+        pieces_of_atom.setdefault(piece.box, []).append(piece)
+    blocks: dict[Box, tf.Tensor] = {}
+    for _, atom in exchange.source_blocks.overlapping(box):
+        parts, done = [], 0
+        for piece in sorted(pieces_of_atom.get(atom, []), key=lambda piece: piece.start):
+            if piece.start > done:  # another member of the family keeps this range
+                parts.append(tf.zeros([piece.start - done], dtype))
+            parts.append(pieces[piece])
+            done = piece.stop
+        if done < volume(atom):
+            parts.append(tf.zeros([volume(atom) - done], dtype))
+        blocks[atom] = tf.reshape(_concatenated(parts, 0), [stop - start for start, stop in atom])
+    for dim in reversed(range(len(box))):
+        rows: dict[Box, list[tuple[int, tf.Tensor]]] = {}
+        for atom, block in blocks.items():
+            rows.setdefault((*atom[:dim], box[dim], *atom[dim + 1 :]), []).append((atom[dim][0], block))
+        blocks = {}
+        for row, found in rows.items():
+            ordered = sorted(found, key=lambda pair: pair[0])
+            blocks[row] = _concatenated([block for _, block in ordered], dim)
+    return next(iter(blocks.values()))
 
-    def shape(self, values, shape, rank):
-        with tf.device(self.devices[rank]):
-            return tf.reshape(values, shape)
+
+def _concatenated(values: list[tf.Tensor], dim: int) -> tf.Tensor:
+    return values[0] if len(values) == 1 else tf.concat(values, dim)

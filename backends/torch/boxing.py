@@ -1,7 +1,13 @@
 """Boxing on torch: collectives of torch.distributed in groups of their own; every rank runs its part of the plan.
 
-An exchange is one `all_to_all_single` of packed pieces, which on gloo takes uneven and empty pieces too (its list forms
-do not; DTensor gathers there instead). Where all shards are of one shape, the named collectives are torch's own.
+An all-reduce and an all-gather of equal shards are torch's own. Everything else is one `all_to_all_single` of packed
+pieces for each phase, which on gloo takes uneven and empty pieces too (its list forms do not; DTensor gathers instead).
+
+A *recipe* is a step prepared for this rank: which regions it packs for whom, and where it puts what it receives. It is
+worked out once for a plan and kept, so that a run only copies, sends and adds.
+
+Example: `S(0) -> S(1)` of 2x2 elements on two ranks. Rank 0 holds the upper row and wants the left column. Its recipe:
+send element (0, 1) to rank 1, receive element (1, 0) from it, keep element (0, 0).
 """
 
 from __future__ import annotations
@@ -17,13 +23,15 @@ import torch.distributed as dist
 from keras_flow.backends.torch import sequence
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
-from keras_flow.boxing.chains import axis_by_axis, named_step
-from keras_flow.boxing.pieces import WRITES, Piece, Transfer
-from keras_flow.boxing.simulate import local_slices
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.boxing.blocks import local_slices
+from keras_flow.boxing.collectives import axis_by_axis, named_step
+from keras_flow.boxing.messages import WRITES, Message, Piece
+from keras_flow.boxing.phases import receives, sends
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.sbp import Split
 
-#: where the elements of a piece lie in a shard: the region, and start and stop in it
+#: where the elements of a piece are in a shard: a region of it, and start and stop in the flat region
 Region = tuple[tuple[slice, ...], int, int]
 
 
@@ -40,23 +48,28 @@ def run(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch
     rank = world().local_ranks[0]
     if rank not in plan.ranks:
         return {}
-    held = shards.get(rank)
-    like = held if held is not None else torch.empty(0, dtype=getattr(torch, plan.dtype))
+    shard = shards.get(rank)
+    # a rank that holds nothing of the source still receives: its buffers need a dtype and a device
+    like = shard if shard is not None else torch.empty(0, dtype=getattr(torch, plan.dtype))
     for recipe in _recipes(plan, rank):
-        held = recipe.run(held, like)
-    return {rank: held} if held is not None else {}
+        shard = recipe.run(shard, like)
+    return {rank: shard} if shard is not None else {}
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """One phase for one rank: what it packs for whom, and where it puts what comes."""
+    """One phase for one rank: what it packs for whom, and where it puts what it receives.
+
+    `counts_out` and `counts_in` are elements for each member of the group. The bool of a region says whether it is
+    written; regions that have a value already are added to.
+    """
 
     writes: str
     sends: tuple[tuple[str, Region], ...]  # buffer, region
     counts_out: tuple[int, ...]
-    receives: tuple[tuple[Region, bool], ...]  # in the order of senders; whether it is the first there
+    receives: tuple[tuple[Region, bool], ...]  # in the order of senders
     counts_in: tuple[int, ...]
-    keeps: tuple[tuple[str, Region, Region, bool], ...]  # buffer, region there, region in what is written, first
+    keeps: tuple[tuple[str, Region, Region, bool], ...]  # buffer, region there, region in what is written
 
 
 @dataclass(frozen=True)
@@ -73,23 +86,25 @@ class _Recipe:
     target_shape: tuple[int, ...] | None
     is_filled: bool  # whether all of the target's shard is written
 
-    def run(self, held: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    def run(self, shard: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
         here = group(self.members) if self.communicates else None
         if self.native == "all_reduce":
-            assert held is not None
-            result = held.clone(memory_format=torch.contiguous_format)
+            assert shard is not None
+            # torch's all-reduce works in place, and the caller's shard stays as it is
+            result = shard.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(result, group=here)
             return result
         if self.native == "all_gather":
-            assert held is not None
-            return self._all_gather(held, here)
+            assert shard is not None
+            return self._all_gather(shard, here)
         buffers: dict[str, torch.Tensor] = {}
-        if held is not None:
-            buffers["source"] = held
+        if shard is not None:
+            buffers["source"] = shard
         for phase in self.phases:
             if phase.writes not in buffers:
                 shape = self.source_shape if phase.writes == "combined" else self.target_shape
                 if shape is not None:
+                    # zeros cost a pass over memory, so only where something may stay unwritten
                     make = torch.empty if self.is_filled or phase.writes == "combined" else torch.zeros
                     buffers[phase.writes] = make(shape, dtype=like.dtype, device=like.device)
             self._exchange(phase, buffers, like, here)
@@ -97,33 +112,35 @@ class _Recipe:
 
     def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, here) -> None:
         packed = [_read(buffers[origin], region) for origin, region in phase.sends]
+        # read before anything is written: a phase may read the buffer that it writes
         kept = [_read(buffers[origin], region) for origin, region, *_ in phase.keeps]
         if self.communicates:
             out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
-            come = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
-            dist.all_to_all_single(come, out, list(phase.counts_in), list(phase.counts_out), group=here)
+            arrived = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
+            dist.all_to_all_single(arrived, out, list(phase.counts_in), list(phase.counts_out), group=here)
         else:
-            come = torch.empty(0, dtype=like.dtype, device=like.device)
+            arrived = torch.empty(0, dtype=like.dtype, device=like.device)
         for (_, _, region, first), values in zip(phase.keeps, kept, strict=True):
             _write(buffers[phase.writes], region, values, first)
         done = 0
         for region, first in phase.receives:
             size = region[2] - region[1]
-            _write(buffers[phase.writes], region, come[done : done + size], first)
+            _write(buffers[phase.writes], region, arrived[done : done + size], first)
             done += size
 
-    def _all_gather(self, held: torch.Tensor, here) -> torch.Tensor:
+    def _all_gather(self, shard: torch.Tensor, here) -> torch.Tensor:
         """Along one axis: the shards of the group, joined along the dim that it splits."""
-        flat = torch.empty((len(self.members), *held.shape), dtype=held.dtype, device=held.device)
-        dist.all_gather_single(flat, held.contiguous().unsqueeze(0), group=here)
+        flat = torch.empty((len(self.members), *shard.shape), dtype=shard.dtype, device=shard.device)
+        dist.all_gather_single(flat, shard.contiguous().unsqueeze(0), group=here)
         source = self.step.exchange.source
         (dim,) = (
             part.dim
             for axis, part in enumerate(source.nd_sbp)
             if isinstance(part, Split) and axis not in self.step.exchange.apart
         )
+        # a torch group is sorted by rank, which need not be the order of the blocks
         order = sorted(range(len(flat)), key=lambda k: source.local_slices(self.members[k])[dim].start)
-        if dim == 0 and order == list(range(len(flat))):  # they lie as they came
+        if dim == 0 and order == list(range(len(flat))):  # already in place, and nothing is copied
             return flat.flatten(0, 1)
         return torch.cat([flat[k] for k in order], dim)
 
@@ -149,7 +166,7 @@ def _write(buffer: torch.Tensor, region: Region, values: torch.Tensor, first: bo
 
 @functools.lru_cache(maxsize=256)
 def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
-    made = []
+    recipes = []
     for step in _steps(plan):
         source, target = step.exchange.source, step.exchange.target
         members = _parties(step, plan.ranks)[rank]
@@ -161,8 +178,9 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
         target_shape = target.local_shape(rank) if target.placement.contains(rank) else None
         written: set[tuple[str, Piece]] = set()
         phases = [] if native else [_phase(step, phase, rank, members, written) for phase in step.phases]
+        # pieces of one buffer do not overlap, so their sizes add up to the shard where nothing is left out
         filled = sum(piece.size for buffer, piece in written if buffer == "result")
-        made.append(
+        recipes.append(
             _Recipe(
                 step,
                 rank,
@@ -175,26 +193,26 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
                 target_shape is not None and filled == math.prod(target_shape),
             )
         )
-    return tuple(made)
+    return tuple(recipes)
 
 
 @functools.lru_cache(maxsize=256)
 def _steps(plan: BoxingPlan) -> tuple[Step, ...]:
-    """The steps; what is gathered along several axes is gathered along one after the other, inner first.
+    """The steps, with an all-gather along several axes as one all-gather along each of them, inner axis first.
 
     A rank receives the same bytes, gloo's groups are smaller, and less has to be put into its place.
     """
-    made: list[Step] = []
+    steps: list[Step] = []
     for step in plan.steps:
         source, target = step.exchange.source, step.exchange.target
         if step.kind != "all_gather" or not source.divides:
-            made.append(step)
+            steps.append(step)
             continue
         for before, after in axis_by_axis(source, target, reversed(range(source.placement.ndim))):
             gather = named_step(before, after)
             assert gather is not None
-            made.append(gather)
-    return tuple(made)
+            steps.append(gather)
+    return tuple(steps)
 
 
 @functools.lru_cache(maxsize=256)
@@ -212,31 +230,34 @@ def _parties(step: Step, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
 
 
 def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written: set[tuple[str, Piece]]) -> _Phase:
-    """A phase of a rank. `written`: buffer and piece of what phases before it wrote; its own are added.
+    """A phase of a rank.
 
-    Pieces of one buffer are the same or apart.
+    Args:
+        written: (buffer, piece) that have a value; those of this phase are put in. Pieces of one buffer are equal or do
+            not overlap, so a piece that is not in it can be written instead of added.
     """
     exchange = step.exchange
     writes = WRITES[phase]
 
-    def is_first(part: Transfer) -> bool:
+    def is_first(part: Message) -> bool:
         key = (writes, part.piece)
         new = key not in written
         written.add(key)
         return new
 
-    def region(transfer: Transfer, owner: int, buffer: str) -> Region:
+    def region(transfer: Message, owner: int, buffer: str) -> Region:
         piece = transfer.piece
         return local_slices(piece.box, exchange.layout_of(buffer), owner), piece.start, piece.stop
 
-    def order(transfer: Transfer) -> tuple:
+    def order(transfer: Message) -> tuple:
         return transfer.piece.box, transfer.piece.start, transfer.origin
 
-    received = list(exchange.receives(rank, phase))
-    come = [part for part in received if part.sender != rank]
-    come.sort(key=lambda part: (members.index(part.sender), order(part)))
-    sent = sorted(exchange.sends(rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
-    keeps = tuple(  # they are written before what comes
+    received = list(receives(exchange, rank, phase))
+    arriving = [part for part in received if part.sender != rank]
+    # sender and receiver sort alike, so that a message needs no header
+    arriving.sort(key=lambda part: (members.index(part.sender), order(part)))
+    sent = sorted(sends(exchange, rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
+    keeps = tuple(  # before `arriving`, as `_exchange` writes them: the first there is written
         (part.origin, region(part, rank, part.origin), region(part, rank, writes), is_first(part))
         for part in received
         if part.sender == rank
@@ -245,8 +266,8 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
         writes,
         tuple((part.origin, region(part, rank, part.origin)) for part in sent),
         tuple(sum(part.piece.size for part in sent if part.receiver == member) for member in members),
-        tuple((region(part, rank, writes), is_first(part)) for part in come),
-        tuple(sum(part.piece.size for part in come if part.sender == member) for member in members),
+        tuple((region(part, rank, writes), is_first(part)) for part in arriving),
+        tuple(sum(part.piece.size for part in arriving if part.sender == member) for member in members),
         keeps,
     )
 
@@ -262,5 +283,6 @@ def _make_groups(plan: BoxingPlan) -> None:
     for step in _steps(plan):
         if not _communicates(step, plan.ranks):
             continue
+        # every rank makes every group, also those it is not in: torch waits for all
         for members in dict.fromkeys(_parties(step, plan.ranks).values()):
             group(members)

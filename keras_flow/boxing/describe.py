@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from keras_flow import sbp as _sbp
+from keras_flow.boxing.collectives import KINDS
 from keras_flow.boxing.lower_bound import lower_bound
-from keras_flow.boxing.spec import KINDS, BoxingPlan, Step
+from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 from keras_flow.units import amount
+
+if TYPE_CHECKING:
+    from keras_flow.boxing.spec import BoxingPlan
 
 #: ranks up to which each is asked what it receives and needs; of more, some stand for the others
 ASKED = 512
@@ -26,7 +31,7 @@ def describe(plan: BoxingPlan) -> str:
     if not plan.steps:
         return "\n".join([*lines, "nothing to do: the layouts are the same"])
     for number, step in enumerate(plan.steps, 1):
-        lines += [f"{number}. {step}", f"   {KINDS[step.kind]}", f"   groups: {_groups(step)}"]
+        lines += [f"{number}. {step}", f"   {KINDS[step.kind].does}", f"   groups: {_groups(step)}"]
     asked = plan.ranks if len(plan.ranks) <= ASKED else plan.ranks[:: len(plan.ranks) // SAMPLE]
     of_asked = "" if asked == plan.ranks else f" of {len(asked)} that were looked at"
     if of_asked and any(step.closed_loads is None for step in plan.steps):
@@ -54,12 +59,12 @@ def _layout(layout: Layout) -> str:
 def _groups(step: Step) -> str:
     """`"4 of 2 ranks along axis0, the first [0, 4]"`."""
     exchange = step.exchange
-    cells, placement = exchange.of_source, exchange.source.placement
+    blocks, placement = exchange.source_blocks, exchange.source.placement
     if not exchange.apart:
         return f"one of all {len({*placement.ranks, *exchange.target.placement.ranks})} ranks"
     number = math.prod(placement.hierarchy[axis] for axis in exchange.apart)
-    inside = cells.spread(tuple(range(placement.ndim)), dict.fromkeys(exchange.apart, 0))
-    first = ", ".join(str(cells.rank_at(coords)) for coords in itertools.islice(inside, WRITTEN))
+    inside = blocks.all_coords(tuple(range(placement.ndim)), dict.fromkeys(exchange.apart, 0))
+    first = ", ".join(str(blocks.rank_at(coords)) for coords in itertools.islice(inside, WRITTEN))
     size = placement.size // number
     return f"{number} of {size} ranks along {', '.join(step.axes)}, the first [{first}{', ...' * (size > WRITTEN)}]"
 
@@ -71,11 +76,12 @@ def _by_amount(loads: Mapping[int, int]) -> list[str]:
         of_amount.setdefault(bytes_, []).append(rank)
     amounts = sorted(of_amount, reverse=True)
     lines = [
-        f"{_runs(of_amount[one])}: {one:,} bytes{' each' * (len(of_amount[one]) > 1)}" for one in amounts[:WRITTEN]
+        f"{_runs(of_amount[bytes_])}: {bytes_:,} bytes{' each' * (len(of_amount[bytes_]) > 1)}"
+        for bytes_ in amounts[:WRITTEN]
     ]
     more = amounts[WRITTEN:]
     if more:
-        ranks = sum(len(of_amount[one]) for one in more)
+        ranks = sum(len(of_amount[bytes_]) for bytes_ in more)
         lines.append(f"{ranks} more ranks: {more[-1]:,} to {more[0]:,} bytes")
     return lines
 

@@ -1,21 +1,36 @@
-"""The JSON form of a plan: the shared specification, read by every executor (docs/boxing-spec.md)."""
+"""The JSON form of a plan, which is the shared specification: what it holds, and reading it with every field checked.
+
+docs/boxing-spec.md says what the fields mean, docs/boxing-plan.schema.json which there are.
+
+    >>> from keras_flow.boxing import plan
+    >>> pair = Placement([0, 1])
+    >>> data = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2))).to_json()
+    >>> data["steps"][0]["kind"], data["steps"][0]["phases"], data["source"]["splits"]
+    ('all_gather', ['move'], [[{'axis': 0, 'parts': 2}], []])
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from keras_flow import sbp as _sbp
-from keras_flow.boxing.cells import Box
-from keras_flow.boxing.chains import fits_kind
+from keras_flow.boxing.blocks import Box, intersection, volume
+from keras_flow.boxing.collectives import KINDS, fits_kind
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.pieces import Piece, Share
-from keras_flow.boxing.spec import KINDS, BoxingPlan, Step
+from keras_flow.boxing.messages import Piece, Share
+from keras_flow.boxing.step import Step
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, itemsize
 from keras_flow.placements import Placement
 from keras_flow.sbp import Broadcast, PartialSum, Split
+
+if TYPE_CHECKING:
+    from keras_flow.boxing.spec import BoxingPlan
 
 FORMAT, VERSION = "keras_flow.boxing", 1
 FIELDS = {"format", "version", "shape", "dtype", "chosen", "placements", "source", "target", "steps"}
@@ -24,6 +39,7 @@ STEP_FIELDS = {"kind", "phases", "source", "target", "apart", "shares"}
 
 def to_json(plan: BoxingPlan) -> dict:
     """The plan as plain data."""
+    # placements are listed once, and layouts name them by number
     placements: list[Placement] = []
 
     def layout(value: Layout) -> dict:
@@ -49,7 +65,9 @@ def to_json(plan: BoxingPlan) -> dict:
                 "shares": [
                     {
                         "box": [list(bounds) for bounds in box],
-                        "ranges": [[one.merger, one.owner, one.piece.start, one.piece.stop] for one in shares],
+                        "ranges": [
+                            [share.merger, share.owner, share.piece.start, share.piece.stop] for share in shares
+                        ],
                     }
                     for box, shares in step.exchange.table.items()
                 ],
@@ -57,7 +75,7 @@ def to_json(plan: BoxingPlan) -> dict:
             for step in plan.steps
         ],
     }
-    data["placements"] = [_placement(one) for one in placements]
+    data["placements"] = [_placement(placement) for placement in placements]
     return data
 
 
@@ -88,20 +106,26 @@ def _placement(value: Placement) -> dict:
 def _ranks(placement: Placement) -> object:
     """Ranks as `{"first", "stride", "count"}` where they are evenly spaced, else listed."""
     first, *_ = ranks = placement.ranks
+    # a placement of 65,536 ranks in order is then one line; a single rank has stride 1
     strides = {after - before for before, after in itertools.pairwise(ranks)} or {1}
     if len(strides) == 1:
         return {"first": first, "stride": strides.pop(), "count": len(ranks)}
     return list(ranks)
 
 
-def from_json(data: object) -> BoxingPlan:
-    """The plan from its plain data; every field is checked, also those that follow from others.
+#: source, target, dtype, steps, chosen: the fields of a `BoxingPlan`
+PlanFields = tuple[Layout, Layout, str, tuple[Step, ...], str]
+
+
+def read_plan(data: object) -> PlanFields:
+    """The fields of a plan from its plain data; everything is checked, also what follows from something else.
 
     Raises:
         FlowError: not such a plan, another version, or ranges that do not fit.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FlowError(f'this is not a boxing plan: it needs "format": "{FORMAT}"')
+    # True == 1 in Python, but not in JSON
     if data.get("version") != VERSION or data["version"] is True:
         raise FlowError(
             f"the boxing plan has version {data.get('version')!r}, this keras_flow reads version {VERSION}: "
@@ -109,22 +133,25 @@ def from_json(data: object) -> BoxingPlan:
         )
     try:
         return _read(data)
+    # whatever a file of another program has in a field's place becomes one kind of error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise FlowError(
             f"the boxing plan cannot be read: {type(error).__name__}: {error}. See docs/boxing-spec.md"
         ) from error
 
 
-def _read(data: Mapping) -> BoxingPlan:
+def _read(data: Mapping) -> PlanFields:
+    # before anything is computed: 64.0 or True would pass as a length and fail much later
     _check_leaves(data, "plan")
     _check_fields(data, FIELDS, "the boxing plan")
     shape = tuple(data["shape"])
-    placements = [_read_placement(one) for one in data["placements"]]
+    placements = [_read_placement(value) for value in data["placements"]]
 
     def layout(value: Mapping) -> Layout:
         number = value["placement"]
         if number not in range(len(placements)):
             raise FlowError(f"the boxing plan has {len(placements)} placements, a layout names placement {number}")
+        # fields that follow from sbp are for executors without this package; they must not contradict it
         made = Layout(placements[number], value["sbp"], shape)
         if value != _layout(made, number):
             raise FlowError(
@@ -150,7 +177,7 @@ def _read(data: Mapping) -> BoxingPlan:
         raise FlowError(f"the boxing plan ends at {at}, its target is {target}")
     if not steps and not (Exchange(source, target).same_placement and source.nd_sbp == target.nd_sbp):
         raise FlowError(f"the boxing plan has no steps, but must lead from {source} to {target}")
-    return BoxingPlan(source, target, data["dtype"], tuple(steps), data["chosen"])
+    return source, target, data["dtype"], tuple(steps), data["chosen"]
 
 
 def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> Step:
@@ -167,7 +194,7 @@ def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> St
             Share(merger, owner, Piece(box, start, stop)) for merger, owner, start, stop in row["ranges"]
         )
     exchange = Exchange(source, target, tuple(value["apart"]), table)
-    exchange.check(where)
+    _check_exchange(exchange, where)
     step = Step(value["kind"], tuple(value["phases"]), exchange)
     if step.phases != exchange.phases:
         raise FlowError(f"{where}: its phases are {list(step.phases)}, its layouts need {list(exchange.phases)}")
@@ -179,9 +206,63 @@ def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> St
     return step
 
 
-def _read_placement(value: Mapping) -> Placement:
-    import numpy as np
+def _check_exchange(exchange: Exchange, where: str) -> None:
+    """Whether axes and shares fit the layouts.
 
+    Raises:
+        FlowError: an axis that does not exist, ranges that do not fill their atom, ranks that cannot do what
+            they should.
+    """
+    source, target, apart = exchange.source, exchange.target, exchange.apart
+    if source.shape != target.shape:
+        raise FlowError(f"{where}: layouts of two shapes, {list(source.shape)} and {list(target.shape)}")
+    axes = range(source.placement.ndim)
+    if apart and not (
+        exchange.same_placement
+        and sorted(set(apart)) == list(apart)
+        and all(axis in axes and source.nd_sbp[axis] == target.nd_sbp[axis] for axis in apart)
+    ):
+        raise FlowError(
+            f"{where}: groups along axes need one placement that has the axes, in order, and leave what they hold; "
+            f"apart is {list(apart)}"
+        )
+    if exchange.table and (apart or exchange.summand_count == 1 or exchange.member_axes):
+        raise FlowError(f"{where}: shares are for sums of all ranks together, into a target without P")
+    for box, shares in exchange.table.items():
+        _check_shares(exchange, box, shares, where)
+
+
+def _check_shares(exchange: Exchange, box: Box, shares: tuple[Share, ...], where: str) -> None:
+    """Whether the box is an atom, its ranges fill it, and their ranks want or hold it."""
+    source, target = exchange.source, exchange.target
+    at = f"{where}: the box {[list(bounds) for bounds in box]}"
+    bounds = zip(box, source.shape, strict=True)
+    # the blocks that hold the box's first element are the only two whose atom it can be
+    first = tuple((start, start + 1) for start, _ in box)
+    if not all(0 <= start < stop <= length for (start, stop), length in bounds):
+        raise FlowError(f"{at} is no part of the shape {list(source.shape)}")
+    (block, _), (wanted, _) = (
+        next(blocks.overlapping(first)) for blocks in (exchange.source_blocks, exchange.target_blocks)
+    )
+    if box != intersection(exchange.source_blocks.box_at(block), exchange.target_blocks.box_at(wanted)):
+        raise FlowError(f"{at} of its shares is not the common box of two cells")
+    ranges = sorted((share.piece.start, share.piece.stop) for share in shares)
+    starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+    if [0, *stops] != [*starts, volume(box)] or any(start >= stop for start, stop in ranges):
+        raise FlowError(f"{at}: its ranges do not fill its {volume(box)} elements one after the other")
+    for share in shares:
+        if not target.placement.contains(share.owner) or not (
+            share.merger == share.owner or source.placement.contains(share.merger)
+        ):
+            raise FlowError(f"{where}: rank {share.merger} or {share.owner} is not in the layouts of the step")
+        own = exchange.target_blocks.coords_of(share.owner)
+        if any(own[axis] != index for axis, index in wanted.items()):
+            raise FlowError(f"{at}: rank {share.owner} should own a range, but its shard does not have the box")
+        if share.merger != share.owner and not exchange.holds(share.merger, block):
+            raise FlowError(f"{at}: rank {share.merger} should merge a range, but holds nothing of the box")
+
+
+def _read_placement(value: Mapping) -> Placement:
     ranks, hierarchy = value["ranks"], value["hierarchy"]
     count = ranks["count"] if isinstance(ranks, Mapping) else len(ranks)
     if min(hierarchy) < 1 or count != math.prod(hierarchy):

@@ -1,18 +1,28 @@
-"""The fewest bytes that any correct plan receives."""
+"""The lower bound: the fewest bytes that any correct plan receives.
+
+Example: an all-reduce over two ranks of 4 elements. Each rank must receive at least once an element that it cannot
+compute itself, and one of them must add first: 2 receipts for each element, of 4 bytes.
+
+    >>> from keras_flow.placements import Placement
+    >>> pair = Placement([0, 1])
+    >>> lower_bound(Layout(pair, "P", (2, 2)), Layout(pair, "B", (2, 2)))
+    32
+"""
 
 from __future__ import annotations
 
-from keras_flow.boxing.counting import total
+from keras_flow.boxing.cost import total
 from keras_flow.boxing.exchange import Exchange
+from keras_flow.boxing.phases import elements_received
 from keras_flow.layout import Layout, itemsize
 
 
 def lower_bound(source: Layout, target: Layout, dtype: object = "float32") -> int:
     """Bytes that any correct plan must receive, summed over ranks.
 
-    Counted element by element, over the atoms (common boxes of source and target cells). Let p be the number of
-    summands (the product of the source's P axes), m the number of destinations, a destination being one rank, or
-    where the target has a P one family of ranks that share the value.
+    Counted element by element, over the atoms (common boxes of source and target blocks). Let p be the number of
+    summands (the product of the source's P axes) and m the number of destinations, a destination being one rank, or
+    where the target has a P one family of ranks whose values add up to the element.
 
     - Without a P in either: a destination that holds the element needs none, any other one receipt.
     - With one in the source, and P nowhere in the target: p - 1 + m - 1, and one more where no destination holds a
@@ -39,5 +49,4 @@ def lower_bound(source: Layout, target: Layout, dtype: object = "float32") -> in
 
 def rank_lower_bound(source: Layout, target: Layout, rank: int, dtype: object = "float32") -> int:
     """Bytes that `rank` must receive where neither layout has a P: what it needs and does not hold."""
-    exchange = Exchange(source, target)
-    return exchange.elements_received(rank, "move") * itemsize(dtype)
+    return elements_received(Exchange(source, target), rank, "move") * itemsize(dtype)

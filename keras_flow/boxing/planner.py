@@ -1,14 +1,31 @@
-"""The planner: a boxing plan for any two layouts of one logical shape."""
+"""The planner: a boxing plan for any two layouts of one logical shape.
+
+Candidates, from the one that engines run fastest: one collective, a chain of collectives, the exchange of slices, which
+exists for every pair and reaches the lower bound. `preferred` says which is taken.
+
+    >>> from keras_flow.placements import Placement
+    >>> mesh = Placement([[0, 1], [2, 3]])
+    >>> def kinds(before, after):
+    ...     return [step.kind for step in plan(Layout(mesh, before, (4, 4)), Layout(mesh, after, (4, 4))).steps]
+    >>> kinds("P,P", "B,B"), kinds("P,S(0)", "S(1),B"), kinds("S(0),S(0)", "B,S(0)")
+    (['all_reduce'], ['reduce_scatter', 'all_gather'], ['exchange'])
+"""
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
-from keras_flow.boxing.chains import COUNTED, axis_by_axis, chain, is_uniform, named_step
+import numpy as np
+
+from keras_flow.boxing import cost
+from keras_flow.boxing.collectives import axis_by_axis, named_step
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.shares import balanced_exchange
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.boxing.load_balance import balanced_exchange
+from keras_flow.boxing.search import cheapest_chain
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.boxing.topology import Topology, plan_time
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, itemsize
@@ -42,45 +59,56 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
             f"{list(target.shape)}. Reshape first, or give layouts of one shape"
         )
     itemsize(dtype)
-    name = str(dtype) if isinstance(dtype, str) else _name(dtype)
-    direct = _direct(source, target, name)
+    name = str(dtype) if isinstance(dtype, str) else np.dtype(dtype).name  # type: ignore[arg-type]
+    fewest = _of_fewest_bytes(source, target, name)
     if topology is None:
-        return direct
-    candidates = [direct, *(BoxingPlan(source, target, name, steps) for steps in _chains(source, target))]
-    if len(candidates) == 1:
-        return replace(direct, chosen="time on the given topology")
-    times = [(plan_time(one, topology), one.total_bytes, len(one.steps)) for one in candidates]
-    best = min(range(len(candidates)), key=times.__getitem__)
-    least = min(bytes_ for _, bytes_, _ in times)
+        return fewest
+    candidates = [fewest, *(BoxingPlan(source, target, name, steps) for steps in _chains_by_axis(source, target))]
+    best = preferred(candidates, topology)
     note = "time on the given topology"
-    if times[best][1] > least:
-        note += f"; {times[best][1] - least} bytes more than the fewest, {times[0][0] / times[best][0]:.2f}x faster"
-    return BoxingPlan(source, target, name, candidates[best].steps, chosen=note)
+    more = best.total_bytes - min(candidate.total_bytes for candidate in candidates)
+    if more:
+        faster = plan_time(fewest, topology) / plan_time(best, topology)
+        note += f"; {more} bytes more than the fewest, {faster:.2f}x faster"
+    return replace(best, chosen=note)
 
 
-def _name(dtype: object) -> str:
-    import numpy as np
+def preferred(candidates: Iterable[BoxingPlan], topology: Topology | None = None) -> BoxingPlan:
+    """The plan to take: the order of preference.
 
-    return np.dtype(dtype).name  # type: ignore[arg-type]
+    With a topology least time, then fewest bytes, then fewest steps; without one fewest bytes, then the lowest load of
+    the most loaded rank. Of equals the first.
+    """
+    if topology is not None:
+        return min(candidates, key=lambda one: (plan_time(one, topology), one.total_bytes, len(one.steps)))
+    best, *others = candidates
+    for other in others:
+        # not `most_loaded` of both: of 65,536 ranks and a P in the target that takes seconds
+        if other.total_bytes < best.total_bytes or (
+            other.total_bytes == best.total_bytes and not other.some_rank_receives(best.most_loaded)
+        ):
+            best = other
+    return best
 
 
-def _direct(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
-    """The plan that receives the fewest bytes."""
-    same = Exchange(source, target).same_placement
-    if same and source.nd_sbp == target.nd_sbp:
+def _of_fewest_bytes(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
+    """The plan that receives the fewest bytes. Candidates that cannot be the preferred one are not made."""
+    if not Exchange(source, target).same_placement:
+        return _of_slices(source, target, dtype)
+    # axis names and the device type may still differ; ranks keep their shards
+    if source.nd_sbp == target.nd_sbp:
         return BoxingPlan(source, target, dtype, ())
-    if same:
-        found = _collective(source, target)
-        if found is not None:
-            return BoxingPlan(source, target, dtype, (found,))
-    steps = chain(source, target) if same else None
+    step = named_step(source, target)
+    # groups that work apart may have to receive more than all ranks together would
+    if step is not None and step.total <= cost.total(Exchange(source, target)):
+        return BoxingPlan(source, target, dtype, (step,))
+    steps = cheapest_chain(source, target)
     if steps is None:
         return _of_slices(source, target, dtype)
-    of_collectives = BoxingPlan(source, target, dtype, steps)
-    if is_uniform(steps):
-        return of_collectives
-    of_slices = _of_slices(source, target, dtype)
-    return of_collectives if of_collectives.most_loaded <= of_slices.most_loaded else of_slices
+    chain = BoxingPlan(source, target, dtype, steps)
+    if all(step.kind != "permute" for step in steps):
+        return chain  # all ranks receive the same, so no plan of as few bytes loads its most loaded rank less
+    return preferred((chain, _of_slices(source, target, dtype)))
 
 
 def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
@@ -94,59 +122,21 @@ def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
     return made
 
 
-def _collective(source: Layout, target: Layout) -> Step | None:
-    """The single named step, where there is one and it receives no more than the exchange."""
-    found = named_step(source, target)
-    return found if found is not None and _as_few_bytes(found.exchange) else None
+def _chains_by_axis(source: Layout, target: Layout) -> list[tuple[Step, ...]]:
+    """Chains of steps that change one axis at a time, in every order of the axes, for one placement.
 
-
-def _as_few_bytes(exchange: Exchange) -> bool:
-    """Whether groups that work apart receive as little as all ranks together could.
-
-    Per element, with p summands and m destinations (families), p - 1 + m - 1 receipts are needed. Groups of their
-    own need them once for each coordinate on the unchanged P and B axes.
+    They may receive more bytes than needed, but along links that are quicker.
     """
-    if exchange.of_source.classes == 1:
-        return True
-    unchanged_p = math.prod(
-        exchange.of_source.sizes[axis] for axis in exchange.of_source.class_axes if axis in exchange.apart
-    )
-    unchanged_b = math.prod(
-        exchange.of_target.sizes[axis] for axis in exchange.of_target.copy_axes if axis in exchange.apart
-    )
-    summed, families = exchange.summed, exchange.families
-    if unchanged_p * unchanged_b == 1:
-        return True
-    ranks = exchange.source.placement.ranks
-    if exchange.of_target.class_axes and len(ranks) <= COUNTED:
-        together = Exchange(exchange.source, exchange.target)
-        apart, all_ = (
-            sum(one.elements_received(rank, phase) for rank in ranks for phase in one.phases)
-            for one in (exchange, together)
-        )
-        return apart <= all_
-    apart = unchanged_p * unchanged_b * (summed + families - 2)
-    return apart <= summed * unchanged_p + families * unchanged_b - 2
-
-
-def _chains(source: Layout, target: Layout) -> list[tuple[Step, ...]]:
-    """Chains of steps that change one axis at a time, in every order of the axes, for one placement."""
-    import itertools
-
     if not Exchange(source, target).same_placement:
         return []
     changed = [axis for axis, (a, b) in enumerate(zip(source.nd_sbp, target.nd_sbp, strict=True)) if a != b]
     if len(changed) < 2:
         return []
     return [
-        tuple(_alone(before, after) for before, after in axis_by_axis(source, target, order))
+        tuple(
+            named_step(before, after) or Step.of("exchange", Exchange(before, after))
+            for before, after in axis_by_axis(source, target, order)
+        )
+        # along a slow link it is best to send first what is still small, or last what is small again
         for order in itertools.permutations(changed)
     ]
-
-
-def _alone(source: Layout, target: Layout) -> Step:
-    """The step that changes one axis, in groups along it where it is one of the named kinds."""
-    found = named_step(source, target)
-    if found is not None:
-        return found
-    return Step.of("exchange", Exchange(source, target))

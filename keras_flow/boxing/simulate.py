@@ -1,4 +1,17 @@
-"""The reference executor: all ranks in one process, on numpy arrays."""
+"""The reference executor: a plan run on numpy arrays, all ranks in one process.
+
+It is made to be read, and to check the executors of the engines: every message is copied out of a buffer and added into
+another, and copies are compared after each step. `tests/boxing/test_independent.py` has a second one, written from
+docs/boxing-spec.md alone.
+
+    >>> from keras_flow.boxing import plan
+    >>> from keras_flow.placements import Placement
+    >>> pair = Placement([0, 1])
+    >>> made = plan(Layout(pair, "P", (2,)), Layout(pair, "S(0)", (2,)))
+    >>> out = simulate(made, {0: np.array([1, 2]), 1: np.array([10, 20])})
+    >>> {rank: shard.tolist() for rank, shard in out.items()}
+    {0: [11], 1: [22]}
+"""
 
 from __future__ import annotations
 
@@ -7,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_flow.boxing.cells import Box, Cells
-from keras_flow.boxing.json_form import from_json
-from keras_flow.boxing.pieces import WRITES, Piece
-from keras_flow.boxing.spec import BoxingPlan, Step
+from keras_flow.boxing.blocks import Blocks, local_slices
+from keras_flow.boxing.messages import WRITES, Piece
+from keras_flow.boxing.phases import receives
+from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.boxing.step import Step
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 
@@ -41,29 +55,29 @@ def simulate(
         FlowError: a rank's shard is missing or has another shape, or copies are not equal.
     """
     data = plan.to_json() if isinstance(plan, BoxingPlan) else plan
-    read = from_json(data)
+    read = BoxingPlan.from_json(data)  # so that nothing can be read but what the specification has
     check_shards(read.source, shards, read.source.placement.ranks)
-    held = {rank: np.asarray(shards[rank]) for rank in read.source.placement.ranks}
-    dtype = next(iter(held.values())).dtype
+    current = {rank: np.asarray(shards[rank]) for rank in read.source.placement.ranks}
+    dtype = next(iter(current.values())).dtype
     if check_copies:
-        _check_copies(read.source, held, "the shards given")
+        _check_copies(read.source, current, "the shards given")
     for number, step in enumerate(read.steps):
-        held = _run(step, held, dtype, counts)
+        current = _run(step, current, dtype, counts)
         if check_copies:
-            _check_copies(step.exchange.target, held, f"after step {number} ({step})")
-    return held
+            _check_copies(step.exchange.target, current, f"after step {number} ({step})")
+    return current
 
 
 def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) -> None:
     """Whether ranks that differ only along axes with B hold equal shards (up to rounding: copies may add in other
     orders)."""
-    cells = Cells(layout)
-    if not cells.copy_axes:
+    blocks = Blocks(layout)
+    if not blocks.copy_axes:
         return
     first: dict[tuple[int, ...], int] = {}
     for rank in layout.placement.ranks:
-        at = cells.coords_of(rank)
-        same = first.setdefault(tuple(at[axis] for axis in at if axis not in cells.copy_axes), rank)
+        at = blocks.coords_of(rank)
+        same = first.setdefault(tuple(at[axis] for axis in at if axis not in blocks.copy_axes), rank)
         if not np.allclose(shards[same], shards[rank], rtol=1e-6, atol=1e-9, equal_nan=True):
             raise FlowError(
                 f"{where}: ranks {same} and {rank} differ only along axes with B, so the layout {layout} promises that "
@@ -71,26 +85,24 @@ def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) 
             )
 
 
-def _run(step: Step, held: dict[int, np.ndarray], dtype: np.dtype, counts: Counts | None) -> dict[int, np.ndarray]:
-    """One step: its phases one after the other, all messages of a phase at once."""
+def _run(step: Step, shards: dict[int, np.ndarray], dtype: np.dtype, counts: Counts | None) -> dict[int, np.ndarray]:
+    """One step: its phases one after the other, and all messages of a phase at once."""
     exchange = step.exchange
-    buffers = {"source": held}
+    buffers = {"source": shards}
     for phase in step.phases:
         name = WRITES[phase]
         layout = exchange.layout_of(name)
         if name not in buffers:
             buffers[name] = {rank: np.zeros(layout.local_shape(rank), dtype) for rank in layout.placement.ranks}
-        transfers = [
-            (receiver, part) for receiver in layout.placement.ranks for part in exchange.receives(receiver, phase)
-        ]
+        messages = [message for rank in layout.placement.ranks for message in receives(exchange, rank, phase)]
         sent = []
-        for _, transfer in transfers:
-            origin = exchange.layout_of(transfer.origin)
-            sent.append(_read(buffers[transfer.origin][transfer.sender], origin, transfer.sender, transfer.piece))
-        for (receiver, transfer), values in zip(transfers, sent, strict=True):
-            _add(buffers[name][receiver], layout, receiver, transfer.piece, values)
-            if counts is not None and transfer.sender != receiver:
-                counts[receiver] = counts.get(receiver, 0) + transfer.piece.size
+        for message in messages:  # all are read before any is added: a buffer may be read and written in one phase
+            buffer = buffers[message.origin][message.sender]
+            sent.append(_read(buffer, exchange.layout_of(message.origin), message.sender, message.piece))
+        for message, values in zip(messages, sent, strict=True):
+            _add(buffers[name][message.receiver], layout, message.receiver, message.piece, values)
+            if counts is not None and message.sender != message.receiver:
+                counts[message.receiver] = counts.get(message.receiver, 0) + message.piece.size
     return buffers[WRITES[step.phases[-1]]]
 
 
@@ -102,20 +114,13 @@ def check_shards(layout: Layout, shards: Mapping[int, Any], ranks: Iterable[int]
             raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {found}")
 
 
-def local_slices(box: Box, layout: Layout, rank: int) -> tuple[slice, ...]:
-    """A box of the logical tensor within the shard of a rank."""
-    return tuple(
-        slice(start - whole.start, stop - whole.start)
-        for (start, stop), whole in zip(box, layout.local_slices(rank), strict=True)
-    )
-
-
 def _read(shard: np.ndarray, layout: Layout, rank: int, piece: Piece) -> np.ndarray:
     return shard[(*local_slices(piece.box, layout, rank), ...)].reshape(-1)[piece.start : piece.stop].copy()
 
 
 def _add(shard: np.ndarray, layout: Layout, rank: int, piece: Piece, values: np.ndarray) -> None:
     region = shard[(*local_slices(piece.box, layout, rank), ...)]  # the ellipsis keeps a view where there is no dim
+    # a piece may be a range of a region that is not contiguous in the shard
     flat = region.reshape(-1).copy()
     flat[piece.start : piece.stop] += values
     region[...] = flat.reshape(region.shape)

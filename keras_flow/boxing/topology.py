@@ -2,6 +2,18 @@
 
 A message of n bytes takes `latency + n / bandwidth` (Hockney's model). In one phase of a plan a rank handles its
 messages one by one; the ranks of a host share the host's link to the others.
+
+Example: an all-gather over two ranks, each receiving one message of 8 bytes.
+
+    >>> from keras_flow.boxing import plan
+    >>> from keras_flow.layout import Layout
+    >>> pair = Placement([0, 1])
+    >>> made = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2)))
+    >>> made.time(Topology(inside=Link(latency=1.0, bandwidth=4.0)))
+    3.0
+
+Limits: phases do not overlap, links carry both ways at once, and above 64 ranks one rank on each of two hosts stands
+for the others.
 """
 
 from __future__ import annotations
@@ -17,13 +29,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_flow.boxing.cells import array_of
-from keras_flow.boxing.counting import arrivals
+from keras_flow.boxing.arrivals import arrivals
+from keras_flow.boxing.blocks import array_of
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
-    from keras_flow.boxing.spec import BoxingPlan, Step
+    from keras_flow.boxing.spec import BoxingPlan
+    from keras_flow.boxing.step import Step
 
 #: ranks up to which each is looked at; of more, a rank on each of two hosts stands for the others
 LOOKED_AT = 64
@@ -118,6 +131,7 @@ class Topology:
         if self.axes and len(senders) and placement.contains(rank):
             here = placement.coordinates(rank)
             coords = np.array([placement.coordinates(sender) for sender in senders.tolist()])
+            # links of outer axes are the slow ones: a message that differs on several axes crosses the outermost
             outermost = np.argmax(coords != np.array(here), axis=1)
             for number, name in enumerate(placement.axis_names):
                 along = outermost == number
@@ -136,16 +150,17 @@ def plan_time(plan: BoxingPlan, topology: Topology) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _looked_at(ranks: tuple[int, ...], topology: Topology) -> list[tuple[np.ndarray, int]]:
-    """Of each host that is looked at the ranks that are, and how many it has."""
+    """(ranks to be timed, how many ranks the host has) for each host that is timed."""
     numbers = array_of(ranks)
     hosts = topology.hosts(numbers)
     order = np.argsort(hosts, kind="stable")
     edges = np.flatnonzero(np.diff(hosts[order], prepend=-1, append=-1))
-    found = list(itertools.pairwise(edges.tolist()))
+    spans = list(itertools.pairwise(edges.tolist()))  # of each host: where its ranks are in `order`
     if len(ranks) <= LOOKED_AT:
-        return [(numbers[order[start:stop]], stop - start) for start, stop in found]
-    middle = len(found) // 2
-    return [(numbers[order[[(start + stop) // 2]]], stop - start) for start, stop in sorted({found[0], found[middle]})]
+        return [(numbers[order[start:stop]], stop - start) for start, stop in spans]
+    # the first host and one in the middle: ranks at the edge of a placement may have other partners than those inside
+    some = sorted({spans[0], spans[len(spans) // 2]})
+    return [(numbers[order[[(start + stop) // 2]]], stop - start) for start, stop in some]
 
 
 def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: Topology) -> float:
@@ -154,13 +169,15 @@ def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: T
         outside_bytes = most_outside = 0
         for rank in ranks:
             senders, sizes = arrivals(step.exchange, int(rank), phase)
-            seconds, rest = topology.along_axes(step.exchange.holders(phase), int(rank), senders, sizes * itemsize)
+            seconds, rest = topology.along_axes(step.exchange.senders(phase), int(rank), senders, sizes * itemsize)
             inside = rest & (topology.hosts(senders) == topology.host(int(rank)))
             outside = rest & ~inside
             seconds += topology.inside.time(int(inside.sum()), int(sizes[inside].sum()) * itemsize)
             slowest_rank = max(slowest_rank, seconds)
             outside_bytes += int(sizes[outside].sum()) * itemsize
             most_outside = max(most_outside, int(outside.sum()))
+        # ranks of a host share its link: their bytes add up, their latencies overlap
         link = topology.between or topology.inside
         slowest_link = max(slowest_link, link.time(most_outside, outside_bytes * count / len(ranks)))
+    # not the larger of the two: a rank handles its messages one by one, those over the host's link among them
     return slowest_rank + slowest_link

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from keras_flow.boxing import BoxingPlan, plan
-from keras_flow.boxing.chains import by_collectives
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from tests.boxing.cases import all_nd_sbps, copies, families, grid, logical_tensor, shards_of
@@ -198,20 +197,6 @@ def test_every_pair_on_2x2(shape):
     for before, after in itertools.product(all_nd_sbps(2), repeat=2):
         made = plan(Layout(grid((2, 2)), before, shape), Layout(grid((2, 2)), after, shape), "float64")
         check(made)
-        if shape == (8, 12):
-            check(by_collectives(made))
-
-
-def test_groups_along_axes_of_an_exchange():
-    """What JAX runs instead of some exchanges: steps that leave axes as they are, on placements with finer axes."""
-    apart = 0
-    for before, after in itertools.product(all_nd_sbps(2), repeat=2):
-        made = by_collectives(
-            plan(Layout(grid((2, 4)), before, (8, 16)), Layout(grid((2, 4)), after, (8, 16)), "float64")
-        )
-        apart += any(step.kind == "exchange" and step.exchange.apart for step in made.steps)
-        check(made)
-    assert apart
 
 
 @pytest.mark.parametrize(("hierarchy", "shape"), [((2, 4), (13, 11)), ((2, 2, 2), (8, 12)), ((3, 2, 2), (5, 7))])

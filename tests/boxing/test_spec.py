@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from keras_flow.boxing import BoxingPlan, Link, Topology, plan, simulate
+from keras_flow.boxing.collectives import KINDS
+from keras_flow.boxing.messages import WRITES
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, combine
 from keras_flow.placements import Placement
@@ -43,6 +45,12 @@ def test_schema_accepts_plans_and_refuses_others():
     broken["steps"][0]["kind"] = "teleport"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(json.dumps(broken)), schema)
+
+
+def test_the_schema_has_the_kinds_of_steps_that_there_are():
+    step_of_schema = json.loads(SCHEMA.read_text())["$defs"]["step"]["properties"]
+    assert step_of_schema["kind"]["enum"] == list(KINDS)
+    assert set(step_of_schema["phases"]["items"]["enum"]) == set(WRITES)
 
 
 def broken(change, made: BoxingPlan) -> dict:

@@ -196,7 +196,7 @@ class TorchCounter:
         return torch.from_numpy(value)
 
     def run(self, made: BoxingPlan, shards: dict):
-        from keras_flow.boxing.execute import execute
+        from keras_flow.backends.execute import execute
 
         self.moved = 0
         out = execute(made, shards)

@@ -8,9 +8,11 @@ import random
 import pytest
 from hypothesis import given, settings
 
-from keras_flow.boxing.chains import axis_by_axis, named_step
-from keras_flow.boxing.counting import arrivals, loads, total
+from keras_flow.boxing.arrivals import arrivals
+from keras_flow.boxing.collectives import axis_by_axis, named_step
+from keras_flow.boxing.cost import loads, total
 from keras_flow.boxing.exchange import Exchange
+from keras_flow.boxing.phases import elements_received, receives
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from tests.boxing.cases import all_nd_sbps, grid
@@ -22,10 +24,10 @@ def check(exchange: Exchange) -> bool:
     received = []
     for rank in dict.fromkeys((*exchange.target.placement.ranks, *exchange.source.placement.ranks)):
         for phase in exchange.phases:
-            listed = [(part.sender, part.piece.size) for part in exchange.receives(rank, phase) if part.sender != rank]
+            listed = [(part.sender, part.piece.size) for part in receives(exchange, rank, phase) if part.sender != rank]
             senders, sizes = arrivals(exchange, rank, phase)
             assert sorted(listed) == sorted(zip(senders.tolist(), sizes.tolist(), strict=True)), (exchange, rank, phase)
-        received.append(sum(exchange.elements_received(rank, phase) for phase in exchange.phases))
+        received.append(sum(elements_received(exchange, rank, phase) for phase in exchange.phases))
     assert total(exchange) == sum(received), exchange
     by_rank = loads(exchange)
     assert by_rank is None or by_rank.tolist() == received[: exchange.target.placement.size], exchange

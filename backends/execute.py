@@ -1,4 +1,7 @@
-"""Running a plan on the active engine."""
+"""`kf.boxing.execute`: running a plan on the active engine.
+
+It is not in `keras_flow/boxing/`, which knows no engine: plans are made, printed and simulated without one.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
     """
     engine = tensor_engine()
     world = engine.world()
+    # an engine would answer with an index error of its own, or wait for a rank that does not exist
     outside = [rank for rank in plan.ranks if rank >= world.size]
     if outside:
         raise FlowError(
