@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend import standardize_data_format
 
 from keras_flow.backends.tensorflow import mirrored
-from keras_flow.backends.tensorflow.layouts import in_step
+from keras_flow.backends.tensorflow.layouts import in_step, lay, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.current.distribution import active
 
@@ -25,6 +25,25 @@ def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
 def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
     """A convolution or pool between tensors that are split by rows only."""
     return by_rows(original(by_rows(tf.convert_to_tensor(inputs)), *args, **kwargs))
+
+
+def whole_kernel(kernel: tf.Tensor | keras.Variable) -> tf.Tensor:
+    """A kernel that every rank has whole, and whose gradient is: only then DTensor has rules for both."""
+    distribution = active()
+    assert distribution is not None  # the hook's condition
+    kernel = tf.convert_to_tensor(kernel)
+    return lay(kernel, replicated(view_of(distribution).mesh, kernel.shape.rank))
+
+
+def convolve_transposed(
+    original: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    kernel: tf.Tensor | keras.Variable,
+    *args: object,
+    **kwargs: object,
+) -> tf.Tensor:
+    """`conv_transpose` between tensors that are split by rows only."""
+    return by_rows_only(original, inputs, whole_kernel(kernel), *args, **kwargs)
 
 
 def convolve(
@@ -41,7 +60,7 @@ def convolve(
     Keras compiles a grouped convolution with XLA, which DTensor does not do, and without XLA or oneDNN TensorFlow has
     none on CPUs.
     """
-    inputs, kernel = by_rows(tf.convert_to_tensor(inputs)), tf.convert_to_tensor(kernel)
+    inputs, kernel = by_rows(tf.convert_to_tensor(inputs)), whole_kernel(kernel)
     data_format = standardize_data_format(data_format)
     spatial = cast(int, inputs.shape.rank) - 2
     rates = (dilation_rate,) * spatial if isinstance(dilation_rate, int) else tuple(dilation_rate or (1,) * spatial)

@@ -22,8 +22,8 @@ from keras_flow.current.distribution import active
 #: raises on CPUs; accelerators leave out indices that are too large, and the numbers are wrong without an error.
 WRONG_WHEN_SPLIT = frozenset({"ScatterNd"})
 
-#: operation -> which of its inputs is a shape: DTensor must be able to work that out as it compiles
-_SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0}
+#: operation -> its input that is a shape, or an order of dims: DTensor must be able to work that out as it compiles
+_SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0, "Transpose": 1}
 _ALWAYS_WHOLE = Whole(types=set(WRONG_WHEN_SPLIT))
 _whole: ContextVar[Whole | None] = ContextVar("keras_flow_whole_operations", default=None)
 

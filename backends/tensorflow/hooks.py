@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.tensorflow import (
     convolutions,
-    graph_operations,
     layers,
     mirrored,
+    operation_hooks,
     operations,
     optimizer,
     random,
     replica_math,
     statistics,
-    substitutes,
     trainer,
     variables,
     windows,
@@ -30,7 +29,7 @@ _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 def hooks() -> Sequence[Hook]:
     """The hooks, by the file that implements them."""
-    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *_operations(), *_replicas())
+    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *operation_hooks.hooks(), *_replicas())
 
 
 def _variables() -> Sequence[Hook]:
@@ -223,7 +222,7 @@ def _layers() -> Sequence[Hook]:
             )
             for name, function in (
                 ("conv", convolutions.convolve),
-                ("conv_transpose", convolutions.by_rows_only),
+                ("conv_transpose", convolutions.convolve_transposed),
                 ("depthwise_conv", windows.depthwise),
                 ("separable_conv", windows.separable),
                 ("max_pool", convolutions.by_rows_only),
@@ -244,101 +243,6 @@ def _layers() -> Sequence[Hook]:
             layers.dense_bincount,
             "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
             when=operations.in_traced_step,
-        ),
-    )
-
-
-def _operations() -> Sequence[Hook]:
-    when = operations.in_traced_step
-    concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
-    return (
-        Hook(
-            "tensorflow.python.framework.func_graph",
-            "FuncGraph.capture",
-            operations.capture,
-            "constants of a Functional model: `got a regular tensor ... but was expecting a DTensor`",
-            when=operations.captures_plain_tensor,
-        ),
-        Hook(
-            "tensorflow.python.framework.func_graph",
-            "FuncGraph._create_op_internal",
-            graph_operations.create,
-            "gradients make operations that DTensor partitions wrongly (ScatterNd: indices of all rows on one rank's)",
-            when=when,
-        ),
-        Hook(
-            "tensorflow.python.ops.nn_ops",
-            "top_k",
-            operations.top_k,
-            "needs the last dim whole; its gradient would be a ScatterNd of all rows",
-            when=when,
-            also=("tensorflow.math:top_k", "tensorflow.nn:top_k"),
-        ),
-        Hook("tensorflow", "concat", operations.concat, concat, when=when),
-        Hook("tensorflow", "split", operations.split, "fails along a split dim; its gradient is tf.concat", when=when),
-        Hook(
-            "tensorflow.nn",
-            "sparse_softmax_cross_entropy_with_logits",
-            operations.sparse_softmax_cross_entropy,
-            "in float64 and bfloat16 the loss of classes that are split is zero or not a number",
-            when=when,
-        ),
-        Hook("tensorflow", "tile", operations.tile, "fails along a split dim", when=when),
-        Hook("tensorflow", "pad", operations.pad, "fails along a split dim", when=when),
-        Hook("tensorflow", "slice", operations.slice, "its gradient fails along a split dim", when=when),
-        Hook(
-            "tensorflow.python.ops.array_ops",
-            "strided_slice",
-            operations.strided_slice,
-            "a negative stride (x[::-1]) gives wrong numbers, a new dim before a split one (x[None]) ends the process",
-            when=when,
-        ),
-        *(
-            Hook(module, function.__name__, function, "has no rule, or its gradient has none", when=when, also=also)
-            for module, function, also in (
-                ("tensorflow", substitutes.argmin, ("tensorflow.math:argmin",)),
-                ("tensorflow", substitutes.reverse, ()),
-                ("tensorflow", substitutes.roll, ()),
-                ("tensorflow.linalg", substitutes.band_part, ()),
-                ("tensorflow.linalg", substitutes.diag_part, ()),
-                ("tensorflow.math", substitutes.cumprod, ()),
-                ("tensorflow", substitutes.reduce_prod, ("tensorflow.math:reduce_prod",)),
-                ("tensorflow.math", substitutes.bessel_i0, ()),
-                ("tensorflow.math", substitutes.softplus, ("tensorflow.nn:softplus",)),
-                ("tensorflow.nn", substitutes.softsign, ("tensorflow.math:softsign",)),
-            )
-        ),
-        *(
-            Hook(
-                "keras.src.backend.tensorflow.numpy",
-                name,
-                operations.contract,
-                "parts of a contracted dim would be rounded to half precision before they are summed",
-                when=operations.contracts_in_half,
-            )
-            for name in ("matmul", "einsum")
-        ),
-        Hook(
-            "tensorflow.python.framework.error_interpolation",
-            "parse_message",
-            operations.parse_message,
-            "an error of DTensor holds the whole program; TensorFlow searches it for minutes before it raises",
-            when=operations.is_endless,
-        ),
-        Hook(
-            "keras.src.layers.rnn.rnn",
-            "RNN.call",
-            operations.recurrent,
-            "DTensor fails on the steps of sequences that are split by features",
-            when=when,
-        ),
-        Hook(
-            "keras.src.backend.tensorflow.rnn",
-            "rnn",
-            operations.unrolled,
-            "DTensor fails on the gradient of a loop (TensorListReserve: dimension -2^63)",
-            when=when,
-            also=("keras.src.backend.tensorflow:rnn", "keras.src.backend:rnn"),
         ),
     )
 

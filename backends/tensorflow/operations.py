@@ -16,14 +16,12 @@ import tensorflow as tf
 from keras.src import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.framework import smart_cond
-from tensorflow.python.ops import array_ops
 
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
 from keras_flow.backends.tensorflow.trace import rows_are_split
 from keras_flow.current.distribution import active
-from keras_flow.errors import FlowError
 
 #: graph of a step -> id of a tensor made before it -> that tensor, and the constant that stands for it
 _constants: WeakKeyDictionary[object, dict[int, tuple[tf.Tensor, tf.Tensor]]] = WeakKeyDictionary()
@@ -121,107 +119,6 @@ def pad(
     known = known_value(paddings)
     dims = range(tensor.shape.rank) if known is None else [dim for dim, pair in enumerate(known) if any(pair)]
     return whole_dims(original(whole_dims(tensor, dims), paddings, *args, **kwargs), dims)
-
-
-def slice(
-    original: Callable[..., object],
-    input_: tf.Tensor | np.ndarray,
-    begin: object,
-    size: object,
-    name: str | None = None,
-) -> object:
-    """`tf.slice` of a tensor, and to a tensor, that is whole along the cut dims."""
-    input_ = tf.convert_to_tensor(input_)
-    known = known_value(size)
-    shape = input_.shape
-    dims = [dim for dim in range(shape.rank) if known is None or known[dim] not in (-1, shape[dim])]
-    return whole_dims(original(whole_dims(input_, dims), begin, size, name=name), dims)
-
-
-def strided_slice(
-    original: Callable[..., object],
-    input_: Any,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
-    begin_mask: int = 0,
-    end_mask: int = 0,
-    *args: Any,
-    **kwargs: Any,
-) -> object:
-    """`x[::-1]`: a dim that is reversed whole is reversed by `tf.reverse`; `x[None]`: new dims are added afterwards.
-
-    Raises:
-        FlowError: a negative stride over a part of a dim.
-    """
-    if kwargs.get("new_axis_mask"):
-        return _with_new_dims(input_, begin, end, strides, begin_mask, end_mask, **kwargs)
-    steps = known_value(strides)
-    if steps is None or all(step >= 0 for step in steps):
-        return original(input_, begin, end, strides, begin_mask, end_mask, *args, **kwargs)
-    masks = [kwargs.get("ellipsis_mask", 0), kwargs.get("new_axis_mask", 0), *args[:2]]
-    whole = [bool(begin_mask & end_mask & (1 << place)) for place in range(len(steps))]
-    if any(masks) or any(step < 0 and (step != -1 or not whole[place]) for place, step in enumerate(steps)):
-        raise FlowError(
-            "a slice with a negative stride over a part of a dim, which TensorFlow's DTensor computes wrongly: use "
-            "keras.ops.flip on the sliced tensor"
-        )
-    reversed_ = tf.reverse(input_, [place for place, step in enumerate(steps) if step < 0])
-    return original(reversed_, begin, end, [abs(int(step)) for step in steps], begin_mask, end_mask, *args, **kwargs)
-
-
-def _with_new_dims(
-    input_: tf.Tensor,
-    begin: Sequence[object],
-    end: Sequence[object],
-    strides: Sequence[object] | None,
-    begin_mask: int,
-    end_mask: int,
-    *,
-    ellipsis_mask: int = 0,
-    new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0,
-    **kwargs: object,
-) -> tf.Tensor:
-    """A slice with new dims as a slice without them, then `tf.expand_dims`.
-
-    `strided_slice` describes each place of an index: a bit of a mask for each, and entries of begin, end and strides.
-    """
-    bounds = [_entries(value) for value in (begin, end, strides) if value is not None]
-    count = len(bounds[0])
-    is_new = [bool(new_axis_mask >> place & 1) and not ellipsis_mask >> place & 1 for place in range(count)]
-    kept = [place for place in range(count) if not is_new[place]]
-
-    def masked(mask: int) -> int:
-        return sum(1 << index for index, place in enumerate(kept) if mask >> place & 1)
-
-    if kept:
-        bounds = [[values[place] for place in kept] for values in bounds]
-        input_ = array_ops.strided_slice(
-            input_,
-            *bounds,
-            begin_mask=masked(begin_mask),
-            end_mask=masked(end_mask),
-            ellipsis_mask=masked(ellipsis_mask),
-            shrink_axis_mask=masked(shrink_axis_mask),
-            **kwargs,
-        )
-    # places after an ellipsis count from the end
-    ellipsis = next((place for place in range(count) if ellipsis_mask >> place & 1), count)
-    made = [not shrink_axis_mask >> place & 1 or is_new[place] for place in range(count)]  # gives a dim of the result
-    for place in range(ellipsis):
-        if is_new[place]:
-            input_ = tf.expand_dims(input_, sum(made[:place]))
-    for place in reversed(range(ellipsis, count)):
-        if is_new[place]:
-            input_ = tf.expand_dims(input_, -1 - sum(made[place + 1 :]))
-    return input_
-
-
-def _entries(value: Any) -> Sequence[object]:
-    """The entries of a vector, as numbers where they are known: DTensor partitions slices whose bounds it knows."""
-    known = known_value(value)
-    return tf.unstack(tf.convert_to_tensor(value)) if known is None else [int(entry) for entry in known]
 
 
 def top_k(

@@ -12,6 +12,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import creation, mirrored
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
+from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import active
 
@@ -97,11 +98,19 @@ def dropout(
 
 
 def shuffle(original: Callable[..., tf.Tensor], x: tf.Tensor, axis: int = 0, seed: object = None) -> tf.Tensor:
-    """`random.shuffle` by an order that every rank draws whole."""
+    """`random.shuffle` by an order that every rank draws whole; the gradient goes back by the inverse order."""
     words = _words(seed)
     shape = cast("Sequence[int]", [tf.shape(x)[axis]])  # TensorFlow's stub leaves out lengths that are tensors
     order = _whole(tf.argsort(_whole(tf.random.stateless_uniform(shape=shape, seed=words))))
-    return tf.gather(_whole(x), order, axis=axis)
+
+    def ordered(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+        return cast("tf.Tensor", whole_dims(tf.gather(whole_dims(values, (axis,)), places, axis=axis), (axis,)))
+
+    @tf.custom_gradient
+    def shuffled(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        return ordered(values, order), lambda upstream: ordered(upstream, _whole(tf.argsort(order)))
+
+    return cast("tf.Tensor", shuffled(tf.convert_to_tensor(x)))
 
 
 def cast_seed(original: Callable[..., object], seed: object) -> object:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
+from keras_flow.backends.tensorflow import operations
 from keras_flow.backends.tensorflow.operations import known_value, whole_dims
 
 
@@ -66,29 +67,6 @@ def roll(original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, 
         if cut:
             input = tf.concat(tf.split(input, [cut, length - cut], int(dim))[::-1], int(dim))
     return tf.identity(input, name)
-
-
-def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.linalg.diag_part` of square matrices of numbers as the sum of each row's one element on the diagonal."""
-    input = tf.convert_to_tensor(input)
-    rows, columns = input.shape[-2:].as_list() if (input.shape.rank or 0) >= 2 else (None, None)
-    numbers = input.dtype.is_floating or input.dtype.is_integer
-    if args or kwargs or not numbers or rows is None or rows != columns:
-        return original(input, *args, **kwargs)
-    chosen = tf.where(tf.constant(np.eye(rows, dtype=bool)), input, tf.zeros((), input.dtype))
-    return tf.reduce_sum(chosen, -1)
-
-
-def band_part(
-    original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
-) -> tf.Tensor:
-    """`tf.linalg.band_part` as a choice by a constant mask."""
-    input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
-    if lower is None or upper is None or None in input.shape[-2:].as_list():
-        return original(input, num_lower, num_upper, name)
-    below = np.subtract.outer(*map(np.arange, input.shape[-2:].as_list()))
-    inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
-    return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
 
 
 def cumprod(
@@ -166,3 +144,66 @@ def softsign(original: Callable[..., tf.Tensor], features: Any, name: str | None
     """`tf.nn.softsign` by its formula."""
     features = tf.convert_to_tensor(features)
     return features / (1 + tf.abs(features))
+
+
+def unstack(
+    original: Callable[..., list[tf.Tensor]], value: Any, num: int | None = None, axis: int = 0, name: str = "unstack"
+) -> list[tf.Tensor]:
+    """`tf.unstack`, which is the gradient of `tf.stack` too, as parts of length one: DTensor errs on split ones."""
+    value = tf.convert_to_tensor(value)
+    rank = value.shape.rank
+    count = value.shape[axis] if rank else None
+    if count is None or not axis % cast(int, rank):
+        return original(value, num, axis, name)
+    return [tf.squeeze(part, [axis]) for part in tf.split(value, count, axis)]
+
+
+def cross(original: Callable[..., tf.Tensor], a: Any, b: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.linalg.cross` by its formula."""
+    a, b = (tf.unstack(tf.convert_to_tensor(value), axis=-1) for value in (a, b))
+    return tf.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]], -1)
+
+
+def ensure_shape(original: Callable[..., tf.Tensor], x: Any, shape: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.ensure_shape` of a tensor whose shape is known as the step is traced."""
+    x = tf.convert_to_tensor(x)
+    if x.shape.is_fully_defined() and x.shape.is_compatible_with(shape):
+        return tf.identity(x, name)
+    return original(x, shape, name)
+
+
+def pad(
+    original: Callable[..., tf.Tensor],
+    tensor: Any,
+    paddings: Any,
+    mode: str = "CONSTANT",
+    constant_values: Any = 0,
+    name: str | None = None,
+) -> object:
+    """`tf.pad`: by mirrored values as reversed parts beside the tensor."""
+    tensor, known = tf.convert_to_tensor(tensor), known_value(paddings)
+    if mode.upper() == "CONSTANT" or known is None or not tensor.shape.is_fully_defined():
+        return operations.pad(original, tensor, paddings, mode, constant_values, name)
+    edge = int(mode.upper() == "REFLECT")  # whether the outermost entries are left out
+    for dim, (before, after) in enumerate(known.tolist()):
+        length = cast(int, tensor.shape[dim])
+        if max(before, after) > length - edge:
+            return operations.pad(original, tensor, paddings, mode, constant_values, name)  # which raises
+        sizes = [edge, before, length - edge - before], [length - edge - after, after, edge]
+        first, last = (tf.reverse(tf.split(tensor, size, dim)[1], [dim]) for size in sizes)
+        tensor = tf.concat([*[first] * bool(before), tensor, *[last] * bool(after)], dim) if before or after else tensor
+    return tensor
+
+
+def update_slice(
+    original: Callable[..., tf.Tensor], inputs: Any, updates: Any, start_indices: Any, *args: Any, **kwargs: Any
+) -> tf.Tensor:
+    """XLA's `dynamic_update_slice` at places that are known, which it keeps inside of the tensor."""
+    inputs, updates, first = tf.convert_to_tensor(inputs), tf.convert_to_tensor(updates), known_value(start_indices)
+    if first is None or not (inputs.shape.is_fully_defined() and updates.shape.is_fully_defined()):
+        return original(inputs, updates, start_indices, *args, **kwargs)
+    room = np.subtract(inputs.shape, updates.shape)
+    first = np.clip(first, 0, room)
+    paddings = np.stack([first, room - first], -1)
+    inside = np.pad(np.ones(updates.shape, bool), paddings)
+    return tf.where(inside, tf.pad(tf.cast(updates, inputs.dtype), paddings), inputs)

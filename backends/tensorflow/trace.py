@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework import smart_cond
 
 from keras_flow.backends.tensorflow import spmd
 from keras_flow.errors import FlowError
@@ -24,6 +25,8 @@ _IMPOSSIBLE = {
     "LookupTableFindV2": "its table is not on the mesh",
     "LookupTableSizeV2": "its table is not on the mesh",
 }
+#: operations that draw -> the first of their inputs that is no seed: every rank draws the whole, as in `random`
+_PARAMETERS = {"StatelessRandomGammaV3": 4, "StatelessRandomBinomial": 2}
 _GRADIENT = "gradient_tape/"
 #: after so many failures of one type of operation all of that type are whole, so that steps are not traced endlessly
 _MOST_FAILURES = 2
@@ -126,7 +129,10 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
             return  # `Where` finds the rows of a sparse gradient, which all ranks update alike
         trace.given_up = path, op_type, _IMPOSSIBLE[op_type]
         raise GivenUp(op_type)
-    if op_type not in spmd.WITH_RULE and any(_is_data(value) for value in inputs):
+    read = inputs[_PARAMETERS.get(op_type, 0) :]
+    if op_type in _PARAMETERS and all(smart_cond.smart_constant_value(value) is not None for value in read):
+        return
+    if op_type not in spmd.WITH_RULE and any(_is_data(value) for value in read):
         trace.without_rule[path, op_type] = None
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.backend import standardize_data_format
 from keras.src.backend.tensorflow import nn
 
-from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve
+from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, whole_kernel
 from keras_flow.backends.tensorflow.operations import by_rows
 
 #: larger windows are left to TensorFlow: a step would have several operations for each position
@@ -67,6 +67,11 @@ class Window:
             cuts = (slice(at * rate, at * rate + (n - 1) * stride + 1, stride) for at, n, stride, rate in dims)
             yield position, inputs[(slice(None), *cuts, slice(None))]
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it has places, and few positions."""
+        return math.prod(self.sizes) <= _MOST_POSITIONS and min(self.outputs) > 0
+
     def counts(self) -> np.ndarray:
         """Entries of the tensor in the window at each place, without padding: [1, *outputs, 1]."""
         counts = np.ones(())
@@ -87,7 +92,7 @@ def depthwise(
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
     """`depthwise_conv` with a kernel [*sizes, channels, multiplier]."""
-    inputs, kernel = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
+    inputs, kernel = tf.convert_to_tensor(inputs), whole_kernel(kernel)
     sizes = tuple(cast("list[int]", kernel.shape.as_list()))[:-2]
     window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
     if window is None:
@@ -134,6 +139,49 @@ def average_pool(
     return by_rows(total / tf.constant(window.counts(), total.dtype))
 
 
+def pool(
+    original: Callable[..., tf.Tensor],
+    input: tf.Tensor,
+    window_shape: int | Sequence[int],
+    pooling_type: str,
+    strides: int | Sequence[int] | None = None,
+    padding: str = "VALID",
+    data_format: str | None = None,
+    dilations: Sequence[int] | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.nn.pool`, which Keras's adaptive pools use: averages by `average_pool`, others between split rows."""
+
+    def pooled(values: tf.Tensor, *_: object) -> tf.Tensor:
+        return original(values, window_shape, pooling_type, strides, padding, data_format, dilations, name)
+
+    if pooling_type == "AVG" and dilations is None and (data_format or "C").endswith("C"):
+        return average_pool(pooled, input, window_shape, strides or 1, padding, "channels_last")
+    return by_rows_only(pooled, input)
+
+
+def depthwise_conv2d(
+    original: Callable[..., tf.Tensor],
+    input: tf.Tensor,
+    filter: tf.Tensor,
+    strides: Sequence[int],
+    padding: str,
+    data_format: str | None = None,
+    dilations: Sequence[int] | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.nn.depthwise_conv2d`, with which Keras blurs images."""
+
+    def convolved(values: tf.Tensor, kernel: tf.Tensor, *_: object) -> tf.Tensor:
+        return original(values, kernel, strides, padding, data_format, dilations, name)
+
+    filter = tf.convert_to_tensor(filter)
+    plain = isinstance(padding, str) and (data_format or "C").endswith("C") and dilations in (None, 1, [1, 1], (1, 1))
+    if not plain or not filter.shape.is_fully_defined():
+        return by_rows_only(original, input, filter, strides, padding, data_format, dilations, name)
+    return depthwise(convolved, input, filter, strides[1:3], padding, "channels_last")
+
+
 def _window(
     inputs: tf.Tensor,
     sizes: int | Sequence[int],
@@ -151,4 +199,4 @@ def _window(
         return (value,) * len(lengths) if isinstance(value, int) else tuple(value)
 
     window = Window(lengths, each(sizes), each(strides), each(rates), padding.lower() == "same")
-    return window if math.prod(window.sizes) <= _MOST_POSITIONS and min(window.outputs) > 0 else None
+    return window if window.is_small else None

@@ -13,7 +13,7 @@ UNSPLIT = (
     "whole_on_every_rank",
     "on_one_device",
     "made_of_others",
-    "one_of_its_kind",
+    "shuffled_features",
     "counted_categories",
     "grouped_attention",
     "replicas_draw",

@@ -1,0 +1,185 @@
+"""Lookups, counts and segments, made of comparisons that DTensor splits by rows: it has no rules for the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+
+#: comparisons with more values than these cost more than the rows that each rank would gather
+_MOST_COMPARED = 256
+
+
+def one_hot(
+    original: Callable[..., tf.Tensor],
+    indices: Any,
+    depth: Any,
+    on_value: Any = None,
+    off_value: Any = None,
+    axis: int | None = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.one_hot` along the last dim as a comparison with all classes."""
+    indices, count = tf.convert_to_tensor(indices), known_value(depth)
+    is_last = axis in (None, -1) or axis == indices.shape.rank
+    if count is None or not is_last or on_value is not None or off_value is not None:
+        return original(indices, depth, on_value, off_value, axis, dtype, name)
+    chosen = tf.equal(tf.cast(tf.expand_dims(indices, -1), tf.int64), tf.range(int(count), dtype=tf.int64))
+    return tf.cast(chosen, dtype or tf.float32)
+
+
+def searchsorted(
+    original: Callable[..., tf.Tensor],
+    sorted_sequence: Any,
+    values: Any,
+    side: str = "left",
+    out_type: Any = tf.int32,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.searchsorted` in a short sequence: so many of its entries come before the value."""
+    sequence = tf.convert_to_tensor(sorted_sequence)
+    values = tf.convert_to_tensor(values, dtype=sequence.dtype)
+    length = sequence.shape[-1] if sequence.shape.rank else None
+    if length is None or length > _MOST_COMPARED or (sequence.shape.rank, values.shape.rank) == (None, None):
+        return original(sequence, values, side=side, out_type=out_type, name=name)
+    sequence, values = cast("tf.Tensor", whole_dims(sequence, (-1,)))[..., None, :], tf.expand_dims(values, -1)
+    # a value that is not a number comes after all, or before all, as in a search
+    comes_before = sequence < values if side == "left" else tf.logical_not(values < sequence)
+    return tf.reduce_sum(tf.cast(comes_before, out_type), -1)
+
+
+def histogram(original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """`keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
+    x = tf.convert_to_tensor(x)
+    if not isinstance(bins, int) or bins > _MOST_COMPARED or not x.dtype.is_floating:
+        return original(x, bins, range)
+    least, most = (tf.reduce_min(x), tf.reduce_max(x)) if range is None else range
+    edges = tf.cast(tf.linspace(least, most, bins + 1), x.dtype)
+    values = tf.reshape(x, [-1])
+    places = tf.searchsorted(edges[1:-1], values, side="right")
+    inside = (values >= tf.cast(least, x.dtype)) & (values <= tf.cast(most, x.dtype))
+    chosen = tf.equal(places[:, None], np.arange(bins, dtype="int32")) & inside[:, None]
+    return tf.reduce_sum(tf.cast(chosen, x.dtype), 0), edges
+
+
+def nanquantile(
+    original: Callable[..., tf.Tensor],
+    x: Any,
+    q: Any,
+    axis: int | Sequence[int] | None = None,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> tf.Tensor:
+    """`keras.ops.nanquantile` of one quantile: what is not a number is sorted last, where Keras selects the others."""
+    x, q = tf.convert_to_tensor(x), tf.convert_to_tensor(q)
+    if method != "linear" or q.shape.rank != 0 or not x.shape.is_fully_defined() or not x.dtype.is_floating:
+        return original(x, q, axis, method, keepdims)
+    rank = cast(int, x.shape.rank)
+    given = range(rank) if axis is None else (axis if isinstance(axis, Sequence) else (axis,))
+    dims = [one % rank for one in given]
+    kept = [dim for dim in range(rank) if dim not in dims]
+    values = tf.reshape(tf.transpose(x, [*kept, *dims]), [*(x.shape[dim] for dim in kept), -1])
+    known = tf.logical_not(tf.math.is_nan(values))
+    ordered = tf.sort(tf.where(known, values, tf.constant(float("inf"), x.dtype)))
+    places = tf.range(values.shape[-1])
+    last = tf.reduce_sum(tf.cast(known, tf.int32), -1) - 1
+
+    def at(place: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.where(tf.equal(places, place[..., None]), ordered, tf.zeros((), x.dtype)), -1)
+
+    # as in Keras's `quantile`, in float64
+    exact = tf.cast(last, tf.float64) * tf.cast(q, tf.float64)
+    lower = tf.maximum(tf.cast(tf.math.ceil(exact), tf.int32) - 1, 0)
+    upper = tf.minimum(lower + 1, last)
+    share = tf.cast(tf.cast(upper, tf.float64) - exact, x.dtype)
+    found = tf.where(last < 0, tf.constant(float("nan"), x.dtype), at(upper) * (1 - share) + at(lower) * share)
+    return tf.reshape(found, [1 if dim in dims else x.shape[dim] for dim in range(rank)]) if keepdims else found
+
+
+def segment_max(
+    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> tf.Tensor:
+    """`tf.math.unsorted_segment_max`; a segment without rows has the least number."""
+    data = tf.convert_to_tensor(data)
+    of_segment = _of_segments(data, segment_ids, num_segments)
+    if of_segment is None:
+        return original(data, segment_ids, num_segments, name)
+    return _extreme(tf.reduce_max, data, of_segment, data.dtype.min)
+
+
+def segment_min(
+    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> tf.Tensor:
+    """`tf.math.unsorted_segment_min`; a segment without rows has the largest number."""
+    data = tf.convert_to_tensor(data)
+    of_segment = _of_segments(data, segment_ids, num_segments)
+    if of_segment is None:
+        return original(data, segment_ids, num_segments, name)
+    return _extreme(tf.reduce_min, data, of_segment, data.dtype.max)
+
+
+def _extreme(reduce: Callable[..., tf.Tensor], data: tf.Tensor, of_segment: tf.Tensor, of_none: float) -> tf.Tensor:
+    """The largest or smallest of each segment's rows; rows that are equally large share the gradient."""
+
+    @tf.custom_gradient
+    def reduced(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        found = reduce(tf.where(of_segment, values[:, None], tf.constant(of_none, values.dtype)), 0)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            chosen = of_segment & tf.equal(values[:, None], found)
+            share = upstream / tf.reduce_sum(tf.cast(chosen, values.dtype), 0)
+            return tf.reduce_sum(tf.where(chosen, share, tf.zeros((), values.dtype)), 1)
+
+        return found, gradient
+
+    return cast("tf.Tensor", reduced(data))
+
+
+def segment_prod(
+    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> tf.Tensor:
+    """`tf.math.unsorted_segment_prod`; the gradient is the product of the other rows, of which some may be zero."""
+    data = tf.convert_to_tensor(data)
+    of_segment = _of_segments(data, segment_ids, num_segments)
+    if of_segment is None:
+        return original(data, segment_ids, num_segments, name)
+    one = tf.ones((), data.dtype)
+
+    def product(values: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Prod(input=tf.where(of_segment, values[:, None], one), axis=0)
+
+    @tf.custom_gradient
+    def multiplied(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        found, is_zero = product(values), tf.equal(values, 0)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            zeros = tf.reduce_sum(tf.cast(of_segment & is_zero[:, None], values.dtype), 0)
+            without = product(tf.where(is_zero, one, values))
+            others = tf.where(
+                is_zero[:, None],
+                tf.where(zeros > 1, tf.zeros((), values.dtype), without),
+                found / tf.where(is_zero, one, values)[:, None],
+            )
+            return tf.reduce_sum(tf.where(of_segment, upstream * others, tf.zeros((), values.dtype)), 1)
+
+        return found, gradient
+
+    return cast("tf.Tensor", multiplied(data))
+
+
+def _of_segments(data: tf.Tensor, segment_ids: Any, num_segments: Any) -> tf.Tensor | None:
+    """Whether a row is of a segment, [rows, segments, 1 ...]; None where these are many, or ids are of no rows."""
+    ids, count = tf.convert_to_tensor(segment_ids), known_value(num_segments)
+    if count is None or count > _MOST_COMPARED or ids.shape.rank != 1 or data.shape.rank is None:
+        return None
+    if not data.dtype.is_floating:
+        return None
+    chosen = tf.equal(ids[:, None], tf.range(int(count), dtype=ids.dtype))
+    return (
+        tf.reshape(chosen, [*chosen.shape, *[1] * (data.shape.rank - 1)]) if chosen.shape.is_fully_defined() else None
+    )

@@ -1,0 +1,234 @@
+"""Linear algebra of small matrices, made of operations that DTensor splits by rows: it has rules for Cholesky and Qr
+alone, and none for what their gradients need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import tensorflow as tf
+
+from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+
+#: larger systems are left to TensorFlow: a step would have several operations for each of their columns
+_MOST_COLUMNS = 8
+
+
+def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """`tf.linalg.diag_part` of square matrices of numbers as the sum of each row's one element on the diagonal."""
+    input = tf.convert_to_tensor(input)
+    rows, columns = input.shape[-2:].as_list() if (input.shape.rank or 0) >= 2 else (None, None)
+    numbers = input.dtype.is_floating or input.dtype.is_integer
+    if args or kwargs or not numbers or rows is None or rows != columns:
+        return original(input, *args, **kwargs)
+    chosen = tf.where(tf.constant(np.eye(rows, dtype=bool)), input, tf.zeros((), input.dtype))
+    return tf.reduce_sum(chosen, -1)
+
+
+def band_part(
+    original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
+) -> tf.Tensor:
+    """`tf.linalg.band_part` as a choice by a constant mask."""
+    input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
+    if lower is None or upper is None or None in input.shape[-2:].as_list():
+        return original(input, num_lower, num_upper, name)
+    below = np.subtract.outer(*map(np.arange, input.shape[-2:].as_list()))
+    inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
+    return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
+
+
+def diag(original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """`tf.linalg.diag` of the main diagonal as a choice by a constant mask."""
+    diagonal = tf.convert_to_tensor(diagonal)
+    size = diagonal.shape[-1] if diagonal.shape.rank else None
+    if size is None or args or any(name != "k" or known_value(k) != 0 for name, k in kwargs.items() if name != "name"):
+        return original(diagonal, *args, **kwargs)
+    return tf.where(np.eye(size, dtype=bool), tf.expand_dims(diagonal, -1), tf.zeros((), diagonal.dtype))
+
+
+def set_diag(original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """`tf.linalg.set_diag` of square matrices as a choice by a constant mask."""
+    input, diagonal = tf.convert_to_tensor(input), tf.convert_to_tensor(diagonal)
+    size = _size(input)
+    if args or kwargs or size is None:
+        return original(input, diagonal, *args, **kwargs)
+    return tf.where(np.eye(size, dtype=bool), tf.expand_dims(diagonal, -1), input)
+
+
+def triangular_solve(
+    original: Callable[..., tf.Tensor],
+    matrix: Any,
+    rhs: Any,
+    lower: bool = True,
+    adjoint: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
+    """`tf.linalg.triangular_solve` by substitution, one row after the other; the gradient is that of TensorFlow."""
+    matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
+    if not _is_small(matrix) or not rhs.shape.is_fully_defined():
+        return original(matrix, rhs, lower=lower, adjoint=adjoint, name=name)
+
+    @tf.custom_gradient
+    def solved(matrix: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        found = _substituted(matrix, rhs, lower, adjoint)
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            of_rhs = triangular_solve(original, matrix, upstream, lower, not adjoint)
+            of_matrix = -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True)
+            return tf.linalg.band_part(of_matrix, *((-1, 0) if lower else (0, -1))), of_rhs
+
+        return found, gradient
+
+    return cast("tf.Tensor", solved(*_with_one_batch(matrix, rhs)))
+
+
+def _substituted(matrix: tf.Tensor, rhs: tf.Tensor, lower: bool, adjoint: bool) -> tf.Tensor:
+    matrix = tf.linalg.matrix_transpose(matrix) if adjoint else matrix
+    size = cast(int, matrix.shape[-1])
+    order = range(size) if lower != adjoint else reversed(range(size))
+    rows: dict[int, tf.Tensor] = {}
+    for row in order:
+        rest = rhs[..., row, :]
+        for known, value in rows.items():
+            rest = rest - matrix[..., row, known, None] * value
+        rows[row] = rest / matrix[..., row, row, None]
+    return tf.stack([rows[row] for row in range(size)], -2)
+
+
+class _Eliminated(NamedTuple):
+    """What Gauss-Jordan elimination finds.
+
+    Attributes:
+        solution: of the right-hand sides, [..., size, columns].
+        pivots: the number that each column was divided by.
+        sign: 1 or -1 by the number of rows that changed places, [...].
+    """
+
+    solution: tf.Tensor
+    pivots: list[tf.Tensor]
+    sign: tf.Tensor
+
+
+def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
+    """Gauss-Jordan elimination with partial pivoting (Golub and Van Loan, Matrix Computations, 3.4).
+
+    Column by column: the row with the largest number in it, of those that are left, changes places with the column's
+    own, is divided by that number, and taken from all others so often that zeros are left there.
+    """
+    size = cast(int, matrix.shape[-1])
+    work = tf.concat([matrix, rhs], -1)
+    sign, pivots = tf.ones_like(matrix[..., 0, 0]), []
+    for column in range(size):
+        candidates = tf.abs(work[..., column])
+        candidates = tf.where(np.arange(size) < column, -tf.ones((), work.dtype), candidates)
+        best = tf.argmax(candidates, -1, tf.int32)
+        is_best, is_own = tf.equal(tf.range(size), best[..., None])[..., None], (np.arange(size) == column)[:, None]
+        row = tf.reduce_sum(tf.where(is_best, work, tf.zeros((), work.dtype)), -2, keepdims=True)
+        own = work[..., column : column + 1, :]
+        work = tf.where(is_own, row, tf.where(is_best, own, work))
+        pivot = row[..., column : column + 1]
+        pivots.append(pivot[..., 0, 0])
+        sign = tf.where(tf.equal(best, column), sign, -sign)
+        row = row / pivot
+        work = tf.where(is_own, row, work - work[..., column : column + 1] * row)
+    return _Eliminated(work[..., size:], pivots, sign)
+
+
+def solve(
+    original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
+) -> tf.Tensor:
+    """`tf.linalg.solve` by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no error."""
+    matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
+    if not _is_small(matrix) or not rhs.shape.is_fully_defined():
+        return original(matrix, rhs, adjoint=adjoint, name=name)
+
+    @tf.custom_gradient
+    def solved(matrix: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        found = _eliminated(tf.linalg.matrix_transpose(matrix) if adjoint else matrix, rhs).solution
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            of_rhs = solve(original, matrix, upstream, not adjoint)
+            return -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True), of_rhs
+
+        return found, gradient
+
+    return cast("tf.Tensor", solved(*_with_one_batch(matrix, rhs)))
+
+
+def inverse(
+    original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
+) -> tf.Tensor:
+    """`tf.linalg.inv`: what solves for the identity."""
+    input = tf.convert_to_tensor(input)
+    if not _is_small(input):
+        return original(input, adjoint=adjoint, name=name)
+    return tf.linalg.solve(input, np.eye(cast(int, input.shape[-1]), dtype=input.dtype.as_numpy_dtype), adjoint)
+
+
+def determinant(original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
+    input = tf.convert_to_tensor(input)
+    if not _is_small(input):
+        return original(input, name=name)
+
+    @tf.custom_gradient
+    def found(matrix: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        eliminated = _eliminated(matrix, matrix[..., :0])
+        value = math.prod(eliminated.pivots, start=eliminated.sign)
+        return value, lambda upstream: (upstream * value)[..., None, None] * tf.linalg.inv(matrix, adjoint=True)
+
+    return cast("tf.Tensor", found(_whole_matrix(input)))
+
+
+def log_determinant(original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
+    """`tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
+    input = tf.convert_to_tensor(input)
+    if not _is_small(input):
+        return original(input, name=name)
+
+    @tf.custom_gradient
+    def found(matrix: tf.Tensor) -> Any:
+        eliminated = _eliminated(matrix, matrix[..., :0])
+        sign = math.prod(map(tf.sign, eliminated.pivots), start=eliminated.sign)
+        value = tf.add_n([tf.math.log(tf.abs(pivot)) for pivot in eliminated.pivots])
+
+        def gradient(_: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+            return upstream[..., None, None] * tf.linalg.inv(matrix, adjoint=True)
+
+        return (sign, value), gradient
+
+    return _LogDeterminant(*cast(Any, found)(_whole_matrix(input)))
+
+
+class _LogDeterminant(NamedTuple):
+    """What `tf.linalg.slogdet` returns."""
+
+    sign: tf.Tensor
+    log_abs_determinant: tf.Tensor
+
+
+def _size(matrix: tf.Tensor) -> int | None:
+    """The size of square matrices; None of others."""
+    rows, columns = matrix.shape[-2:].as_list() if (matrix.shape.rank or 0) >= 2 else (None, None)
+    return rows if rows == columns else None
+
+
+def _is_small(matrix: tf.Tensor) -> bool:
+    known = matrix.dtype in (tf.float32, tf.float64) and matrix.shape.is_fully_defined()
+    return known and 0 < (_size(matrix) or 0) <= _MOST_COLUMNS
+
+
+def _whole_matrix(matrix: tf.Tensor) -> tf.Tensor:
+    return cast("tf.Tensor", whole_dims(matrix, (-2, -1)))
+
+
+def _with_one_batch(matrix: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Both with the same dims before those of the matrices, which are whole."""
+    batch = tf.broadcast_static_shape(matrix.shape[:-2], rhs.shape[:-2])
+
+    def spread(part: tf.Tensor) -> tf.Tensor:
+        return _whole_matrix(part if part.shape[:-2] == batch else tf.broadcast_to(part, batch + part.shape[-2:]))
+
+    return spread(matrix), spread(rhs)
