@@ -1,5 +1,8 @@
 """Lookups, counts and segments, made of comparisons that DTensor splits by rows: it has no rules for the operations."""
 
+# pyright: reportArgumentType=false
+# (the stubs of tf.Tensor know no ellipsis and no None in a slice)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,8 @@
 """Operations on images that DTensor has no rule for, made of those that it splits by rows."""
 
+# pyright: reportArgumentType=false
+# (the stubs of tf.Tensor know no ellipsis and no None in a slice)
+
 from __future__ import annotations
 
 import math

@@ -1,6 +1,9 @@
 """Linear algebra of small matrices, made of operations that DTensor splits by rows: it has rules for Cholesky and Qr
 alone, and none for what their gradients need."""
 
+# pyright: reportArgumentType=false
+# (the stubs of tf.Tensor know no ellipsis and no None in a slice)
+
 from __future__ import annotations
 
 import math

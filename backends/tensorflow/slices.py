@@ -29,7 +29,7 @@ def slice(
 
 
 def strided_slice(
-    original: Callable[..., object],
+    original: Callable[..., Any],
     input_: Any,
     begin: Any,
     end: Any,

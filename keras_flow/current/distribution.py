@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from keras.src.distribution import distribution_lib  # Keras 3.15 does not export the base class
@@ -67,10 +66,6 @@ class Distribution(distribution_lib.Distribution):
     def batch_plan(self, rows: int) -> BatchPlan:
         """How a batch of so many rows divides over the data ranks."""
         return BatchPlan(rows, self.num_model_replicas)
-
-    @abstractmethod
-    def scope(self) -> AbstractContextManager[Distribution]:
-        """Make this distribution the current one."""
 
     @abstractmethod
     def ensure_entered(self) -> None:
