@@ -31,7 +31,7 @@ import cloudpickle
 import psutil
 
 #: seconds for an engine to start on all its ranks, and for one call
-START, CALL = 120.0, 280.0
+START, CALL = 240.0, 280.0
 #: seconds for the other ranks once one has failed: they may have failed too, or wait for it
 _GRACE = 5.0
 _KEY, _LOG = "KERAS_FLOW_TEST_KEY", "log.txt"

@@ -8,7 +8,9 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -18,11 +20,37 @@ def day() -> str:
     return os.environ.setdefault("TEST_DAY", datetime.date.today().isoformat())
 
 
+def ordinal() -> int:
+    """The number of the day."""
+    return datetime.date.fromisoformat(day()).toordinal()
+
+
 def of_today(number: int, values: Sequence[T]) -> T:
     """One of some values: with each day, and with each number, the next."""
-    return values[(number + datetime.date.fromisoformat(day()).toordinal()) % len(values)]
+    return values[(number + ordinal()) % len(values)]
 
 
 def is_of_today(number: int, every: int) -> bool:
     """Whether what has this number is run today, once in so many days."""
     return of_today(number, range(every)) == 0
+
+
+def each_on_one(engines: Sequence[str], values: Sequence[Any], first: int = 0) -> list[Any]:
+    """Parameters (engine, value) of a test: each value on one of the engines today, on the others in `make test-full`.
+
+    Args:
+        engines: names of engines.
+        values: what is run on them.
+        first: sets tests with few values apart, so that not all of them take the same engine.
+    """
+    return [
+        pytest.param(engine, value, marks=[] if of_today(first + number, engines) == engine else pytest.mark.full)
+        for number, value in enumerate(values)
+        for engine in engines
+    ]
+
+
+def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
+    """The same for a test without another parameter."""
+    today = of_today(first, engines)
+    return [pytest.param(engine, marks=[] if engine == today else pytest.mark.full) for engine in engines]

@@ -3,6 +3,7 @@
 import pytest
 
 from tests import small_examples
+from tests.sampling import each_on_one
 
 #: example -> what it prints at the end
 WANTED = {
@@ -12,8 +13,7 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
-@pytest.mark.parametrize("name", list(WANTED))
+@pytest.mark.parametrize(("backend", "name"), each_on_one(("jax", "tensorflow", "torch"), list(WANTED)))
 def test_example(name: str, backend: str, on_ranks) -> None:
     printed = on_ranks(backend)(small_examples.run, name)
     assert all(text in printed for text in WANTED[name]), printed

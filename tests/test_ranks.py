@@ -14,7 +14,7 @@ from tests.ranks import Pool, RankError
 pytestmark = pytest.mark.timeout(200)
 
 
-@pytest.fixture(scope="module", params=["numpy", "torch"])
+@pytest.fixture(scope="module", params=["numpy", pytest.param("torch", marks=pytest.mark.full)])
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     made = Pool(request.param, tmp_path_factory.mktemp("ranks"), ranks=2)
     yield made

@@ -10,11 +10,12 @@ import pytest
 
 from keras_flow.backends import weights_files
 from tests.backends import large_files
+from tests.sampling import each_on_one
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
-def test_loaded_under_a_layout(backend: str, on_ranks) -> None:
-    found = on_ranks(backend)(large_files.main)
+@pytest.mark.parametrize(("backend", "program"), each_on_one(("jax", "tensorflow", "torch"), [large_files.main]))
+def test_loaded_under_a_layout(backend: str, program, on_ranks) -> None:
+    found = on_ranks(backend)(program)
     assert found["weights"]
     assert found["model"]
     assert found["parts"] >= 2

@@ -88,7 +88,9 @@ def graph() -> Iterator[Pair]:
     yield from pairs([(2, 2, 2)], [[0, 1]], [[0, 1]], parts)
 
 
-@pytest.mark.parametrize("generator", [exhaustive, relations, empty, asymmetric, graph])
+@pytest.mark.parametrize(
+    "generator", [exhaustive, relations, empty, pytest.param(asymmetric, marks=pytest.mark.full), graph]
+)
 def test_values(generator) -> None:
     for source, target in generator():
         logical = logical_tensor(source.shape)

@@ -44,7 +44,13 @@ def test_every_pair_on_2x2(shape):
 
 
 @pytest.mark.parametrize(
-    ("hierarchy", "shape"), [((2, 4), (64, 48)), ((4, 2), (64, 48)), ((2, 4), (13, 11)), ((2, 2, 2), (64, 48))]
+    ("hierarchy", "shape"),
+    [
+        ((2, 4), (64, 48)),
+        ((4, 2), (64, 48)),
+        ((2, 4), (13, 11)),
+        pytest.param((2, 2, 2), (64, 48), marks=pytest.mark.full),
+    ],
 )
 def test_every_pair_on_8_ranks(hierarchy, shape):
     for before in all_nd_sbps(len(hierarchy)):

@@ -47,6 +47,7 @@ def test_layouts_that_agree(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.full  # tests/parity seeds faults too, and compares as this command does
 def test_seeded_faults_are_caught(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "dp3,scaled")
     assert code == 1, out + err

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import CALL
+from tests.sampling import on_one
 
 #: plans with a seeded fault
 FAULTS = ("wrong values", "wrong bytes")
@@ -30,7 +31,7 @@ def records(on_ranks) -> Callable[[str], list[dict]]:
     return functools.cache(lambda backend: on_ranks(backend)(run))
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
+BACKENDS = pytest.mark.parametrize("backend", on_one(("jax", "tensorflow", "torch"), 1))
 
 
 @BACKENDS

@@ -37,6 +37,7 @@ def test_a_broken_backend_is_shown_and_the_others_are_checked(tmp_path: Path) ->
     assert jax["environment"]["NPROC"].endswith("each virtual device needs its own inside a collective")
 
 
+@pytest.mark.full
 def test_ranks_in_processes_of_their_own() -> None:
     code, out, err = doctor("--backends", "torch", backend="torch")
     assert code == 0, (out, err)

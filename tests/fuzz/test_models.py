@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.models import RANKS
+from tests.sampling import each_on_one
 
 #: quick on all engines, and right in float32 there; more of them are a run of `tests/fuzz/models.py`
 SEEDS = ("1/9",)
@@ -16,8 +17,7 @@ def result(seed: str) -> dict:
     return models.result(seed, ranks=4)
 
 
-@pytest.mark.parametrize("backend", RANKS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("backend", "seed"), each_on_one(list(RANKS), SEEDS, first=2))
 def test_a_random_model_is_right(backend: str, seed: str, on_ranks) -> None:
     line = on_ranks(backend)(result, seed)
     assert line["state"] == "right", line

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.models import page
+from tests.sampling import each_on_one
 
 #: quick on all engines, right in float32 there, and split by the map that KerasHub ships
 TASKS = (("LlamaBackbone", "2x2"),)
@@ -17,10 +18,9 @@ def result(name: str, layout: str) -> dict:
     return worker.result(name, layout, {})
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
-@pytest.mark.parametrize(("name", "layout"), TASKS)
-def test_a_common_model_is_right(backend: str, name: str, layout: str, on_ranks) -> None:
-    line = on_ranks(backend)(result, name, layout)
+@pytest.mark.parametrize(("backend", "task"), each_on_one(("jax", "tensorflow", "torch"), TASKS, first=1))
+def test_a_common_model_is_right(backend: str, task: tuple[str, str], on_ranks) -> None:
+    line = on_ranks(backend)(result, *task)
     assert line["state"] == "right", line
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.launch import programs
+from tests.sampling import each_on_one
 
 BACKENDS = ("numpy", "jax", "tensorflow", "torch")
+CHECKS = ("rows", "operators", "arrays", "engine")
 
 
 #: normal numbers of one seed, to their last bit
@@ -35,8 +37,9 @@ def drawn() -> list[str]:
     return worker.drawn()
 
 
-@pytest.mark.parametrize("name", ["rows", "operators", "arrays", "engine"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "name"), [*(("numpy", name) for name in CHECKS), *each_on_one(BACKENDS[1:], CHECKS)]
+)
 def test_nothing_is_wrong(backend: str, name: str, on_ranks) -> None:
     on_ranks(backend)(check, name)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
+from tests.sampling import each_on_one, on_one
+
+ENGINES = ("jax", "tensorflow", "torch")
 
 
 def run(name: str, *args: object) -> object:
@@ -13,7 +15,7 @@ def run(name: str, *args: object) -> object:
     return getattr(worker, name)(*args)
 
 
-@pytest.mark.parametrize("view", ["consistent", "mirrored"])
+@pytest.mark.parametrize(("backend", "view"), each_on_one(ENGINES, ["consistent", "mirrored"]))
 def test_right_steps_are_proved_and_nothing_changes(backend: str, view: str, on_ranks) -> None:
     found = on_ranks(backend)(run, "proved", view)
     assert found["ok"], found["text"]
@@ -25,10 +27,12 @@ def test_right_steps_are_proved_and_nothing_changes(backend: str, view: str, on_
     assert "verified" in found["text"]
 
 
+@pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_a_train_step_of_the_users_own(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(run, "own_step")
 
 
+@pytest.mark.parametrize("backend", on_one(ENGINES, 1))
 def test_each_layer_by_itself(backend: str, on_ranks) -> None:
     by_layer = on_ranks(backend)(run, "by_layer")
     assert by_layer["as it was"]
@@ -38,11 +42,13 @@ def test_each_layer_by_itself(backend: str, on_ranks) -> None:
     assert by_layer["note"].startswith("layer by layer (as asked for); not verified: what a `call` of the user's own")
 
 
+@pytest.mark.parametrize("backend", on_one(ENGINES, 2))
 def test_double_precision_is_of_a_copy(backend: str, on_ranks) -> None:
     expected = {"ok": True, "is double": True, "as it was": True, "floatx": "float32"}
     assert on_ranks(backend)(run, "in_double") == expected
 
 
+@pytest.mark.parametrize("backend", ENGINES)
 def test_a_doubled_gradient_is_found_and_not_trained(backend: str, on_ranks) -> None:
     found = on_ranks(backend)(run, "fault")
     assert not found["ok"]
@@ -52,10 +58,12 @@ def test_a_doubled_gradient_is_found_and_not_trained(backend: str, on_ranks) -> 
     assert found["untrained"]
 
 
+@pytest.mark.parametrize("backend", on_one(ENGINES, 1))
 def test_first_batch_of_a_generator_is_trained_on_too(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(run, "steps_of_a_generator") == 2
 
 
+@pytest.mark.parametrize("backend", on_one(ENGINES, 2))
 def test_refusals(backend: str, on_ranks) -> None:
     refused = on_ranks(backend)(run, "refusals")
     assert "is not built" in refused["not built"]
