@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_flow.current import recorded_calls
+
 if TYPE_CHECKING:
     import keras
 
@@ -34,6 +36,11 @@ def make_variable(
 def _given(value: object, *args: object, **kwargs: object) -> object:
     """An initializer: the value, whatever is asked for."""
     return value
+
+
+def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+    """Hook on `Layer.__call__`: explain notes the layers that one without a graph calls."""
+    return recorded_calls.current().note(original, layer, *args, **kwargs)
 
 
 def leave_out(original: Callable[..., object], *args: object, **kwargs: object) -> None:

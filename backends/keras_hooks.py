@@ -246,7 +246,7 @@ def hooks() -> Sequence[Hook]:
         Hook(
             "keras.src.layers.layer",
             "Layer.__call__",
-            recorded_calls.record,
+            dry_run_hooks.record,
             "explain sees which layers a layer without a graph calls",
             when=recorded_calls.is_recording,
         ),

@@ -13,7 +13,7 @@ import keras_flow as kf
 from keras_flow import user_file
 from tests.launch import programs as files
 
-TINY = Path(__file__).parent / "tiny.py"
+TINY = Path(__file__).parent / "compare" / "tiny.py"
 
 
 @pytest.fixture(scope="module")

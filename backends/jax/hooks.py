@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends.hooking import Hook, is_placed
-from keras_flow.backends.jax import convolution, data, layers, trainer, variables
+from keras_flow.backends.jax import convolution, data, layers, signals, trainer, variables
 
 _KERAS = "keras.src.backend.jax"
 
@@ -80,6 +80,16 @@ def hooks() -> tuple[Hook, ...]:
             convolution.with_whole_windows,
             "XLA convolves windows that are split with the wrong slices",
             when=convolution.in_a_step,
+        ),
+        *(
+            Hook(
+                f"{_KERAS}.math",
+                name,
+                signals.along(*dims),
+                "XLA's FFT on CPUs fails on a split dim",
+                when=signals.transforms_in_a_step,
+            )
+            for name, dims in signals.DIMS.items()
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 #: Operations that give the numbers of one device on dims that do not divide, forward and backward, on every mesh of the
 #: sweep. An operation that is not named has not been seen, which is reason enough; scatters (that of a max pool's
-#: gradient is one) and sorts have been, and are wrong.
+#: gradient is one), sorts, and concatenations of unequal parts have been, and are wrong.
 SPLITS_LEFT_OVER_DIMS = frozenset(
     (
         "abs add add_any and argmax argmin asinh atan atan2 bessel_i0e bessel_i1e bitcast_convert_type "
-        "broadcast_in_dim cbrt ceil clamp concatenate cond conv_general_dilated convert_element_type copy cos cosh "
+        "broadcast_in_dim cbrt ceil clamp cond conv_general_dilated convert_element_type copy cos cosh "
         "cumprod cumsum custom_jvp_call div dot_general dynamic_slice dynamic_update_slice empty2 eq erf erf_inv erfc "
         "exp exp2 expm1 floor gather ge gt integer_pow iota is_finite jit le log log1p logistic lt max min mul ne neg "
         "nextafter not or pad random_bits random_gamma random_split random_wrap reduce_and reduce_max reduce_min "

@@ -40,8 +40,13 @@ def is_recording(layer: object, *args: object, **kwargs: object) -> bool:
     return recorder is not None and recorder.root is not layer
 
 
-def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-    """Hook on `Layer.__call__`: the recorder is told."""
+def current() -> Recorder:
+    """The recorder that is told.
+
+    Raises:
+        LookupError: nobody is.
+    """
     recorder = _recorder.get()
-    assert recorder is not None  # the hook's condition
-    return recorder.note(original, layer, *args, **kwargs)
+    if recorder is None:
+        raise LookupError("no recorder is told of layers")
+    return recorder
