@@ -86,7 +86,7 @@ def hooks() -> tuple[Hook, ...]:
                 f"{_KERAS}.math",
                 name,
                 signals.along(*dims),
-                "XLA's FFT on CPUs fails on a split dim",
+                "XLA has wrong windows for rows left over, and its FFT on CPUs fails on a split dim",
                 when=signals.transforms_in_a_step,
             )
             for name, dims in signals.DIMS.items()

@@ -1,7 +1,8 @@
-"""Fourier transforms on JAX: the dims along which they work are whole around them.
+"""Transforms along the last dims, on JAX: these dims are whole around them, and rows that are left over too.
 
-XLA's FFT on CPUs refuses the order in memory that partitioning gives the operand where such a dim is split
-("IsMonotonicWithDim0Major", jax 0.10.2).
+XLA has wrong numbers in the windows of `extract_sequences` for one row on two data ranks, and its FFT on CPUs refuses
+the order in memory that partitioning gives its operand where such a dim is split ("IsMonotonicWithDim0Major", jax
+0.10.2).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from keras_flow.current.distribution import active
 
 #: function of `keras.src.backend.jax.math` -> along how many last dims of its argument, and of its result, it works
 DIMS = {
+    "extract_sequences": (1, 2),
     "fft": (1, 1),
     "fft2": (2, 2),
     "ifft2": (2, 2),
@@ -36,17 +38,18 @@ def transforms_in_a_step(x: object, *args: object, **kwargs: object) -> bool:
 @functools.cache  # one replacement for each pair: what is installed is known by it
 def along(before: int, after: int) -> Callable[..., Any]:
     """Hook on a function that works along the last dims of its argument and of its result."""
-    return functools.partial(_with_whole_dims, before, after)
 
+    def with_whole_dims(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(jax.tree.map(functools.partial(_whole, before), x), *args, **kwargs)
+        return jax.tree.map(functools.partial(_whole, after), result)
 
-def _with_whole_dims(before: int, after: int, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(jax.tree.map(functools.partial(_whole, before), x), *args, **kwargs)
-    return jax.tree.map(functools.partial(_whole, after), result)
+    return with_whole_dims
 
 
 def _whole(count: int, value: Any) -> jax.Array:
     distribution = active()
     assert distribution is not None  # the hook's condition
     value = jax.numpy.asarray(value)
-    last = range(max(value.ndim - count, 0), value.ndim)
-    return whole_on(value, last, distribution.placement)
+    divides = value.ndim > 0 and distribution.batch_plan(value.shape[0]).divides
+    first = max(value.ndim - count, 0) if divides else 0
+    return whole_on(value, range(first, value.ndim), distribution.placement)

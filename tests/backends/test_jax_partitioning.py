@@ -35,6 +35,22 @@ SETTINGS = (
 _references: dict[str, program.Numbers] = {}
 
 
+@pytest.mark.parametrize(
+    ("names", "setting"),
+    [
+        # windows of one row on two data ranks, and a concatenation of unequal parts of it along a split dim
+        (("ops.extract_sequences",), Setting("[[3,1],[0,2]]", "one", "first")),
+        (("ops.fft2", "ops.rfft", "ops.ifft2"), Setting("(2,2)", "divides", "last")),
+    ],
+    ids=("one row", "transforms"),
+)
+def test_transforms_are_those_of_one_device(names: tuple[str, ...], setting: Setting) -> None:
+    pieces = [PIECES[name] for name in names]
+    found = program.run(pieces, setting.rows, program.distribution(setting))
+    over = program.compare(program.run(pieces, setting.rows), found)
+    assert over == {name: {} for name in names}
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_updates_are_those_of_one_device(setting: Setting) -> None:
     pieces = [PIECES[name] for name in NAMES]
