@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -172,7 +174,15 @@ def _environment(job: Job, folder: JobFolder, rank: int, port: str) -> dict[str,
     }
 
 
+#: below the ports that systems hand out by themselves (Linux: from 32768), which another program may get meanwhile
+_PORTS = range(20000, 32000)
+
+
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody listens on now; rank 0 does some seconds later, and other jobs on this host choose too."""
+    chooser = random.SystemRandom()
+    while True:
+        port = chooser.choice(_PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("", port))
+            return port
