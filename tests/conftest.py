@@ -27,7 +27,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 #: what `make check` runs: no engine
 _CHECK = ("algebra", "boxing", "distributions/test_rules.py", "test_docs.py", "test_layers_of_imports.py")
-#: parameters of a test, and names of its module, that say which engine's ranks it asks for
+#: parameters of a test that say which engine's ranks it asks for; else its module's `ENGINE` does
 _ENGINE = ("backend", "engine")
 
 

@@ -35,22 +35,21 @@ def is_of_today(number: int, every: int) -> bool:
     return of_today(number, range(every)) == 0
 
 
-def each_on_one(engines: Sequence[str], values: Sequence[Any], first: int = 0) -> list[Any]:
-    """Parameters (engine, value) of a test: each value on one of the engines today, on the others in `make test-full`.
+def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
+    """The parameter of a test that is run on one of the engines today, on the others in `make test-full`.
 
     Args:
         engines: names of engines.
-        values: what is run on them.
-        first: sets tests with few values apart, so that not all of them take the same engine.
+        first: sets tests apart, so that not all of them take the same engine.
     """
-    return [
-        pytest.param(engine, value, marks=[] if of_today(first + number, engines) == engine else pytest.mark.full)
-        for number, value in enumerate(values)
-        for engine in engines
-    ]
-
-
-def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
-    """The same for a test without another parameter."""
     today = of_today(first, engines)
     return [pytest.param(engine, marks=[] if engine == today else pytest.mark.full) for engine in engines]
+
+
+def each_on_one(engines: Sequence[str], values: Sequence[Any], first: int = 0) -> list[Any]:
+    """The same of two parameters, engine and value: each value is run on another engine."""
+    return [
+        pytest.param(*engine.values, value, marks=engine.marks)
+        for number, value in enumerate(values)
+        for engine in on_one(engines, first + number)
+    ]

@@ -48,7 +48,7 @@ def searchsorted(
     sequence = tf.convert_to_tensor(sorted_sequence)
     values = tf.convert_to_tensor(values, dtype=sequence.dtype)
     length = sequence.shape[-1] if sequence.shape.rank else None
-    if length is None or length > _MOST_COMPARED or (sequence.shape.rank, values.shape.rank) == (None, None):
+    if length is None or length > _MOST_COMPARED:
         return original(sequence, values, side=side, out_type=out_type, name=name)
     sequence, values = cast("tf.Tensor", whole_dims(sequence, (-1,)))[..., None, :], tf.expand_dims(values, -1)
     # a value that is not a number comes after all, or before all, as in a search
@@ -108,21 +108,44 @@ def segment_max(
     original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> tf.Tensor:
     """`tf.math.unsorted_segment_max`; a segment without rows has the least number."""
-    data = tf.convert_to_tensor(data)
-    of_segment = _of_segments(data, segment_ids, num_segments)
-    if of_segment is None:
-        return original(data, segment_ids, num_segments, name)
-    return _extreme(tf.reduce_max, data, of_segment, data.dtype.min)
+    return _by_segment(original, data, segment_ids, num_segments, name, _largest)
 
 
 def segment_min(
     original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> tf.Tensor:
     """`tf.math.unsorted_segment_min`; a segment without rows has the largest number."""
+    return _by_segment(original, data, segment_ids, num_segments, name, _smallest)
+
+
+def segment_prod(
+    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> tf.Tensor:
+    """`tf.math.unsorted_segment_prod`; a segment without rows has 1."""
+    return _by_segment(original, data, segment_ids, num_segments, name, _product)
+
+
+def _by_segment(
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None,
+    reduce: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """`reduce(data, of_segment)` where the segments are few and known, else TensorFlow's own operation."""
     data = tf.convert_to_tensor(data)
     of_segment = _of_segments(data, segment_ids, num_segments)
     if of_segment is None:
         return original(data, segment_ids, num_segments, name)
+    return reduce(data, of_segment)
+
+
+def _largest(data: tf.Tensor, of_segment: tf.Tensor) -> tf.Tensor:
+    return _extreme(tf.reduce_max, data, of_segment, data.dtype.min)
+
+
+def _smallest(data: tf.Tensor, of_segment: tf.Tensor) -> tf.Tensor:
     return _extreme(tf.reduce_min, data, of_segment, data.dtype.max)
 
 
@@ -143,14 +166,8 @@ def _extreme(reduce: Callable[..., tf.Tensor], data: tf.Tensor, of_segment: tf.T
     return cast("tf.Tensor", reduced(data))
 
 
-def segment_prod(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
-) -> tf.Tensor:
-    """`tf.math.unsorted_segment_prod`; the gradient is the product of the other rows, of which some may be zero."""
-    data = tf.convert_to_tensor(data)
-    of_segment = _of_segments(data, segment_ids, num_segments)
-    if of_segment is None:
-        return original(data, segment_ids, num_segments, name)
+def _product(data: tf.Tensor, of_segment: tf.Tensor) -> tf.Tensor:
+    """The product of each segment's rows; the gradient is the product of the others, of which some may be zero."""
     one = tf.ones((), data.dtype)
 
     def product(values: tf.Tensor) -> tf.Tensor:

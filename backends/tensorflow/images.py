@@ -70,14 +70,12 @@ def depth_to_space(
     name: str | None = None,
 ) -> tf.Tensor:
     """`tf.nn.depth_to_space` as a reshape and a transpose."""
-    input = tf.convert_to_tensor(input)
-    if data_format != "NHWC" or not input.shape.is_fully_defined():
-        return original(input, block_size, data_format, name)
-    rows, height, width, channels = cast("list[int]", input.shape.as_list())
-    left = channels // block_size**2
-    blocks = tf.reshape(by_rows(input), [rows, height, width, block_size, block_size, left])
-    blocks = tf.transpose(blocks, [0, 1, 3, 2, 4, 5])
-    return by_rows(tf.reshape(blocks, [rows, height * block_size, width * block_size, left]))
+
+    def shapes(height: int, width: int, channels: int) -> tuple[Sequence[int], Sequence[int]]:
+        left = channels // block_size**2
+        return (height, width, block_size, block_size, left), (height * block_size, width * block_size, left)
+
+    return _blocks_transposed(original, input, block_size, data_format, name, shapes)
 
 
 def space_to_depth(
@@ -88,14 +86,39 @@ def space_to_depth(
     name: str | None = None,
 ) -> tf.Tensor:
     """`tf.nn.space_to_depth` as a reshape and a transpose."""
+
+    def shapes(height: int, width: int, channels: int) -> tuple[Sequence[int], Sequence[int]]:
+        high, wide = height // block_size, width // block_size
+        return (high, block_size, wide, block_size, channels), (high, wide, channels * block_size**2)
+
+    return _blocks_transposed(original, input, block_size, data_format, name, shapes)
+
+
+def _blocks_transposed(
+    original: Callable[..., tf.Tensor],
+    input: Any,
+    block_size: int,
+    data_format: str,
+    name: str | None,
+    shapes: Callable[[int, int, int], tuple[Sequence[int], Sequence[int]]],
+) -> tf.Tensor:
+    """An image in blocks, the third and second of whose dims change places.
+
+    Args:
+        original: TensorFlow's function.
+        input: tensor [rows, height, width, channels].
+        block_size: of the function.
+        data_format: of the function.
+        name: of the function.
+        shapes: height, width and channels -> the dims of the blocks, and those of the result, without the rows.
+    """
     input = tf.convert_to_tensor(input)
     if data_format != "NHWC" or not input.shape.is_fully_defined():
         return original(input, block_size, data_format, name)
-    rows, height, width, channels = cast("list[int]", input.shape.as_list())
-    high, wide = height // block_size, width // block_size
-    blocks = tf.reshape(by_rows(input), [rows, high, block_size, wide, block_size, channels])
-    blocks = tf.transpose(blocks, [0, 1, 3, 2, 4, 5])
-    return by_rows(tf.reshape(blocks, [rows, high, wide, channels * block_size**2]))
+    rows, *dims = cast("list[int]", input.shape.as_list())
+    between, after = shapes(*dims)
+    blocks = tf.transpose(tf.reshape(by_rows(input), [rows, *between]), [0, 1, 3, 2, 4, 5])
+    return by_rows(tf.reshape(blocks, [rows, *after]))
 
 
 def extract_patches(

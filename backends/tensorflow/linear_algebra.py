@@ -22,11 +22,10 @@ _MOST_COLUMNS = 8
 def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`tf.linalg.diag_part` of square matrices of numbers as the sum of each row's one element on the diagonal."""
     input = tf.convert_to_tensor(input)
-    rows, columns = input.shape[-2:].as_list() if (input.shape.rank or 0) >= 2 else (None, None)
-    numbers = input.dtype.is_floating or input.dtype.is_integer
-    if args or kwargs or not numbers or rows is None or rows != columns:
+    size, numbers = _size(input), input.dtype.is_floating or input.dtype.is_integer
+    if args or kwargs or not numbers or size is None:
         return original(input, *args, **kwargs)
-    chosen = tf.where(tf.constant(np.eye(rows, dtype=bool)), input, tf.zeros((), input.dtype))
+    chosen = tf.where(tf.constant(np.eye(size, dtype=bool)), input, tf.zeros((), input.dtype))
     return tf.reduce_sum(chosen, -1)
 
 

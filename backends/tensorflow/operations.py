@@ -111,16 +111,6 @@ def tile(
     return whole_dims(original(whole_dims(input, dims), multiples, name=name), dims)
 
 
-def pad(
-    original: Callable[..., object], tensor: tf.Tensor | np.ndarray, paddings: object, *args: object, **kwargs: object
-) -> object:
-    """`tf.pad` of a tensor that is whole along the padded dims."""
-    tensor = tf.convert_to_tensor(tensor)
-    known = known_value(paddings)
-    dims = range(tensor.shape.rank) if known is None else [dim for dim, pair in enumerate(known) if any(pair)]
-    return whole_dims(original(whole_dims(tensor, dims), paddings, *args, **kwargs), dims)
-
-
 def top_k(
     original: Callable[..., Any],
     input: tf.Tensor | np.ndarray,

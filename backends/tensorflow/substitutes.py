@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow import operations
 from keras_flow.backends.tensorflow.operations import known_value, whole_dims
 
 
@@ -180,15 +179,16 @@ def pad(
     constant_values: Any = 0,
     name: str | None = None,
 ) -> object:
-    """`tf.pad`: by mirrored values as reversed parts beside the tensor."""
+    """`tf.pad` of a tensor that is whole along the padded dims; by mirrored values as reversed parts beside it."""
     tensor, known = tf.convert_to_tensor(tensor), known_value(paddings)
-    if mode.upper() == "CONSTANT" or known is None or not tensor.shape.is_fully_defined():
-        return operations.pad(original, tensor, paddings, mode, constant_values, name)
     edge = int(mode.upper() == "REFLECT")  # whether the outermost entries are left out
+    mirrors = mode.upper() != "CONSTANT" and known is not None and tensor.shape.is_fully_defined()
+    # TensorFlow raises where there are fewer entries than are to be mirrored
+    if known is None or not mirrors or np.any(np.max(known, 1, initial=0) > np.subtract(tensor.shape, edge)):
+        dims = range(cast(int, tensor.shape.rank)) if known is None else np.flatnonzero(np.any(known, 1)).tolist()
+        return whole_dims(original(whole_dims(tensor, dims), paddings, mode, constant_values, name), dims)
     for dim, (before, after) in enumerate(known.tolist()):
         length = cast(int, tensor.shape[dim])
-        if max(before, after) > length - edge:
-            return operations.pad(original, tensor, paddings, mode, constant_values, name)  # which raises
         sizes = [edge, before, length - edge - before], [length - edge - after, after, edge]
         first, last = (tf.reverse(tf.split(tensor, size, dim)[1], [dim]) for size in sizes)
         tensor = tf.concat([*[first] * bool(before), tensor, *[last] * bool(after)], dim) if before or after else tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,9 @@ class ActivationLayout:
 
 
 class Distribution(distribution_lib.Distribution):
-    """What a backend may ask of the active distribution; `keras_flow.distributions` has those that users make.
+    """What a backend may ask of the active distribution; `keras_flow.parallel` has those that users make.
+
+    No `abc.ABC`: `isinstance` of one costs more, and `active` is asked by every hook.
 
     Attributes:
         placement: the ranks.
@@ -53,10 +55,7 @@ class Distribution(distribution_lib.Distribution):
     @property
     def num_model_replicas(self) -> int:
         """Into how many blocks a batch is split."""
-        replicas = 1
-        for axis in self.batch_axes:
-            replicas *= self.placement.axis_size(axis)
-        return replicas
+        return math.prod(self.placement.axis_size(axis) for axis in self.batch_axes)
 
     @property
     def has_one_rank(self) -> bool:
@@ -67,48 +66,48 @@ class Distribution(distribution_lib.Distribution):
         """How a batch of so many rows divides over the data ranks."""
         return BatchPlan(rows, self.num_model_replicas)
 
-    @abstractmethod
     def ensure_entered(self) -> None:
         """Check devices and align the ranks' random states, unless that was done."""
+        raise NotImplementedError
 
-    @abstractmethod
     def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
         """The layout of a variable being created; kept if it has one."""
+        raise NotImplementedError
 
-    @abstractmethod
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
         """The layout that a variable of this path and shape gets."""
+        raise NotImplementedError
 
-    @abstractmethod
     def engine_layout(self, layout: Layout) -> object:
         """The engine's description of a layout."""
+        raise NotImplementedError
 
-    @abstractmethod
     def batch_layout(self, shape: Sequence[int]) -> Layout:
         """The layout of a batch tensor [rows, ...]: its rows over the batch axes where they divide, else broadcast."""
+        raise NotImplementedError
 
-    @abstractmethod
     def adopt(self, model: keras.Model) -> bool:
         """Lay every variable, slot and metric of a model as this distribution says; whether anything moved."""
+        raise NotImplementedError
 
-    @abstractmethod
     def check(self, model: keras.Model) -> None:
         """Raise every layout problem of a model at once."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def has_problems(self) -> bool:
         """Whether layout problems wait to be raised."""
+        raise NotImplementedError
 
-    @abstractmethod
     def record(self, path: str, problem: str) -> None:
         """Keep a problem of the variable, or of the layer output, with this path."""
+        raise NotImplementedError
 
-    @abstractmethod
     def verified(
         self, model: keras.Model, fit: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments of `fit`, after their first batch was verified where this distribution is to."""
+        return args, kwargs
 
 
 def active() -> Distribution | None:
