@@ -13,6 +13,7 @@ from keras_flow.cli.explain import explain
 from keras_flow.cli.launch import launch
 from keras_flow.cli.verify import verify
 from keras_flow.errors import FlowError
+from keras_flow.launch.failure import RankError
 
 app = typer.Typer(
     name="keras-flow",
@@ -30,12 +31,15 @@ app.command()(verify)
 
 
 def main() -> None:
-    """Entry point of the console script. An error of keras_flow is its text and exit status 1, without a traceback."""
+    """Entry point of the console script. An error of keras_flow is its text and exit status 1, without a traceback.
+
+    Where a rank of `launch` failed, the status is that rank's own.
+    """
     try:
         app()
     except FlowError as error:
         print(f"keras-flow: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_status if isinstance(error, RankError) else 1)
     except KeyboardInterrupt:
         print("keras-flow: interrupted; every rank was ended", file=sys.stderr)
         sys.exit(130)

@@ -37,6 +37,11 @@ class RankError(LaunchError):
         self.exit_code = exit_code
         self.details = details
 
+    @property
+    def exit_status(self) -> int:
+        """What a command that ran the job leaves with: the rank's own status, 128 + n after signal n, else 1."""
+        return 1 if not self.exit_code else self.exit_code if self.exit_code > 0 else 128 - self.exit_code
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.rank, self.exit_code, self.details)
 
@@ -50,12 +55,14 @@ class Failure:
         summary: type and text of the exception, one line where it has one.
         trace: the traceback as Python prints it.
         exit_code: the code with which the rank is about to leave.
+        left: it left by itself, with `sys.exit`: a status for the caller, no fault to trace.
     """
 
     time: float
     summary: str
     trace: str
     exit_code: int = 1
+    left: bool = False
 
     @property
     def lost_neighbour(self) -> bool:
@@ -75,6 +82,7 @@ def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 
         summary="".join(traceback.format_exception_only(error)).strip(),
         trace="".join(traceback.format_exception(error)),
         exit_code=exit_code,
+        left=isinstance(error, SystemExit),
     )
     target = folder.failure(rank)
     written = target.with_suffix(".new")
@@ -114,6 +122,10 @@ def left_how(code: int) -> str:
 def rank_failed(rank: int, ranks: int, code: int, failure: Failure | None, output: str) -> RankError:
     """The error for a rank that raised, left with a code other than 0, or was killed."""
     how = left_how(code)
+    if failure is not None and failure.left:
+        said = failure.summary.removeprefix("SystemExit: ")
+        head = f"rank {rank} of {ranks} left with {how}" + ("" if said == str(code) else f": {said}")
+        return RankError(_text(head, rank, "", ""), rank, code)
     if failure is None:
         head, what, details = f"rank {rank} of {ranks} failed: {how}", "its output", output
     else:

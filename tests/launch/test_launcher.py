@@ -65,6 +65,22 @@ def test_rank_is_killed(tmp_path: Path) -> None:
 def test_rank_leaves_with_a_code(tmp_path: Path) -> None:
     error = fail(tmp_path, "if rank == 0: sys.exit(3)\ntime.sleep(99)")
     assert (error.rank, error.exit_code) == (0, 3)
+    assert str(error) == "rank 0 of 3 left with exit code 3\nThe other ranks were ended."
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "text"),
+    [
+        ("sys.exit(3)", 3, "left with exit code 3"),
+        ("sys.exit('no data')", 1, "left with exit code 1: no data"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+    ],
+)
+def test_the_status_of_a_rank_is_that_of_the_command(tmp_path: Path, last: str, status: int, text: str) -> None:
+    code, _, err = programs.launch(programs.write(tmp_path, SLEEP + last), ranks=2)
+    assert code == status
+    assert text in err
 
 
 def test_rank_that_lost_its_neighbour_is_not_blamed(tmp_path: Path) -> None:
