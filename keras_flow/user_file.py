@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +134,29 @@ def ranks_of(layout: str) -> int | None:
     return None
 
 
+def check_layouts(file: str | Path, layouts: Sequence[str]) -> None:
+    """Refuse names that no run of the file could explain, before any process starts: the file is read, not run.
+
+    Raises:
+        FlowError: a name that says no ranks, in a file without `distributions`; or the file is no Python.
+    """
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise FlowError(f"{file} is not a Python file: {error}") from error
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not names & {"distributions", "*"}:
+        for layout in layouts:
+            if ranks_of(layout) is None:
+                raise _unknown(layout, ())
+
+
+def _unknown(layout: str, named: Collection[str]) -> FlowError:
+    also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
+    return FlowError(f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, or {also}")
+
+
 def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDistribution] | None:
     """What makes the distribution of a layout; None for one device.
 
@@ -153,14 +177,7 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)))
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:
-        raise FlowError(
-            f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB"
-            + (
-                f", or one of distributions(): {sorted(named)}"
-                if named
-                else ", or a name from the file's distributions()"
-            )
-        )
+        raise _unknown(layout, named)
     if not hasattr(module, "rules"):
         raise FlowError(
             f"layout {layout!r} splits variables, and {Path(str(module.__file__)).name} has neither rules() nor "

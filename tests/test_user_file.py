@@ -16,6 +16,25 @@ from tests.launch import programs as files
 TINY = Path(__file__).parent / "compare" / "tiny.py"
 
 
+@pytest.mark.parametrize(
+    ("text", "layout", "refused"),
+    [
+        ("", "2y2", True),
+        ("", "2x2", False),
+        ("def distributions(): return {}", "2y2", False),
+        ("from mine import *", "2y2", False),
+        ("distributions = dict", "2y2", False),
+        ("x = (", "1", True),
+    ],
+)
+def test_layouts_are_checked_before_the_file_is_run(tmp_path: Path, text: str, layout: str, refused: bool) -> None:
+    path = files.write(tmp_path, text)
+    if not refused:
+        return user_file.check_layouts(path, [layout])
+    with pytest.raises(kf.FlowError, match=r"unknown layout '2y2'|is not a Python file"):
+        user_file.check_layouts(path, [layout])
+
+
 @pytest.fixture(scope="module")
 def tiny() -> ModuleType:
     kf.init(4)

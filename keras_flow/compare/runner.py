@@ -20,7 +20,7 @@ from keras_flow.compare.options import CompareOptions, Job
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
-from keras_flow.user_file import ranks_of
+from keras_flow.user_file import check_layouts, ranks_of
 
 _BATCH = 64
 _BACKENDS = ("jax", "tensorflow", "torch")
@@ -38,6 +38,7 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
     console = console or Console()
     backends, skipped = chosen_backends(options.backends, options.skip_missing)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
+    check_layouts(options.file, layouts)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
