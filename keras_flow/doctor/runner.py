@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keras_flow.doctor import host, links
@@ -17,6 +20,9 @@ from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
 
 ENGINES = tuple(name for name in versions.SUPPORTED if name != "keras")
+
+#: seconds between two looks at a process
+_LOOK_SECONDS = 0.05
 
 #: ranks of the self-test, and of the measured links
 _RANKS = 2
@@ -44,22 +50,28 @@ def examine(
     unknown = [name for name in engines if name not in ENGINES]
     if unknown or not engines:
         raise FlowError(f"unknown backend {unknown}: legal are {', '.join(ENGINES)}")
-    reports = []
-    for name in dict.fromkeys(engines):
-        tell(f"checking {name}")
-        reports.append(_engine(name, bandwidth, seconds))
+    names = list(dict.fromkeys(engines))
+    tell(f"checking {', '.join(names)}")
+    # most of the time is an engine's import, on one core; a link is measured with nothing beside it
+    stop = threading.Event()
+    with ThreadPoolExecutor(1 if bandwidth else len(names)) as pool:
+        try:
+            reports = list(pool.map(lambda name: _engine(name, bandwidth, seconds, stop), names))
+        except BaseException:  # Ctrl-C: the pool waits for its threads, so these end their processes
+            stop.set()
+            raise
     return Report(
         host.found_versions(), host.describe(), host.environment(), host.SET_BY_LAUNCHER, host.checks(), reports
     )
 
 
-def _engine(name: str, bandwidth: bool, seconds: float) -> EngineReport:
+def _engine(name: str, bandwidth: bool, seconds: float, stop: threading.Event) -> EngineReport:
     version = versions.installed(name)
     if version is None:
         return EngineReport(
             name, None, checks=[Check("import", "absent", f"not installed; pip install 'keras-flow[{name}]'")]
         )
-    found = _process(name, "look", (), seconds)
+    found = _process(name, "look", (), seconds, stop)
     if "error" in found:
         return EngineReport(name, version, checks=[Check("import", "failed", str(found["error"]))])
     checks = [Check("import", "ok")]
@@ -70,7 +82,7 @@ def _engine(name: str, bandwidth: bool, seconds: float) -> EngineReport:
         checks.append(Check("collective", "skipped", f"one device of type {found['type']!r}: there is no other rank"))
     else:
         counts = [count for count in _LINKS if count <= most] if bandwidth else []
-        results = _process(name, "test", (_RANKS, *counts), seconds)
+        results = _process(name, "test", (_RANKS, *counts), seconds, stop)
         checks += _judged(results, seconds)
         measured = results.get("bandwidth", {}).get("ok", {})
         rings = [links.fit(int(count), {int(k): v for k, v in times.items()}) for count, times in measured.items()]
@@ -91,7 +103,7 @@ def _judged(results: dict, seconds: float) -> list[Check]:
     return checks
 
 
-def _process(engine: str, action: str, numbers: Sequence[int], seconds: float) -> dict:
+def _process(engine: str, action: str, numbers: Sequence[int], seconds: float, stop: threading.Event) -> dict:
     """What `worker` found; its own error, or how it ended, under "error"."""
     with tempfile.TemporaryDirectory(prefix="keras-flow-doctor-") as folder:
         output, log = Path(folder) / "found.json", Path(folder) / "log.txt"
@@ -108,14 +120,14 @@ def _process(engine: str, action: str, numbers: Sequence[int], seconds: float) -
                 env=env,
                 start_new_session=True,
             )
-            try:
-                code = process.wait(seconds)
-            except BaseException as error:
+            end = time.monotonic() + seconds
+            while process.poll() is None and time.monotonic() < end and not stop.wait(_LOOK_SECONDS):
+                pass
+            code = process.poll()
+            if code is None:
                 _end(process)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    last = log.read_text(errors="replace").strip()[-500:] or "none"
-                    return {"error": f"no result after {seconds:g} s (--timeout); its last output: {last}"}
-                raise
+                last = log.read_text(errors="replace").strip()[-500:] or "none"
+                return {"error": f"no result after {seconds:g} s (--timeout); its last output: {last}"}
         if output.exists():
             return json.loads(output.read_text())
         last = log.read_text(errors="replace").strip()[-1000:]

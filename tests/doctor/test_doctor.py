@@ -1,6 +1,8 @@
 """`keras-flow doctor` as a user meets it: engines in processes of their own, one broken, others checked."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,18 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
     code, out, _ = doctor("--backends", "jax", "--timeout", "1", "--json")
     assert code == 1
     assert json.loads(out)["failures"][0].startswith("jax: import: no result after 1 s (--timeout)")
+
+
+def test_an_interrupt_ends_every_process() -> None:
+    process = programs.start(["-m", "keras_flow.cli.app", "doctor", "--backends", "jax,torch"])
+    deadline = time.monotonic() + 60
+    while len(programs.tree(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = programs.tree(process.pid)
+    assert len(started) >= 2
+    process.send_signal(signal.SIGINT)
+    assert programs.finish(process)[0] == 130
+    assert not [child for child in started if child.is_running() and child.status() != "zombie"]
 
 
 def test_an_unknown_backend() -> None:
