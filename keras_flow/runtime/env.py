@@ -29,6 +29,14 @@ def process_count() -> int:
     return _world().process_count
 
 
+def is_main_process() -> bool:
+    """Whether this process is the first of the job: the one that prints, and writes what is written once.
+
+    True on every engine where one process drives all ranks; true on one rank alone where each rank is a process.
+    """
+    return process_index() == 0
+
+
 def get_rank() -> int:
     """The rank of this process, where it drives one.
 
@@ -39,7 +47,8 @@ def get_rank() -> int:
     if len(world.local_ranks) != 1:
         raise FlowError(
             f"kf.env.get_rank() asks for the one rank of this process, but it drives {len(world.local_ranks)}: "
-            f"{list(world.local_ranks)}. Use kf.env.local_ranks(), or kf.env.process_index() to tell processes apart."
+            f"{list(world.local_ranks)}. Use kf.env.local_ranks(), kf.env.process_index() to tell processes apart, or "
+            "kf.env.is_main_process() for what is done once."
         )
     return world.local_ranks[0]
 

@@ -31,15 +31,16 @@ def test_env_where_one_process_drives_all_ranks() -> None:
     body = """
 kf.init(4)
 env = kf.env
-print(env.get_world_size(), env.local_ranks(), env.process_index(), env.process_count(), env.get_node_size())
+print(env.get_world_size(), env.local_ranks(), env.process_index(), env.process_count())
+print(env.get_node_size(), env.is_main_process())
 for ask in (env.get_rank, env.get_local_rank):
     try: ask()
     except kf.FlowError as error: print(error)
 """
-    numbers, *errors = tell(body)
-    assert numbers == "4 (0, 1, 2, 3) 0 1 1"
+    ranks, rest, *errors = tell(body)
+    assert (ranks, rest) == ("4 (0, 1, 2, 3) 0 1", "1 True")
     assert len(errors) == 2
-    assert all("Use kf.env.local_ranks()" in text for text in errors)
+    assert all("Use kf.env.local_ranks()" in text and "kf.env.is_main_process()" in text for text in errors)
 
 
 def test_env_with_one_rank() -> None:
