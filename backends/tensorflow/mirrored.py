@@ -18,6 +18,7 @@ from keras.src import tree
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.replica_math import Rows, rows_here
 from keras_flow.backends.tensorflow.row_interaction import refuse_what_mixes_rows
+from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.layout import balanced
@@ -179,8 +180,7 @@ class MirroredSteps:
             outputs = self.strategy.run(on_replica, args=(values,))
             return outputs if self.joined else self.model.get_metrics_result()
 
-        on_all = tf.autograph.experimental.do_not_convert(on_all)
-        return on_all if self.model.run_eagerly else tf.function(on_all, reduce_retracing=True)
+        return on_all if self.model.run_eagerly else compiled(on_all)
 
     def _join(self, output: object) -> object:
         with tf.device("CPU:0"):

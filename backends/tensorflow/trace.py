@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -160,3 +161,12 @@ def _path_in_call() -> str:
 
 def _is_data(value: tf.Tensor) -> bool:
     return bool(value.shape.rank) and value.shape.num_elements() != 1 and tf.get_static_value(value) is None
+
+
+def compiled(step: Callable[..., object]) -> Callable[..., object]:
+    """A step as a graph.
+
+    TensorFlow counts how often a function is traced again by its code object, and those that `do_not_convert` returns
+    share one: a few models, or batches of a few sizes, were warned of "retracing". A partial counts by itself.
+    """
+    return tf.function(functools.partial(tf.autograph.experimental.do_not_convert(step)), reduce_retracing=True)

@@ -21,7 +21,7 @@ from keras_flow.backends.tensorflow.data import Batch, lay_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
-from keras_flow.backends.tensorflow.trace import Trace, Whole, tracing
+from keras_flow.backends.tensorflow.trace import Trace, Whole, compiled, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current.distribution import Distribution, active
@@ -120,9 +120,8 @@ class Steps:
         if key not in self._functions and len(self._functions) >= _MOST_TRACES:
             key = (None, batch.divides)
         if key not in self._functions:
-            step = tf.autograph.experimental.do_not_convert(functools.partial(self._traced, batch.divides))
             # no jit_compile: DTensor makes and compiles the program of each rank itself
-            self._functions[key] = tf.function(step, reduce_retracing=True)
+            self._functions[key] = compiled(functools.partial(self._traced, batch.divides))
         return self._functions[key]
 
 

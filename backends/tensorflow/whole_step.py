@@ -15,6 +15,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.backends.tensorflow.variables import from_host, to_host
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import all_variables
@@ -35,7 +36,7 @@ class WholeStep:
     def __init__(self, model: keras.Model, step: Callable, distribution: Distribution):
         self.model = model
         self.device = rank_devices()[distribution.placement.ranks[0]]
-        self._function = tf.function(tf.autograph.experimental.do_not_convert(step), reduce_retracing=True)
+        self._function = compiled(step)
         self._copies: dict[int, tf.Variable] = {}
 
     def __call__(self, data: object) -> object:
