@@ -86,10 +86,18 @@ def hooks() -> tuple[Hook, ...]:
                 f"{_KERAS}.math",
                 name,
                 signals.along(*dims),
-                "XLA has wrong windows for rows left over, and its FFT on CPUs fails on a split dim",
-                when=signals.transforms_in_a_step,
+                "XLA has wrong windows for rows left over",
+                when=signals.windows_in_a_step,
             )
-            for name, dims in signals.DIMS.items()
+            for name, dims in signals.WINDOWS.items()
+        ),
+        Hook(
+            "jax._src.lax.fft",  # all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
+            "fft",
+            signals.row_major,
+            "XLA's FFT on CPUs fails on an operand of another order in memory, which partitioning may give it",
+            when=signals.transform_in_a_step,
+            also=("jax.lax:fft",),
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",

@@ -41,8 +41,10 @@ _references: dict[str, program.Numbers] = {}
         # windows of one row on two data ranks, and a concatenation of unequal parts of it along a split dim
         (("ops.extract_sequences",), Setting("[[3,1],[0,2]]", "one", "first")),
         (("ops.fft2", "ops.rfft", "ops.ifft2"), Setting("(2,2)", "divides", "last")),
+        # the gradient of a transform, whose operand an all-gather had left column-major in memory
+        (("ops.fft", "ops.fft2", "ops.ifft2"), Setting("(1,4)", "uneven", "first")),
     ],
-    ids=("one row", "transforms"),
+    ids=("one row", "transforms", "their gradients"),
 )
 def test_transforms_are_those_of_one_device(names: tuple[str, ...], setting: Setting) -> None:
     pieces = [PIECES[name] for name in names]
