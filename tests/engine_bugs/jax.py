@@ -113,12 +113,32 @@ def the_gradient_of_a_sort_of_uneven_rows_aborts() -> bool:
     return done.returncode != 0
 
 
+def the_gradient_of_a_transform_of_split_columns_fails() -> bool:
+    """The gradient of an FFT on CPUs fails where its operand's columns are split and its rows an odd number: the
+    operand is gathered column-major, and `IsMonotonicWithDim0Major` does not hold.
+
+    Instead: transforms run under `shard_map`, each rank on its own rows, row-major (`backends/jax/signals.py`).
+    """
+    columns = NamedSharding(_mesh(), PartitionSpec(None, "model"))
+    kernel, x = jax.device_put(np.ones((8, 8), "float32"), columns), np.ones((11, 8), "float32")
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return (jnp.abs(jnp.fft.fft(x @ kernel)) ** 2).sum()
+
+    try:
+        jax.block_until_ready(jax.jit(jax.grad(loss))(kernel, x))
+    except jax.errors.JaxRuntimeError as error:
+        return "IsMonotonicWithDim0Major" in str(error)
+    return False
+
+
 BUGS: tuple[Callable[[], bool], ...] = (
     the_gradient_of_a_grouped_kernel_is_counted_twice,
     a_kernel_that_is_split_on_its_window_is_convolved_wrongly,
     the_gradient_of_an_overlapping_max_pool_is_wrong_where_positions_are_split,
     a_scatter_counts_the_padding_of_rows,
     the_gradient_of_a_sort_of_uneven_rows_aborts,
+    the_gradient_of_a_transform_of_split_columns_fails,
 )
 
 
