@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 #: Operations that give the numbers of one device on dims that do not divide, forward and backward, on every mesh of the
 #: sweep. An operation that is not named has not been seen, which is reason enough; scatters (that of a max pool's
-#: gradient is one), sorts, and concatenations of unequal parts have been, and are wrong.
+#: gradient is one) and sorts have been, and are wrong. Concatenations: `splits_left_over_dims`.
 SPLITS_LEFT_OVER_DIMS = frozenset(
     (
         "abs add add_any and argmax argmin asinh atan atan2 bessel_i0e bessel_i1e bitcast_convert_type "
-        "broadcast_in_dim cbrt ceil clamp cond conv_general_dilated convert_element_type copy cos cosh "
+        "broadcast_in_dim cbrt ceil clamp complex cond conj conv_general_dilated convert_element_type copy cos cosh "
         "cumprod cumsum custom_jvp_call div dot_general dynamic_slice dynamic_update_slice empty2 eq erf erf_inv erfc "
-        "exp exp2 expm1 floor gather ge gt integer_pow iota is_finite jit le log log1p logistic lt max min mul ne neg "
-        "nextafter not or pad random_bits random_gamma random_split random_wrap reduce_and reduce_max reduce_min "
-        "reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_sum rem reshape reshard rev round rsqrt "
-        "scan select_n shard_map shift_right_arithmetic shift_right_logical sign sin sinh "
-        "slice split sqrt square squeeze stack stop_gradient sub tan tanh tile top_k transpose unstack while"
+        "exp exp2 expm1 floor gather ge gt imag integer_pow iota is_finite jit le log log1p logistic lt lt_to max min "
+        "mul ne neg nextafter not or pad random_bits random_gamma random_split random_wrap real reduce_and reduce_max "
+        "reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_sum rem reshape reshard rev "
+        "round rsqrt scan select_n shard_map shift_right_arithmetic shift_right_logical sign sin sinh slice split "
+        "sqrt square squeeze stack stop_gradient sub tan tanh tile top_k transpose unstack while"
     ).split()
 )
 
@@ -68,19 +68,34 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
         _say(hidden, distribution.num_model_replicas)
         logical = data.logical(args, whole=True)
     leaves = jax.tree.leaves(logical)
-    if any(name not in SPLITS_LEFT_OVER_DIMS for name in _primitives(program.jaxpr)):
+    if not all(map(splits_left_over_dims, _equations(program.jaxpr))):
         results = _evaluated(program, leaves, _Whole(distribution))
     else:
         results = jax_core.eval_jaxpr(program.jaxpr, program.consts, *leaves)
     return jax.tree.unflatten(jax.tree.structure(shape), results)
 
 
-def _primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
-    """The names of all operations of a program, those of loops and calls inside it too."""
+def splits_left_over_dims(equation: core.JaxprEqn) -> bool:
+    """Whether XLA has been seen right where this operation has dims that do not divide.
+
+    Of concatenations those of equal parts: with parts of different lengths along a split dim they are wrong.
+    """
+    if equation.primitive.name == "concatenate":
+        dim = equation.params["dimension"]
+        return len({part.aval.shape[dim] for part in equation.invars}) == 1  # type: ignore[attr-defined]
+    return equation.primitive.name in SPLITS_LEFT_OVER_DIMS
+
+
+def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """The operations of a program, those of loops and calls inside it too.
+
+    Not those of `shard_map`: they are a rank's own, and XLA has nothing to split there.
+    """
     for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for inner in jax_core.jaxprs_in_params(equation.params):
-            yield from _primitives(inner)
+        yield equation
+        if equation.primitive.name != "shard_map":
+            for inner in jax_core.jaxprs_in_params(equation.params):
+                yield from _equations(inner)
 
 
 def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
@@ -89,8 +104,9 @@ def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
         for inner in jax_core.jaxprs_in_params(equation.params):
             if equation.primitive.name in _INLINED:
                 yield from _unseen_in_loops(inner)
-            else:
-                yield from (name for name in _primitives(inner) if name not in SPLITS_LEFT_OVER_DIMS)
+            elif equation.primitive.name != "shard_map":
+                unseen = (inside for inside in _equations(inner) if not splits_left_over_dims(inside))
+                yield from (inside.primitive.name for inside in unseen)
 
 
 class _Whole:
@@ -115,12 +131,11 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], whole: _Whole) ->
     }
     for equation in jaxpr.eqns:
         given = [one.val if isinstance(one, core.Literal) else values[one] for one in equation.invars]
-        name = equation.primitive.name
         inner = _body(equation)
-        if inner is not None and any(one not in SPLITS_LEFT_OVER_DIMS for one in _primitives(inner.jaxpr)):
+        if inner is not None and not all(map(splits_left_over_dims, _equations(inner.jaxpr))):
             made = _evaluated(inner, given, whole)
         else:
-            seen = name in SPLITS_LEFT_OVER_DIMS
+            seen = splits_left_over_dims(equation)
             own = given if seen else list(map(_gathered(whole), given))
             with equation.ctx.manager:
                 made = equation.primitive.bind(*own, **equation.primitive.get_bind_params(equation.params))

@@ -53,6 +53,14 @@ def test_transforms_are_those_of_one_device(names: tuple[str, ...], setting: Set
     assert over == {name: {} for name in names}
 
 
+def test_rows_left_over_stay_split_in_loops_of_what_is_seen_right() -> None:
+    """Joined parts of one length (a cell's gates, a metric's indices), and a rank's own transforms."""
+    setting = Setting("(2,2)", "uneven", "last")
+    names = ("layers.GRU", "metrics.IoU", "ops.fft")
+    found = program.run([PIECES[name] for name in names], setting.rows, program.distribution(setting))
+    assert not [note for note in found.notes if note.startswith("ComputedWhole")]
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_updates_are_those_of_one_device(setting: Setting) -> None:
     pieces = [PIECES[name] for name in NAMES]
