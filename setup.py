@@ -2,11 +2,8 @@
 
 from setuptools import find_packages, setup
 
-setup(
-    packages=[
-        "keras_flow",
-        *(f"keras_flow.{name}" for name in find_packages("keras_flow")),
-        "keras_flow.backends",
-        *(f"keras_flow.backends.{name}" for name in find_packages("backends")),
-    ]
-)
+# keras_flow/backends is a link to backends/, for editors (docs/adr/012): a checkout may have lost it
+below = {f"keras_flow.{name}" for name in find_packages("keras_flow")}
+backends = {"keras_flow.backends", *(f"keras_flow.backends.{name}" for name in find_packages("backends"))}
+
+setup(packages=sorted({"keras_flow"} | below | backends))
