@@ -94,14 +94,14 @@ def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
     for equation in jaxpr.eqns:
         yield equation
         if equation.primitive.name != "shard_map":
-            for inner in jax_core.jaxprs_in_params(equation.params):
+            for inner in core.jaxprs_in_params(equation.params):
                 yield from _equations(inner)
 
 
 def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
     """Operations that have not been seen right, in loops, branches and whatever else has a program of its own."""
     for equation in jaxpr.eqns:
-        for inner in jax_core.jaxprs_in_params(equation.params):
+        for inner in core.jaxprs_in_params(equation.params):
             if equation.primitive.name in _INLINED:
                 yield from _unseen_in_loops(inner)
             elif equation.primitive.name != "shard_map":
