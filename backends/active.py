@@ -1,4 +1,4 @@
-"""Finds the engine that Keras runs on, and its `Backend` object."""
+"""Finds the engine that Keras runs on, and the module that is its backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from keras_flow.errors import FlowError
 
@@ -27,7 +27,7 @@ DEVICES_VARIABLE = "KERAS_FLOW_DEVICES"
 
 
 def backend() -> Backend:
-    """The object of the active Keras backend.
+    """The folder of the active Keras backend, as a module.
 
     Raises:
         FlowError: the backend is none of the supported ones, trains nothing, or its engine is not installed.
@@ -38,17 +38,17 @@ def backend() -> Backend:
             "The active Keras backend is 'numpy', which has global tensors and boxing and trains nothing. Set the "
             "environment variable KERAS_BACKEND to jax, tensorflow or torch before keras is imported."
         )
-    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
+    return cast("Backend", importlib.import_module(f"keras_flow.backends.{name}"))
 
 
 @functools.cache  # asked before every redistribution
 def tensor_engine() -> TensorEngine:
-    """The object of the active Keras backend, numpy among them: what boxing and global tensors need.
+    """The same, numpy among them: what boxing and global tensors need.
 
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.
     """
-    return importlib.import_module(f"keras_flow.backends.{checked_name()}").BACKEND
+    return cast("TensorEngine", importlib.import_module(f"keras_flow.backends.{checked_name()}"))
 
 
 def checked_name() -> str:

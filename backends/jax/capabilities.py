@@ -2,7 +2,7 @@
 
 from keras_flow.backends.interface import Capabilities, Room, Traffic
 
-CAPABILITIES = Capabilities(
+capabilities = Capabilities(
     drives_all_ranks=True,
     several_axes_on_one_dim=True,
     uneven_batches="parallel",

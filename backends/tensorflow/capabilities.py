@@ -12,7 +12,7 @@ _CELL = (
     "provided layout')"
 )
 
-CAPABILITIES = Capabilities(
+capabilities = Capabilities(
     drives_all_ranks=True,
     several_axes_on_one_dim=False,
     uneven_batches="broadcast",

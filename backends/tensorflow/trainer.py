@@ -16,7 +16,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
 from keras_flow.backends.tensorflow import mirrored, unpartitioned
-from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
+from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import Batch, lay_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
@@ -231,7 +231,7 @@ def _refuse_jit(model: keras.Model) -> None:
     if model in _asked_for_jit and model.jit_compile:
         raise FlowError(
             f"model {model.name!r} is compiled with jit_compile=True, which the tensorflow backend cannot do under a "
-            f"distribution: {CAPABILITIES.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
+            f"distribution: {capabilities.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
             "or the jax backend, which compiles every step with XLA"
         )
 
@@ -242,7 +242,7 @@ def refuse_remat(original: Callable[..., object], function: Callable, *args: obj
     of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""
     raise FlowError(
         f"rematerialisation{of} (keras.remat, keras.RematScope) does not work on the tensorflow backend, with one "
-        f"device or several: TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or "
+        f"device or several: TensorFlow says {capabilities.refused['keras.remat']!r}. Leave it out, or use the jax or "
         "torch backend"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_flow.backends.interface import Capabilities, Room, Traffic
 
-CAPABILITIES = Capabilities(
+capabilities = Capabilities(
     drives_all_ranks=False,
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
