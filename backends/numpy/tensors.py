@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_flow.backends.engines import in_words, that_train
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 
@@ -49,13 +50,13 @@ def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Cal
     if halves:
         raise FlowError(
             f"the numpy backend takes gradients by differences, which {halves} would round away: differentiate in "
-            "float32, or set KERAS_BACKEND to jax, tensorflow or torch"
+            f"float32, or set KERAS_BACKEND to {in_words(that_train())}"
         )
     count = sum(np.size(value) for value in values)
     if count > DIFFERENTIATED:
         raise FlowError(
             f"the numpy backend takes gradients by differences, element by element, of up to {DIFFERENTIATED:,} "
-            f"elements on a rank; an operator here has {count:,}. Set KERAS_BACKEND to jax, tensorflow or torch"
+            f"elements on a rank; an operator here has {count:,}. Set KERAS_BACKEND to {in_words(that_train())}"
         )
     results = function(*values)
 

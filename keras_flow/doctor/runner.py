@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
-
-ENGINES = tuple(name for name in versions.SUPPORTED if name != "keras")
 
 #: ranks of the self-test, and of the measured links
 _RANKS = 2
@@ -24,7 +23,7 @@ _LINKS = (2, 4)
 
 
 def examine(
-    engines: Sequence[str] = ENGINES,
+    engines: Sequence[str] = tuple(ENGINES),
     *,
     bandwidth: bool = False,
     seconds: float = 120,
@@ -57,7 +56,7 @@ def _engine(name: str, bandwidth: bool, seconds: float) -> EngineReport:
     version = versions.installed(name)
     if version is None:
         return EngineReport(
-            name, None, checks=[Check("import", "absent", f"not installed; pip install 'keras-flow[{name}]'")]
+            name, None, checks=[Check("import", "absent", f"not installed; pip install '{ENGINES[name].extra}'")]
         )
     found = _process(name, "look", (), seconds)
     if "error" in found:
