@@ -23,6 +23,9 @@ class Engine:
         extra: what pip installs to have it with keras_flow.
         drives_all_ranks: one process drives every rank of a host; otherwise each rank is a process of its own.
         trains: whether it has `interface.Backend`; otherwise `interface.TensorEngine` only.
+        lost_neighbour: words in an error of this engine by which a rank says that another one is gone, so that the
+            launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
+        settings: environment variables that users set for it, which `keras-flow doctor` shows.
     """
 
     name: str
@@ -32,13 +35,23 @@ class Engine:
     extra: str
     drives_all_ranks: bool
     trains: bool = True
+    lost_neighbour: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 #: name -> engine, in the order in which they are listed and compared
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("jax", ">=0.10,<0.11", ("jax",), "jax", "keras-flow[jax]", drives_all_ranks=True),
+        Engine(
+            "jax",
+            ">=0.10,<0.11",
+            ("jax",),
+            "jax",
+            "keras-flow[jax]",
+            drives_all_ranks=True,
+            settings=("JAX_PLATFORMS", "XLA_FLAGS", "NPROC"),
+        ),
         Engine(
             "tensorflow",
             ">=2.21,<2.22",
@@ -46,8 +59,21 @@ ENGINES: dict[str, Engine] = {
             "tensorflow",
             "keras-flow[tensorflow]",
             drives_all_ranks=True,
+            settings=("TF_NUM_INTRAOP_THREADS",),
         ),
-        Engine("torch", ">=2.13,<2.14", ("torch",), "torch", "keras-flow[torch]", drives_all_ranks=False),
+        Engine(
+            "torch",
+            ">=2.13,<2.14",
+            ("torch",),
+            "torch",
+            "keras-flow[torch]",
+            drives_all_ranks=False,
+            lost_neighbour=(
+                "recvBytes",
+                "sendBytes",
+            ),  # functions of gloo, named when a connection breaks
+            settings=("KERAS_TORCH_DEVICE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+        ),
         # the reference of boxing and of global tensors
         Engine("numpy", ">=2", ("numpy",), "numpy", "keras-flow", drives_all_ranks=True, trains=False),
     )
