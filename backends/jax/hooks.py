@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends.hooking import Hook, is_placed
+from keras_flow.backends.hooking import Hook, layout_over_ranks
 from keras_flow.backends.jax import convolution, data, layers, signals, trainer, variables
 
 _KERAS = "keras.src.backend.jax"
@@ -28,7 +28,7 @@ def hooks() -> tuple[Hook, ...]:
             "JaxVariable.assign",
             variables.assign,
             "loaded values would pass whole through device 0",
-            when=is_placed,
+            when=layout_over_ranks,
         ),
         Hook(
             f"{_KERAS}.distribution_lib",

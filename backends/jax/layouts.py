@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import expected
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -39,8 +39,7 @@ def engine_layout(layout: Layout) -> NamedSharding:
 
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
     """Constrain the sharding of a layer's output tensors; uneven dims are legal inside a jitted step."""
-    distribution = active()
-    assert distribution is not None
+    distribution = expected()
 
     def one(tensor: object) -> object:
         if not isinstance(tensor, jax.Array):

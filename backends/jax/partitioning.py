@@ -25,7 +25,7 @@ from jax.extend import core
 
 from keras_flow.backends.jax import data
 from keras_flow.backends.jax.layouts import whole_on
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import expected
 from keras_flow.errors import ComputedWhole
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
         function: the step.
         args: its arguments, among which may be batches that do not divide (`data.Uneven`).
     """
-    distribution = active()
-    assert distribution is not None  # the hook's condition
+    distribution = expected()
     logical = data.logical(args)
     program, shape = jax.make_jaxpr(function, return_shape=True)(*logical)  # type: ignore[misc]
     hidden = sorted(set(_unseen_in_loops(program.jaxpr))) if data.has_uneven(args) else []

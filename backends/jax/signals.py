@@ -15,7 +15,7 @@ import jax
 
 from keras_flow.backends.jax.convolution import in_a_step
 from keras_flow.backends.jax.layouts import whole_on
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution
 
 #: function of `keras.src.backend.jax.math` -> along how many last dims of its argument, and of its result, it works
 DIMS = {
@@ -30,25 +30,25 @@ DIMS = {
 }
 
 
-def transforms_in_a_step(x: object, *args: object, **kwargs: object) -> bool:
-    """Condition: such a function of a step that is traced; its argument is an array or a pair of arrays."""
-    return any(in_a_step(leaf) for leaf in jax.tree.leaves(x))
+def transforms_in_a_step(x: object, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on such functions, whose argument is an array or a pair of arrays: as `in_a_step`."""
+    return next((found for leaf in jax.tree.leaves(x) if (found := in_a_step(leaf)) is not None), None)
 
 
 @functools.cache  # one replacement for each pair: what is installed is known by it
 def along(before: int, after: int) -> Callable[..., Any]:
     """Hook on a function that works along the last dims of its argument and of its result."""
 
-    def with_whole_dims(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(jax.tree.map(functools.partial(_whole, before), x), *args, **kwargs)
-        return jax.tree.map(functools.partial(_whole, after), result)
+    def with_whole_dims(
+        distribution: Distribution, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = original(jax.tree.map(functools.partial(_whole, distribution, before), x), *args, **kwargs)
+        return jax.tree.map(functools.partial(_whole, distribution, after), result)
 
     return with_whole_dims
 
 
-def _whole(count: int, value: Any) -> jax.Array:
-    distribution = active()
-    assert distribution is not None  # the hook's condition
+def _whole(distribution: Distribution, count: int, value: Any) -> jax.Array:
     value = jax.numpy.asarray(value)
     divides = value.ndim > 0 and distribution.batch_plan(value.shape[0]).divides
     first = max(value.ndim - count, 0) if divides else 0

@@ -31,7 +31,9 @@ def enter(distribution: Distribution) -> None:
         )
 
 
-def jit(original: Callable[..., object], function: Callable[..., object], **options: object) -> Callable[..., object]:
+def jit(
+    _: object, original: Callable[..., object], function: Callable[..., object], **options: object
+) -> Callable[..., object]:
     """Hook: partition the step as it can be; await each step where the client has too few threads."""
 
     def step(*args: object) -> object:
@@ -47,7 +49,7 @@ def jit(original: Callable[..., object], function: Callable[..., object], **opti
     return awaited
 
 
-def purge(original: Callable[..., None], model: keras.Model, **which: bool) -> None:
+def purge(_: object, original: Callable[..., None], model: keras.Model, **which: bool) -> None:
     """Hook: remember what Keras takes off the variables, for `recover`."""
     groups = {
         "trainable_variables": lambda: model.trainable_variables,
@@ -59,9 +61,11 @@ def purge(original: Callable[..., None], model: keras.Model, **which: bool) -> N
     original(model, **which)
 
 
-def predict_on_batch(original: Callable[..., object], model: keras.Model, x: object) -> object:
+def predict_on_batch(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, x: object
+) -> object:
     """Hook: Keras gives the batch to the step as it is, and every device would compute it whole."""
-    return original(model, data.put_batch(x))
+    return original(model, data.put_batch(x, distribution))
 
 
 def forget_steps(model: keras.Model) -> None:

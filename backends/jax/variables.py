@@ -14,21 +14,23 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras_flow.backends import weights_files
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 
-def should_shard_at_init(original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
+def should_shard_at_init(_: object, original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
     """Hook: Keras shards initialisers of very large variables only; below that the full value is made on device 0."""
     return not layout.is_fully_replicated
 
 
-def initialize(original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]) -> None:
+def initialize(
+    distribution: Distribution,
+    original: Callable[..., None],
+    variable: keras.Variable,
+    initializer: Callable[..., object],
+) -> None:
     """Hook: constants are made shard by shard, random values too; an initialiser that needs the whole value
     (Orthogonal, a user's own) makes it once, in host memory."""
-    distribution = active()
-    if distribution is None:
-        return original(variable, initializer)
     if variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
     layout = keras_layout(variable)
@@ -65,15 +67,9 @@ def _constant_of(initializer: Callable[..., object]) -> float | None:
     return None
 
 
-def assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+def assign(layout: KerasLayout, original: Callable[..., object], variable: keras.Variable, value: object) -> object:
     """Hook: a host value goes to the devices slice by slice; Keras would put it whole on device 0 first."""
-    layout = keras_layout(variable)
-    if (
-        layout is None
-        or not isinstance(value, np.ndarray)
-        or in_stateless_scope()
-        or tuple(value.shape) != tuple(variable.shape)
-    ):
+    if not isinstance(value, np.ndarray) or in_stateless_scope() or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
     variable._value = from_host(value, engine_layout(layout.layout), _numpy_dtype(variable))
     return variable._value

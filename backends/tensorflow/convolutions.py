@@ -13,13 +13,22 @@ from keras.src.backend import standardize_data_format
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step, lay, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active, expected
 
 
-def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
-    """Condition: a convolution inside a step on a mesh."""
+def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on convolutions and pools: the distribution of the step on a mesh that is running."""
     distribution = active()
-    return distribution is not None and mirrored.works_by_dtensor(distribution) and in_step()
+    if distribution is None or not mirrored.works_by_dtensor(distribution):
+        return None
+    return distribution if in_step() else None
+
+
+def max_pool(
+    _: object, original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object
+) -> tf.Tensor:
+    """`max_pool` between tensors that are split by rows only."""
+    return by_rows_only(original, inputs, *args, **kwargs)
 
 
 def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
@@ -29,13 +38,12 @@ def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: o
 
 def whole_kernel(kernel: tf.Tensor | keras.Variable) -> tf.Tensor:
     """A kernel that every rank has whole, and whose gradient is: only then DTensor has rules for both."""
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     kernel = tf.convert_to_tensor(kernel)
-    return lay(kernel, replicated(view_of(distribution).mesh, kernel.shape.rank))
+    return lay(kernel, replicated(view_of(expected()).mesh, kernel.shape.rank))
 
 
 def convolve_transposed(
+    _: object,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     kernel: tf.Tensor | keras.Variable,
@@ -47,6 +55,7 @@ def convolve_transposed(
 
 
 def convolve(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     kernel: tf.Tensor | keras.Variable,
@@ -74,8 +83,6 @@ def convolve(
 
     channels = inputs.shape[-1 if last else 1]
     groups = channels // cast(int, kernel.shape[-2]) if channels else 1
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     if groups == 1 or distribution.placement.type != "cpu":
         return by_rows(plain(inputs, kernel))
     axis = spatial + 1 if last else 1

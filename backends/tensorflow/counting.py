@@ -18,6 +18,7 @@ _MOST_COMPARED = 256
 
 
 def one_hot(
+    _: object,
     original: Callable[..., tf.Tensor],
     indices: Any,
     depth: Any,
@@ -37,6 +38,7 @@ def one_hot(
 
 
 def searchsorted(
+    _: object,
     original: Callable[..., tf.Tensor],
     sorted_sequence: Any,
     values: Any,
@@ -56,7 +58,9 @@ def searchsorted(
     return tf.reduce_sum(tf.cast(comes_before, out_type), -1)
 
 
-def histogram(original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+def histogram(
+    _: object, original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """`keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
     x = tf.convert_to_tensor(x)
     if not isinstance(bins, int) or bins > _MOST_COMPARED or not x.dtype.is_floating:
@@ -71,6 +75,7 @@ def histogram(original: Callable[..., Any], x: Any, bins: Any = 10, range: Any =
 
 
 def nanquantile(
+    _: object,
     original: Callable[..., tf.Tensor],
     x: Any,
     q: Any,
@@ -105,21 +110,36 @@ def nanquantile(
 
 
 def segment_max(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+    _: object,
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
 ) -> tf.Tensor:
     """`tf.math.unsorted_segment_max`; a segment without rows has the least number."""
     return _by_segment(original, data, segment_ids, num_segments, name, _largest)
 
 
 def segment_min(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+    _: object,
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
 ) -> tf.Tensor:
     """`tf.math.unsorted_segment_min`; a segment without rows has the largest number."""
     return _by_segment(original, data, segment_ids, num_segments, name, _smallest)
 
 
 def segment_prod(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+    _: object,
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
 ) -> tf.Tensor:
     """`tf.math.unsorted_segment_prod`; a segment without rows has 1."""
     return _by_segment(original, data, segment_ids, num_segments, name, _product)

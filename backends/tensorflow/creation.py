@@ -58,9 +58,9 @@ _recording: ContextVar[list[Draw] | None] = ContextVar("keras_flow_recorded_draw
 _creating: ContextVar[bool] = ContextVar("keras_flow_creating_values", default=False)
 
 
-def recording() -> bool:
-    """Whether an initializer is asked which draw it would make."""
-    return _recording.get() is not None
+def recording() -> list[Draw] | None:
+    """Where draws are noted while an initializer is asked which it would make, or None."""
+    return _recording.get()
 
 
 def creating_values() -> bool:
@@ -68,10 +68,8 @@ def creating_values() -> bool:
     return _creating.get()
 
 
-def record(draw: Draw) -> tf.Tensor:
-    """Take note of a draw; the initializer gets an empty tensor in its place."""
-    draws = _recording.get()
-    assert draws is not None  # the caller's condition
+def record(draws: list[Draw], draw: Draw) -> tf.Tensor:
+    """Note a draw; the initializer gets an empty tensor in its place."""
     draws.append(draw)
     return tf.zeros((0,), draw.scale.dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
     layers,
@@ -19,7 +19,7 @@ from keras_flow.backends.tensorflow import (
     variables,
     windows,
 )
-from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current import dry_run
 
 _CORE = "keras.src.backend.tensorflow.core"
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
@@ -51,42 +51,42 @@ def _variables() -> Sequence[Hook]:
             "Variable.assign",
             variables.assign,
             "load_weights, set_weights and callbacks give numpy, which a DTensor variable refuses (Unimplemented)",
-            when=variables.assigns_on_host,
+            when=variables.assigned_on_host,
         ),
         Hook(
             _CORE,
             "Variable.__tf_tensor__",
             variables.to_tensor,
             "a weight split over an axis of the batch is gathered where it is used; DTensor fails on some uses",
-            when=variables.is_used_in_step,
+            when=variables.layout_in_step,
         ),
         Hook(
             _CORE,
             "Variable._direct_assign",
             variables.direct_assign,
             "the same variables are updated in their own layout",
-            when=variables.is_used_in_step,
+            when=variables.layout_in_step,
         ),
         Hook(
             _CORE,
             "Variable.numpy",
             variables.to_numpy,
             "the numpy value of a split DTensor raises",
-            when=variables.lies_on_mesh,
+            when=variables.value_on_mesh,
         ),
         Hook(
             _CORE,
             "Variable.__array__",
             variables.to_array,
             "as Variable.numpy",
-            when=variables.lies_on_mesh,
+            when=variables.value_on_mesh,
         ),
         Hook(
             _CORE,
             "convert_to_numpy",
             variables.to_numpy,
             "as Variable.numpy; Keras imports the function by value",
-            when=variables.lies_on_mesh,
+            when=variables.value_on_mesh,
             also=("keras.src.backend:convert_to_numpy", "keras.src.backend.tensorflow:convert_to_numpy"),
         ),
     )
@@ -100,21 +100,21 @@ def _trainer() -> Sequence[Hook]:
             trainer.make_function,
             "Keras reads batches inside the compiled function, where DTensors cannot come from; a batch is laid "
             "on the mesh before the step",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
         ),
         Hook(
             _TRAINER,
             "TensorFlowTrainer.make_predict_function",
             trainer.make_predict_function,
             "as _make_function",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
         ),
         Hook(
             "keras.src.trainers.trainer",
             "Trainer.compile",
             trainer.compile,
             "notes an explicit jit_compile=True, which Keras stores as it stores 'auto'; changes nothing",
-            when=trainer.always,
+            when=always,
         ),
         Hook(
             _CORE,
@@ -132,7 +132,7 @@ def _optimizer() -> Sequence[Hook]:
             "TFOptimizer._var_key",
             optimizer.described_key,
             "explain of a model that is only described: the key of a variable would be read off its value",
-            when=is_dry_run,
+            when=dry_run.world,
         ),
         Hook(
             _OPTIMIZER,
@@ -145,35 +145,35 @@ def _optimizer() -> Sequence[Hook]:
             "BaseOptimizer.apply",
             optimizer.apply,
             "lays gradients as their variables; DTensor fails where it guesses another layout (EmitAllScatter)",
-            when=optimizer.applies_in_step,
+            when=optimizer.distribution_of_step,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer._backend_update_step",
             optimizer.backend_update_step,
             "avoids the merge call of tf.distribute, which does not know DTensor variables",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.assign",
             optimizer.assign,
             "as assign_add",
-            when=optimizer.updates_dtensor,
+            when=optimizer.updated_variable,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.assign_add",
             optimizer.assign_add,
             "makes sparse gradients dense; DTensor cannot scatter into a split table",
-            when=optimizer.updates_dtensor,
+            when=optimizer.updated_variable,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.assign_sub",
             optimizer.assign_sub,
             "as assign_add",
-            when=optimizer.updates_dtensor,
+            when=optimizer.updated_variable,
         ),
     )
 
@@ -185,12 +185,12 @@ def _random() -> Sequence[Hook]:
     whole = ("randint", "categorical", "gamma", "beta", "binomial")
     return (
         *(
-            Hook(_RANDOM, function.__name__, function, why + record, when=random.draws_or_records)
+            Hook(_RANDOM, function.__name__, function, why + record, when=random.records_or_distribution)
             for function in recorded
         ),
-        *(Hook(_RANDOM, name, random.draw, why, when=random.draws_in_step) for name in whole),
-        Hook(_RANDOM, "dropout", random.dropout, why, when=random.draws_in_step),
-        Hook(_RANDOM, "shuffle", random.shuffle, why, when=random.draws_in_step),
+        *(Hook(_RANDOM, name, random.draw, why, when=random.distribution_of_draw) for name in whole),
+        Hook(_RANDOM, "dropout", random.dropout, why, when=random.distribution_of_draw),
+        Hook(_RANDOM, "shuffle", random.shuffle, why, when=random.distribution_of_draw),
         Hook(
             _RANDOM,
             "_cast_seed",
@@ -208,7 +208,7 @@ def _layers() -> Sequence[Hook]:
             "Layer.__call__",
             layers.call,
             "model(x) outside of a step: plain tensors do not mix with DTensor variables",
-            when=layers.is_outer_call,
+            when=layers.distribution_outside,
         ),
         *(
             Hook(
@@ -218,14 +218,14 @@ def _layers() -> Sequence[Hook]:
                 "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
                 "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
                 "average pools",
-                when=convolutions.convolves_on_mesh,
+                when=convolutions.distribution_of_step,
             )
             for name, function in (
                 ("conv", convolutions.convolve),
                 ("conv_transpose", convolutions.convolve_transposed),
                 ("depthwise_conv", windows.depthwise),
                 ("separable_conv", windows.separable),
-                ("max_pool", convolutions.by_rows_only),
+                ("max_pool", convolutions.max_pool),
                 ("average_pool", windows.average_pool),
             )
         ),
@@ -234,7 +234,7 @@ def _layers() -> Sequence[Hook]:
             "confusion_matrix",
             layers.confusion_matrix,
             "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
             also=("keras.src.metrics.iou_metrics:confusion_matrix",),
         ),
         Hook(
@@ -257,42 +257,42 @@ def _replicas() -> Sequence[Hook]:
             "TensorFlowTrainer._make_function",
             mirrored.make_function,
             "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
-            when=mirrored.on_mirrored,
+            when=mirrored.distribution_by_strategy,
         ),
         Hook(
             _TRAINER,
             "TensorFlowTrainer.make_predict_function",
             mirrored.make_predict_function,
             "as _make_function; results are joined in the order of rows",
-            when=mirrored.on_mirrored,
+            when=mirrored.distribution_by_strategy,
         ),
         Hook(
             loss,
             "reduce_values",
             replica_math.reduce_values,
             "Keras takes the mean of replica means, which is wrong where their counts differ",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             loss,
             "apply_mask",
             replica_math.apply_mask,
             "Keras weights masked rows by the counts of one replica",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             loss,
             "scale_loss_for_distribution",
             replica_math.scale_loss,
             "added losses count by rows, not by replicas",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             loss,
             "unscale_loss_for_distribution",
             replica_math.unscale_loss,
             "trackers see the logical loss, not the local one times the number of replicas",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         *(
             Hook(
@@ -300,7 +300,7 @@ def _replicas() -> Sequence[Hook]:
                 name,
                 replica_math.apply,
                 "Keras clips and accumulates a replica's gradient before the sum",
-                when=replica_math.in_replica,
+                when=replica_math.rows,
             )
             for module, name in (
                 ("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply"),
@@ -312,20 +312,18 @@ def _replicas() -> Sequence[Hook]:
             "TFOptimizer._all_reduce_sum_gradients",
             replica_math.keep_gradients,
             "gradients are summed once, by `apply`",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             _RANDOM,
             "dropout",
             replica_math.dropout,
             "Keras draws the same mask on every replica",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
-        *(Hook(_RANDOM, name, replica_math.draw, "as dropout", when=replica_math.in_replica) for name in draws),
+        *(Hook(_RANDOM, name, replica_math.draw, "as dropout", when=replica_math.rows) for name in draws),
         *(
-            Hook(
-                _RANDOM, name, replica_math.refuse_draw, "MixUp mixes rows of one replica", when=replica_math.in_replica
-            )
+            Hook(_RANDOM, name, replica_math.refuse_draw, "MixUp mixes rows of one replica", when=replica_math.rows)
             for name in ("gamma", "beta", "binomial", "categorical", "shuffle")
         ),
         Hook(
@@ -333,20 +331,20 @@ def _replicas() -> Sequence[Hook]:
             "elastic_transform",
             replica_math.refuse_draw,
             "draws without Keras's random functions: the same on every replica",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization._moments",
             statistics.global_moments,
             "Keras takes each replica's statistics, or with synchronized=True those without the mask",
-            when=statistics.takes_global,
+            when=statistics.rows_of_global,
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization.call",
             statistics.call_by_groups,
             "batch_statistics='replica': statistics by data rank, on DTensor too",
-            when=statistics.takes_groups,
+            when=statistics.wants_replica_statistics,
         ),
     )

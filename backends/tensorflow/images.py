@@ -20,7 +20,7 @@ from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.backends.tensorflow.windows import Window
 
 
-def hsv_to_rgb(original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
+def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
     """`tf.image.hsv_to_rgb` by the formula of its kernel; TensorFlow has no gradient of it."""
     hue, saturation, value = tf.unstack(tf.stop_gradient(tf.convert_to_tensor(images)), axis=-1)
     hue = hue * 6
@@ -30,7 +30,7 @@ def hsv_to_rgb(original: Callable[..., tf.Tensor], images: Any, name: str | None
     return tf.stack([((one - saturation) + saturation * part) * value for part in bounded], -1)
 
 
-def rgb_to_hsv(original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
+def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
     """`tf.image.rgb_to_hsv` by the formula of its kernel; the gradient is that of TensorFlow."""
 
     @tf.custom_gradient
@@ -54,7 +54,7 @@ def rgb_to_hsv(original: Callable[..., tf.Tensor], images: Any, name: str | None
     return cast("tf.Tensor", converted(tf.convert_to_tensor(images)))
 
 
-def resize(original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+def resize(_: object, original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`tf.image.resize` of images that are split by rows only."""
     images = tf.convert_to_tensor(images)
     if images.shape.rank != 4:
@@ -63,6 +63,7 @@ def resize(original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs
 
 
 def depth_to_space(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: Any,
     block_size: int,
@@ -79,6 +80,7 @@ def depth_to_space(
 
 
 def space_to_depth(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: Any,
     block_size: int,
@@ -122,6 +124,7 @@ def _blocks_transposed(
 
 
 def extract_patches(
+    _: object,
     original: Callable[..., tf.Tensor],
     images: Any,
     sizes: Sequence[int],
@@ -146,6 +149,7 @@ def extract_patches(
 
 
 def projective_transform(
+    _: object,
     original: Callable[..., tf.Tensor],
     images: Any,
     transforms: Any,
@@ -179,7 +183,7 @@ def projective_transform(
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             matrices = tf.linalg.inv(image_ops.flat_transforms_to_matrices(transforms))
             inverse = image_ops.matrices_to_flat_transforms(matrices)
-            return projective_transform(original, upstream, inverse, (height, width), 0.0, interpolation, fill_mode)
+            return projective_transform(_, original, upstream, inverse, (height, width), 0.0, interpolation, fill_mode)
 
         return result, gradient
 

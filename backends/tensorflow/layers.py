@@ -19,24 +19,26 @@ from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.models import distribution_of, is_built
 
 
-def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
-    """Condition: an eager call, outside of a step and of other layers, of a layer with variables on a mesh."""
+def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `Layer.__call__`: the distribution of a layer with variables on a mesh that is called
+    eagerly, outside of a step and of other layers."""
     if not tf.executing_eagerly() or dtensor.get_default_mesh() is not None:
-        return False
+        return None
     if global_state.get_global_attribute("current_call_ctx") is not None:
-        return False
+        return None
     if not any(is_numpy_like(value) for value in tree.flatten((args, kwargs))):
-        return False
+        return None
     distribution = active()
     if distribution is not None and not is_built(layer):  # its variables are made in this call
-        return mirrored.works_by_dtensor(distribution)
-    return any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
+        return distribution if mirrored.works_by_dtensor(distribution) else None
+    on_mesh = any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
+    return distribution_of(layer) if on_mesh else None
 
 
-def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+def call(
+    distribution: Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
     """`Layer.__call__` on plain values: they are laid as a batch, the result is the logical one as plain tensors."""
-    distribution = distribution_of(layer)
-    assert distribution is not None and mirrored.works_by_dtensor(distribution)  # its variables lie on a mesh
     flat = tree.flatten((args, kwargs))
     plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
     tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
@@ -71,6 +73,7 @@ def _from_mesh(output: object) -> object:
 
 
 def confusion_matrix(
+    _: object,
     original: Callable[..., object],
     labels: tf.Tensor | np.ndarray,
     predictions: tf.Tensor | np.ndarray,
@@ -87,6 +90,7 @@ def confusion_matrix(
 
 
 def dense_bincount(
+    _: object,
     original: Callable[..., object],
     inputs: tf.Tensor,
     depth: int,

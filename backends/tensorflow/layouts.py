@@ -14,7 +14,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import record
 
 from keras_flow import sbp as _sbp
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution, active, expected
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -188,8 +188,7 @@ def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:
 
 
 def _activation(view: MeshView, nd_sbp: NdSbp, tensor: tf.Tensor, path: str) -> dtensor.Layout:
-    distribution = active()
-    assert distribution is not None  # the caller's condition
+    distribution = expected()
     shape = tuple(tensor.shape)
     names = distribution.placement.axis_names
     dims = [part.dim for part in nd_sbp if isinstance(part, Split)]

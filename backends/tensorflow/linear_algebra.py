@@ -19,7 +19,7 @@ from keras_flow.backends.tensorflow.operations import known_value, whole_dims
 _MOST_COLUMNS = 8
 
 
-def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`tf.linalg.diag_part` of square matrices of numbers as the sum of each row's one element on the diagonal."""
     input = tf.convert_to_tensor(input)
     size, numbers = _size(input), input.dtype.is_floating or input.dtype.is_integer
@@ -30,7 +30,7 @@ def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwar
 
 
 def band_part(
-    original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
+    _: object, original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
 ) -> tf.Tensor:
     """`tf.linalg.band_part` as a choice by a constant mask."""
     input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
@@ -41,7 +41,7 @@ def band_part(
     return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
 
 
-def diag(original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+def diag(_: object, original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`tf.linalg.diag` of the main diagonal as a choice by a constant mask."""
     diagonal = tf.convert_to_tensor(diagonal)
     size = diagonal.shape[-1] if diagonal.shape.rank else None
@@ -50,7 +50,9 @@ def diag(original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs
     return tf.where(np.eye(size, dtype=bool), tf.expand_dims(diagonal, -1), tf.zeros((), diagonal.dtype))
 
 
-def set_diag(original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+def set_diag(
+    _: object, original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any
+) -> tf.Tensor:
     """`tf.linalg.set_diag` of square matrices as a choice by a constant mask."""
     input, diagonal = tf.convert_to_tensor(input), tf.convert_to_tensor(diagonal)
     size = _size(input)
@@ -60,6 +62,7 @@ def set_diag(original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *arg
 
 
 def triangular_solve(
+    _: object,
     original: Callable[..., tf.Tensor],
     matrix: Any,
     rhs: Any,
@@ -77,7 +80,7 @@ def triangular_solve(
         found = _substituted(matrix, rhs, lower, adjoint)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            of_rhs = triangular_solve(original, matrix, upstream, lower, not adjoint)
+            of_rhs = triangular_solve(_, original, matrix, upstream, lower, not adjoint)
             of_matrix = -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True)
             return tf.linalg.band_part(of_matrix, *((-1, 0) if lower else (0, -1))), of_rhs
 
@@ -139,7 +142,7 @@ def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
 
 
 def solve(
-    original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
+    _: object, original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
     """`tf.linalg.solve` by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no error."""
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
@@ -151,7 +154,7 @@ def solve(
         found = _eliminated(tf.linalg.matrix_transpose(matrix) if adjoint else matrix, rhs).solution
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            of_rhs = solve(original, matrix, upstream, not adjoint)
+            of_rhs = solve(_, original, matrix, upstream, not adjoint)
             return -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True), of_rhs
 
         return found, gradient
@@ -160,7 +163,7 @@ def solve(
 
 
 def inverse(
-    original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
+    _: object, original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
     """`tf.linalg.inv`: what solves for the identity."""
     input = tf.convert_to_tensor(input)
@@ -169,7 +172,7 @@ def inverse(
     return tf.linalg.solve(input, np.eye(cast(int, input.shape[-1]), dtype=input.dtype.as_numpy_dtype), adjoint)
 
 
-def determinant(original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
+def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
     """`tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
@@ -184,7 +187,7 @@ def determinant(original: Callable[..., tf.Tensor], input: Any, name: str | None
     return cast("tf.Tensor", found(_whole_matrix(input)))
 
 
-def log_determinant(original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
+def log_determinant(_: object, original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
     """`tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):

@@ -34,10 +34,10 @@ def is_mirrored(distribution: Distribution) -> bool:
     return distribution.strategy == "mirrored"
 
 
-def on_mirrored(*args: object, **kwargs: object) -> bool:
-    """Condition: the active distribution works by MirroredStrategy."""
+def distribution_by_strategy(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on steps of replicas: the active distribution, where it works by MirroredStrategy."""
     distribution = active()
-    return distribution is not None and is_mirrored(distribution)
+    return distribution if distribution is not None and is_mirrored(distribution) else None
 
 
 def is_mirrored_variable(value: object) -> bool:
@@ -202,10 +202,10 @@ class MirroredSteps:
             optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
-def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:
+def make_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
+) -> Callable:
     """`TensorFlowTrainer._make_function` on replicas; several steps are a loop here, Keras's `while_loop` fails."""
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     steps = MirroredSteps(model, step, distribution, joined=False)
 
     def function(iterator: Iterator) -> object:
@@ -223,12 +223,12 @@ def make_function(original: Callable[..., object], model: keras.Model, step: Cal
     return function
 
 
-def make_predict_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> None:
+def make_predict_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> None:
     """`TensorFlowTrainer.make_predict_function` on replicas."""
     if model.predict_function is not None and not force:
         return
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     steps = MirroredSteps(model, model.predict_step, distribution, joined=True)
 
     def function(batches: list) -> object:

@@ -31,7 +31,7 @@ def hooks() -> Sequence[Hook]:
             "FuncGraph.capture",
             operations.capture,
             "constants of a Functional model: `got a regular tensor ... but was expecting a DTensor`",
-            when=operations.captures_plain_tensor,
+            when=operations.captured_tensor,
         ),
         Hook(
             "tensorflow.python.framework.func_graph",
@@ -154,7 +154,7 @@ def hooks() -> Sequence[Hook]:
                 name,
                 operations.contract,
                 "parts of a contracted dim would be rounded to half precision before they are summed",
-                when=operations.contracts_in_half,
+                when=operations.half_precision,
             )
             for name in ("matmul", "einsum")
         ),
@@ -163,7 +163,7 @@ def hooks() -> Sequence[Hook]:
             "parse_message",
             operations.parse_message,
             "an error of DTensor holds the whole program; TensorFlow searches it for minutes before it raises",
-            when=operations.is_endless,
+            when=operations.endless_text,
         ),
         Hook(
             "keras.src.layers.rnn.rnn",

@@ -13,30 +13,31 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored
 from keras_flow.backends.tensorflow.layouts import in_step
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 
 #: what an optimizer updates: a Keras variable, or the TensorFlow one that it holds
 Target: TypeAlias = keras.Variable | tf.Variable
 
 
-def described_key(original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
+def described_key(_: object, original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
     """`_var_key` of a variable without a value."""
     return id(variable)
 
 
-def on_dtensor(*args: object, **kwargs: object) -> bool:
-    """Condition: the active distribution works by DTensor."""
+def distribution_by_dtensor(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on steps on a mesh: the active distribution, where it works by DTensor."""
     distribution = active()
-    return distribution is not None and mirrored.works_by_dtensor(distribution)
+    return distribution if distribution is not None and mirrored.works_by_dtensor(distribution) else None
 
 
-def updates_dtensor(optimizer: keras.Optimizer, variable: object, value: object) -> bool:
-    """Condition: a dense or sparse update of a variable on a mesh."""
-    variable = variable._value if isinstance(variable, keras.Variable) else variable
-    return isinstance(variable, dtensor.DVariable)
+def updated_variable(optimizer: keras.Optimizer, variable: Target, value: object) -> dtensor.DVariable | None:
+    """Condition of hooks on assignments of optimizers: the variable, where it is on a mesh."""
+    target = _plain(variable)
+    return target if isinstance(target, dtensor.DVariable) else None
 
 
 def add_variable_from_reference(
+    _: object,
     original: Callable[..., object],
     optimizer: keras.Optimizer,
     reference_variable: object,
@@ -52,13 +53,17 @@ def add_variable_from_reference(
     )
 
 
-def applies_in_step(*args: object, **kwargs: object) -> bool:
-    """Condition: gradients are applied inside a step on a mesh."""
-    return on_dtensor() and in_step()
+def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `BaseOptimizer.apply`: the distribution of the step on a mesh that is running."""
+    return distribution_by_dtensor() if in_step() else None
 
 
 def apply(
-    original: Callable[..., object], optimizer: keras.Optimizer, grads: list, trainable_variables: list | None = None
+    _: object,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    grads: list,
+    trainable_variables: list | None = None,
 ) -> object:
     """`Optimizer.apply`: each gradient is laid as its variable before anything else uses it.
 
@@ -77,6 +82,7 @@ def apply(
 
 
 def backend_update_step(
+    _: object,
     original: Callable[..., object],
     optimizer: keras.Optimizer,
     grads: list,
@@ -91,31 +97,42 @@ def backend_update_step(
 
 
 def assign(
-    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+    target: dtensor.DVariable,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    variable: Target,
+    value: tf.Tensor | np.ndarray,
 ) -> None:
     """`assign` of a dense value."""
-    _plain(variable).assign(_laid(value, variable))
+    target.assign(_laid(value, target))
 
 
 def assign_add(
-    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+    target: dtensor.DVariable,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    variable: Target,
+    value: tf.Tensor | np.ndarray,
 ) -> None:
     """`assign_add` of a dense value."""
-    _plain(variable).assign_add(_laid(value, variable))
+    target.assign_add(_laid(value, target))
 
 
 def assign_sub(
-    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+    target: dtensor.DVariable,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    variable: Target,
+    value: tf.Tensor | np.ndarray,
 ) -> None:
     """`assign_sub` of a dense value."""
-    _plain(variable).assign_sub(_laid(value, variable))
+    target.assign_sub(_laid(value, target))
 
 
 def _plain(variable: Target) -> tf.Variable:
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
-def _laid(value: tf.Tensor | np.ndarray, variable: Target) -> tf.Tensor:
-    target = _plain(variable)
+def _laid(value: tf.Tensor | np.ndarray, target: dtensor.DVariable) -> tf.Tensor:
     value = tf.convert_to_tensor(tf.cast(value, target.dtype))  # IndexedSlices become dense
     return dtensor.relayout(value, target.layout) if in_step() else value

@@ -14,6 +14,7 @@ from keras_flow.errors import FlowError
 
 
 def slice(
+    _: object,
     original: Callable[..., object],
     input_: tf.Tensor | np.ndarray,
     begin: object,
@@ -29,6 +30,7 @@ def slice(
 
 
 def strided_slice(
+    _: object,
     original: Callable[..., Any],
     input_: Any,
     begin: Any,

@@ -11,38 +11,41 @@ from keras.src import ops
 from keras.src.backend import epsilon, result_type
 
 from keras_flow.backends.tensorflow import replica_math
-from keras_flow.backends.tensorflow.optimizer import on_dtensor
-from keras_flow.current.distribution import active
+from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
+from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
 
 
-def takes_global(*args: object, **kwargs: object) -> bool:
-    """Condition: the step of a replica, with statistics of the logical batch."""
+def rows_of_global(*args: object, **kwargs: object) -> replica_math.Rows | None:
+    """Condition of the hook on `BatchNormalization._moments`: the rows of a replica whose step wants statistics of the
+    logical batch."""
     rows = replica_math.rows()
-    return rows is not None and rows.statistics == "global"
+    return rows if rows is not None and rows.statistics == "global" else None
 
 
-def takes_groups(
+def wants_replica_statistics(
     layer: keras.Layer, inputs: object, training: object = None, mask: object = None, **kwargs: object
-) -> bool:
-    """Condition: a training step with statistics by data rank."""
+) -> replica_math.Rows | Distribution | None:
+    """Condition of the hook on `BatchNormalization.call`: the rows of a replica, or the distribution of a step on a
+    mesh, where it wants statistics by replica."""
     if not training or not layer.trainable:
-        return False
+        return None
     rows = replica_math.rows()
     if rows is not None:
-        return rows.statistics == "replica"
-    distribution = active()
-    return on_dtensor() and distribution is not None and distribution.batch_statistics == "replica"
+        return rows if rows.statistics == "replica" else None
+    distribution = distribution_by_dtensor()
+    return distribution if distribution is not None and distribution.batch_statistics == "replica" else None
 
 
 def global_moments(
-    original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None
+    _: object, original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """`BatchNormalization._moments` over all replicas, in two passes as on one device."""
     return _moments(inputs, mask, layer._reduction_axes, replica_math.total_of)
 
 
 def call_by_groups(
+    found: replica_math.Rows | Distribution,
     original: Callable[..., object],
     layer: keras.Layer,
     inputs: tf.Tensor,
@@ -59,17 +62,16 @@ def call_by_groups(
     if layer.renorm:
         raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
     inputs = cast("tf.Tensor", ops.cast(inputs, result_type(inputs.dtype, "float32")))
-    rows = replica_math.rows()
-    if rows is not None:
+    if not isinstance(found, Distribution):
         groups = [(inputs, mask)]
         here = tf.cast(cast("int", inputs.shape[0]) > 0, inputs.dtype)
         count = replica_math.total_of(here)
     else:
-        groups = _groups(layer, inputs, mask)
+        groups = _groups(layer, inputs, mask, found)
         count = tf.cast(len(groups), inputs.dtype)
     moments = [_moments(part, part_mask, layer._reduction_axes, tf.identity) for part, part_mask in groups]
     sums = [tf.add_n([group[which] for group in moments]) for which in (0, 1)]
-    if rows is not None:
+    if not isinstance(found, Distribution):
         sums = [replica_math.total_of(total) for total in sums]  # an empty replica's are 0
     for moving, total in zip((layer.moving_mean, layer.moving_variance), sums, strict=True):
         old = ops.cast(moving, inputs.dtype)
@@ -85,9 +87,9 @@ def call_by_groups(
     return cast("tf.Tensor", ops.cast(joined, layer.compute_dtype))
 
 
-def _groups(layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> list[tuple[tf.Tensor, tf.Tensor | None]]:
-    distribution = active()
-    assert distribution is not None  # the hook's condition
+def _groups(
+    layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None, distribution: Distribution
+) -> list[tuple[tf.Tensor, tf.Tensor | None]]:
     rows = inputs.shape[0]
     if rows is None:
         raise FlowError(

@@ -12,6 +12,7 @@ from keras_flow.backends.tensorflow.operations import known_value, whole_dims
 
 
 def argmin(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: Any,
     axis: int | None = None,
@@ -28,7 +29,7 @@ def argmin(
 
 
 def reverse(
-    original: Callable[..., tf.Tensor], tensor: Any, axis: Any, name: str | None = None, **kwargs: Any
+    _: object, original: Callable[..., tf.Tensor], tensor: Any, axis: Any, name: str | None = None, **kwargs: Any
 ) -> tf.Tensor:
     """`tf.reverse` as a lookup along each dim, which is whole; its gradient is the same."""
     tensor, dims = tf.convert_to_tensor(tensor), known_value(axis)
@@ -55,7 +56,9 @@ def _reversed(original: Callable[..., tf.Tensor], tensor: tf.Tensor, dim: int) -
     return cast("tf.Tensor", reversed_(tensor))
 
 
-def roll(original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, name: str | None = None) -> tf.Tensor:
+def roll(
+    _: object, original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, name: str | None = None
+) -> tf.Tensor:
     """`tf.roll` as the end of each dim before its beginning."""
     input, shifts, dims = tf.convert_to_tensor(input), known_value(shift), known_value(axis)
     if shifts is None or dims is None or not input.shape.is_fully_defined():
@@ -69,6 +72,7 @@ def roll(original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, 
 
 
 def cumprod(
+    _: object,
     original: Callable[..., tf.Tensor],
     x: Any,
     axis: int = 0,
@@ -95,6 +99,7 @@ def cumprod(
 
 
 def reduce_prod(
+    _: object,
     original: Callable[..., tf.Tensor],
     input_tensor: Any,
     axis: int | Sequence[int] | None = None,
@@ -123,13 +128,13 @@ def reduce_prod(
     return x if keepdims else tf.reduce_sum(x, axes)  # dims of length 1
 
 
-def bessel_i0(original: Callable[..., tf.Tensor], x: Any, name: str | None = None) -> tf.Tensor:
+def bessel_i0(_: object, original: Callable[..., tf.Tensor], x: Any, name: str | None = None) -> tf.Tensor:
     """`tf.math.bessel_i0` by its scaled form, whose gradient has a rule."""
     x = tf.convert_to_tensor(x)
     return tf.exp(tf.abs(x)) * tf.math.bessel_i0e(x)
 
 
-def softplus(original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
+def softplus(_: object, original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
     """`tf.math.softplus` with a gradient by the sigmoid."""
 
     @tf.custom_gradient
@@ -139,14 +144,19 @@ def softplus(original: Callable[..., tf.Tensor], features: Any, name: str | None
     return cast("tf.Tensor", smooth(tf.convert_to_tensor(features)))
 
 
-def softsign(original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
+def softsign(_: object, original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
     """`tf.nn.softsign` by its formula."""
     features = tf.convert_to_tensor(features)
     return features / (1 + tf.abs(features))
 
 
 def unstack(
-    original: Callable[..., list[tf.Tensor]], value: Any, num: int | None = None, axis: int = 0, name: str = "unstack"
+    _: object,
+    original: Callable[..., list[tf.Tensor]],
+    value: Any,
+    num: int | None = None,
+    axis: int = 0,
+    name: str = "unstack",
 ) -> list[tf.Tensor]:
     """`tf.unstack`, which is the gradient of `tf.stack` too, as parts of length one: DTensor errs on split ones."""
     value = tf.convert_to_tensor(value)
@@ -157,13 +167,15 @@ def unstack(
     return [tf.squeeze(part, [axis]) for part in tf.split(value, count, axis)]
 
 
-def cross(original: Callable[..., tf.Tensor], a: Any, b: Any, name: str | None = None) -> tf.Tensor:
+def cross(_: object, original: Callable[..., tf.Tensor], a: Any, b: Any, name: str | None = None) -> tf.Tensor:
     """`tf.linalg.cross` by its formula."""
     a, b = (tf.unstack(tf.convert_to_tensor(value), axis=-1) for value in (a, b))
     return tf.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]], -1)
 
 
-def ensure_shape(original: Callable[..., tf.Tensor], x: Any, shape: Any, name: str | None = None) -> tf.Tensor:
+def ensure_shape(
+    _: object, original: Callable[..., tf.Tensor], x: Any, shape: Any, name: str | None = None
+) -> tf.Tensor:
     """`tf.ensure_shape` of a tensor whose shape is known as the step is traced."""
     x = tf.convert_to_tensor(x)
     if x.shape.is_fully_defined() and x.shape.is_compatible_with(shape):
@@ -172,6 +184,7 @@ def ensure_shape(original: Callable[..., tf.Tensor], x: Any, shape: Any, name: s
 
 
 def pad(
+    _: object,
     original: Callable[..., tf.Tensor],
     tensor: Any,
     paddings: Any,
@@ -196,7 +209,13 @@ def pad(
 
 
 def update_slice(
-    original: Callable[..., tf.Tensor], inputs: Any, updates: Any, start_indices: Any, *args: Any, **kwargs: Any
+    _: object,
+    original: Callable[..., tf.Tensor],
+    inputs: Any,
+    updates: Any,
+    start_indices: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> tf.Tensor:
     """XLA's `dynamic_update_slice` at places that are known, which it keeps inside of the tensor."""
     inputs, updates, first = tf.convert_to_tensor(inputs), tf.convert_to_tensor(updates), known_value(start_indices)

@@ -24,7 +24,7 @@ from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.trace import Trace, Whole, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import is_built
 from keras_flow.errors import FlowError
 
@@ -126,9 +126,10 @@ class Steps:
         return self._functions[key]
 
 
-def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:
+def make_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
+) -> Callable:
     """`TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution` steps."""
-    distribution = _distribution()
     _refuse_jit(model)
     steps = Steps(model, step, distribution)
 
@@ -147,12 +148,14 @@ def make_function(original: Callable[..., object], model: keras.Model, step: Cal
     return function
 
 
-def make_predict_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> None:
+def make_predict_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> None:
     """`TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
     if model.predict_function is not None and not force:
         return
     _refuse_jit(model)
-    steps = Steps(model, model.predict_step, _distribution())
+    steps = Steps(model, model.predict_step, distribution)
 
     def function(batches: list) -> object:
         outputs = [steps(data) for data in batches]
@@ -163,12 +166,6 @@ def make_predict_function(original: Callable[..., object], model: keras.Model, f
 
 def _joined(*parts: tf.Tensor) -> tf.Tensor:
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
-
-
-def _distribution() -> Distribution:
-    distribution = active()
-    assert distribution is not None  # the hooks' condition
-    return distribution
 
 
 def build(model: keras.Model, data: object) -> None:
@@ -213,18 +210,13 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
 # ---- jit_compile and remat
 
 
-def compile(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
     """`Trainer.compile`: remembers an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
     if kwargs.get("jit_compile") is True or (len(args) > 7 and args[7] is True):
         _asked_for_jit.add(model)
     else:
         _asked_for_jit.discard(model)
     return original(model, *args, **kwargs)
-
-
-def always(*args: object, **kwargs: object) -> bool:
-    """Condition of a hook that only takes note."""
-    return True
 
 
 def _refuse_jit(model: keras.Model) -> None:
@@ -236,7 +228,9 @@ def _refuse_jit(model: keras.Model) -> None:
         )
 
 
-def refuse_remat(original: Callable[..., object], function: Callable, *args: object, **kwargs: object) -> object:
+def refuse_remat(
+    _: object, original: Callable[..., object], function: Callable, *args: object, **kwargs: object
+) -> object:
     """`keras.remat` inside a step."""
     layer = getattr(function, "__self__", None)
     of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""

@@ -20,6 +20,7 @@ from keras.src.backend.tensorflow import nn
 
 from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, whole_kernel
 from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.current.distribution import Distribution
 
 #: larger windows are left to TensorFlow: a step would have several operations for each position
 _MOST_POSITIONS = 27
@@ -83,6 +84,7 @@ class Window:
 
 
 def depthwise(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     kernel: tf.Tensor | keras.Variable,
@@ -96,7 +98,7 @@ def depthwise(
     sizes = tuple(cast("list[int]", kernel.shape.as_list()))[:-2]
     window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
     if window is None:
-        return convolve(original, inputs, kernel, strides, padding, data_format, dilation_rate)
+        return convolve(distribution, original, inputs, kernel, strides, padding, data_format, dilation_rate)
     products = [tf.expand_dims(part, -1) * kernel[at] for at, part in window.positions(by_rows(inputs))]
     total = functools.reduce(tf.add, products)
     channels = math.prod(cast("list[int]", kernel.shape.as_list())[-2:])
@@ -104,6 +106,7 @@ def depthwise(
 
 
 def separable(
+    _: object,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     depthwise_kernel: tf.Tensor | keras.Variable,
@@ -123,6 +126,7 @@ def separable(
 
 
 def average_pool(
+    _: object,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     pool_size: int | Sequence[int],
@@ -140,6 +144,7 @@ def average_pool(
 
 
 def pool(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: tf.Tensor,
     window_shape: int | Sequence[int],
@@ -152,15 +157,16 @@ def pool(
 ) -> tf.Tensor:
     """`tf.nn.pool`, which Keras's adaptive pools use: averages by `average_pool`, others between split rows."""
 
-    def pooled(values: tf.Tensor, *_: object) -> tf.Tensor:
+    def pooled(values: tf.Tensor, *options: object) -> tf.Tensor:
         return original(values, window_shape, pooling_type, strides, padding, data_format, dilations, name)
 
     if pooling_type == "AVG" and dilations is None and (data_format or "C").endswith("C"):
-        return average_pool(pooled, input, window_shape, strides or 1, padding, "channels_last")
+        return average_pool(_, pooled, input, window_shape, strides or 1, padding, "channels_last")
     return by_rows_only(pooled, input)
 
 
 def depthwise_conv2d(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     input: tf.Tensor,
     filter: tf.Tensor,
@@ -172,14 +178,14 @@ def depthwise_conv2d(
 ) -> tf.Tensor:
     """`tf.nn.depthwise_conv2d`, with which Keras blurs images."""
 
-    def convolved(values: tf.Tensor, kernel: tf.Tensor, *_: object) -> tf.Tensor:
+    def convolved(values: tf.Tensor, kernel: tf.Tensor, *options: object) -> tf.Tensor:
         return original(values, kernel, strides, padding, data_format, dilations, name)
 
     filter = tf.convert_to_tensor(filter)
     plain = isinstance(padding, str) and (data_format or "C").endswith("C") and dilations in (None, 1, [1, 1], (1, 1))
     if not plain or not filter.shape.is_fully_defined():
         return by_rows_only(original, input, filter, strides, padding, data_format, dilations, name)
-    return depthwise(convolved, input, filter, strides[1:3], padding, "channels_last")
+    return depthwise(distribution, convolved, input, filter, strides[1:3], padding, "channels_last")
 
 
 def _window(

@@ -79,29 +79,34 @@ def constant_piece(
     return layouts.from_local(piece, shape, mesh, placements)
 
 
-def is_drawing(*args: object, **kwargs: object) -> bool:
-    """The condition of the hooks on Keras's random functions."""
-    return _target.get() is not None
+def drawn_variable(*args: object, **kwargs: object) -> Target | None:
+    """Condition of hooks on Keras's random functions: the variable whose value is being drawn."""
+    return _target.get()
 
 
-def uniform(original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
+def uniform(
+    wanted: Target, original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
     """Hook: the piece of a uniform draw."""
-    return _piece(original, shape, ("minval", "maxval"), _uniform, args, kwargs)
+    return _piece(wanted, original, shape, ("minval", "maxval"), _uniform, args, kwargs)
 
 
-def normal(original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
+def normal(
+    wanted: Target, original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
     """Hook: the piece of a normal draw."""
-    return _piece(original, shape, ("mean", "stddev"), _normal, args, kwargs)
+    return _piece(wanted, original, shape, ("mean", "stddev"), _normal, args, kwargs)
 
 
 def truncated_normal(
-    original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+    wanted: Target, original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
 ) -> object:
     """Hook: the piece of a truncated normal draw."""
-    return _piece(original, shape, ("mean", "stddev"), _truncated_normal, args, kwargs)
+    return _piece(wanted, original, shape, ("mean", "stddev"), _truncated_normal, args, kwargs)
 
 
 def _piece(
+    wanted: Target,
     original: Callable[..., object],
     shape: tuple[int, ...],
     names: tuple[str, str],
@@ -109,8 +114,7 @@ def _piece(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:
-    wanted = _target.get()
-    if wanted is None or tuple(shape) != wanted.shape or not wanted.shape:
+    if tuple(shape) != wanted.shape or not wanted.shape:
         return original(shape, *args, **kwargs)
     given = dict(zip((*names, "dtype", "seed"), args, strict=False), **kwargs)
     low, high = (given.get(name, default) for name, default in zip(names, (0.0, 1.0), strict=True))

@@ -139,13 +139,14 @@ class _AllSum(torch.autograd.Function):
         return grad, None
 
 
-def in_logical_part(*args: object, **kwargs: object) -> bool:
-    """A hook's condition: a mirrored step is running, and no layer is computing own rows right now."""
+def step_on_all_rows(*args: object, **kwargs: object) -> Step | None:
+    """Condition of the hook on `torch.autograd.grad`: the mirrored step, while no layer computes own rows."""
     step = current_step()
-    return step is not None and not step.consistent and step.inside is None
+    return step if step is not None and not step.consistent and step.inside is None else None
 
 
 def autograd_grad(
+    step: Step,
     original: Callable[..., Sequence[torch.Tensor | None]],
     outputs: object,
     inputs: object,
@@ -154,8 +155,6 @@ def autograd_grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """Hook on `torch.autograd.grad`, by which the reducer's hooks are not called: average the weights' gradients."""
     grads = original(outputs, inputs, *args, **kwargs)
-    step = current_step()
-    assert step is not None  # the hook's condition
     rows = rows_of(step.distribution.placement)
     if not reducer(step.distribution.placement).on:
         return tuple(grads)

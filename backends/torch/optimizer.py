@@ -13,7 +13,7 @@ from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
 from keras_flow.backends.torch.variables import holding
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 
 if TYPE_CHECKING:
     import keras
@@ -22,29 +22,31 @@ if TYPE_CHECKING:
 _BLOCK = 2**18
 
 
-def holds_dtensors(
+def variables_of_dtensors(
     optimizer: object, grads: Sequence[object], trainable_variables: Sequence[keras.Variable] | None = None
-) -> bool:
-    """The hook's condition: gradients or variables are DTensors."""
+) -> Sequence[keras.Variable] | None:
+    """Condition of the hook on `BaseOptimizer.apply`: the variables, where they or gradients are DTensors."""
     held = trainable_variables if trainable_variables is not None else getattr(optimizer, "_trainable_variables", ())
-    return any(isinstance(grad, DTensor) for grad in grads) or any(isinstance(v._value, DTensor) for v in held)
+    has_dtensors = any(isinstance(grad, DTensor) for grad in grads) or any(isinstance(v._value, DTensor) for v in held)
+    return held if has_dtensors else None
 
 
 def apply(
+    held: Sequence[keras.Variable],
     original: Callable[..., object],
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor | None],
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> object:
     """Hook: reduce what the backward pass left partial, then update."""
-    held = list(trainable_variables if trainable_variables is not None else optimizer._trainable_variables)
     with implicit_replication(), torch.no_grad():
-        return original(optimizer, reduce(list(grads), held), trainable_variables)
+        return original(optimizer, reduce(list(grads), list(held)), trainable_variables)
 
 
-def is_elementwise(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> bool:
-    """The hook's condition: the update is one of Keras's own, all of which work element by element."""
-    return active() is not None and _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.")
+def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `_backend_update_step`: the active distribution, where the update is one of Keras's own,
+    all of which work element by element."""
+    return active() if _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.") else None
 
 
 def _module_of(optimizer: keras.optimizers.Optimizer) -> str:
@@ -52,6 +54,7 @@ def _module_of(optimizer: keras.optimizers.Optimizer) -> str:
 
 
 def update(
+    _: object,
     original: Callable[..., object],
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor],

@@ -7,6 +7,7 @@ import random as python_random
 import warnings
 import zlib
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from keras.src.random import seed_generator as keras_seeds
 from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends.torch import layouts
-from keras_flow.backends.torch.step import computing, current_step
+from keras_flow.backends.torch.step import Rows, Step, computing
 from keras_flow.errors import FlowWarning
 
 _WHAT = ("Python's random", "NumPy's", "torch's", "Keras's seed generator")
@@ -73,6 +74,7 @@ def _set_states(states: list[object]) -> None:
 
 
 def dropout(
+    step: Step,
     original: Callable[..., torch.Tensor],
     inputs: torch.Tensor,
     rate: float,
@@ -81,8 +83,7 @@ def dropout(
 ) -> torch.Tensor:
     """Hook: the mask of one device, of which this rank takes its part. Unseeded layers draw from torch's own generator,
     so a mask of the local shape would be another one."""
-    step = current_step()
-    if step is None or not 0.0 < rate < 1.0:
+    if not 0.0 < rate < 1.0:
         return original(inputs, rate, noise_shape, seed)
     if isinstance(inputs, DTensor):
         mask = original(
@@ -99,12 +100,12 @@ def dropout(
     return inputs * mask[step.inside.own(shape[0])]
 
 
-def draw(original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
+def draw(
+    step: Step, original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
     """Hook inside a layer that computes this rank's rows: draw for all rows, keep the own. The layers that are known to
     act row by row draw tensors of their input's rows only."""
-    step = current_step()
-    assert step is not None and step.inside is not None  # the hook's condition
-    rows = step.inside
+    rows = cast("Rows", step.inside)  # a layer computes this rank's rows
     if not len(shape):
         return original(shape, *args, **kwargs)
     with computing(step, None):  # a draw may be made of another (truncated_normal)

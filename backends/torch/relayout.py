@@ -22,6 +22,7 @@ from keras_flow.placements import Placement
 
 
 def redistribute_local_tensor(
+    _: object,
     original: Callable[..., torch.Tensor],
     local: torch.Tensor,
     current: DTensorSpec,

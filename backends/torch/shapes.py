@@ -12,7 +12,9 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
 
-def infer(original: Callable[..., object], function: Callable[..., object], *args: object, **kwargs: object) -> object:
+def infer(
+    _: object, original: Callable[..., object], function: Callable[..., object], *args: object, **kwargs: object
+) -> object:
     """Hook: a `call` that fails on the device "meta" is run by Keras on plain tensors, which DTensors do not mix with.
 
     The split variables of the layer whose `call` it is are plain there: one zero shown in the logical shape, that takes

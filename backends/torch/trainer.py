@@ -75,7 +75,9 @@ def double_precision() -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def make_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> object:
+def make_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> object:
     """Hook on `make_{train,test,predict}_function`: wrap the step function that Keras stores."""
     _refuse(model)
     original(model, force)
@@ -83,13 +85,11 @@ def make_function(original: Callable[..., object], model: keras.Model, force: bo
     function = getattr(model, name)
     if not hasattr(function, "keras_flow_step"):
         setattr(model, name, _wrapped(model, function, trains=name == "train_function"))
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     _settle(model, distribution)
     return getattr(model, name)
 
 
-def new_source(original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
+def new_source(_: object, original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
     """Hook: a loop over new data begins."""
     batches.refuse(args[0] if args else kwargs.get("x"))
     _watch.restart()

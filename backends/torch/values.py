@@ -25,23 +25,23 @@ def equal(operator: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str
     return operator(*map(whole, args))
 
 
-def to_numpy(original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
+def to_numpy(_: object, original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
     """Hook on `DTensor.numpy`."""
     return whole(tensor.detach()).cpu().numpy(*args, **kwargs)
 
 
-def to_list(original: Callable[..., object], tensor: DTensor) -> object:
+def to_list(_: object, original: Callable[..., object], tensor: DTensor) -> object:
     """Hook on `DTensor.tolist`."""
     return whole(tensor.detach()).tolist()
 
 
-def to_text(original: Callable[..., str], tensor: DTensor, **options: object) -> str:
+def to_text(_: object, original: Callable[..., str], tensor: DTensor, **options: object) -> str:
     """Hook on `DTensor.__repr__`."""
     return (
         f"DTensor({whole(tensor.detach())!r}, placements={tuple(tensor.placements)}, mesh={tensor.device_mesh.shape})"
     )
 
 
-def formatted(original: Callable[..., str], tensor: DTensor, spec: str) -> str:
+def formatted(_: object, original: Callable[..., str], tensor: DTensor, spec: str) -> str:
     """Hook on `DTensor.__format__`."""
     return format(whole(tensor.detach()), spec)

@@ -18,7 +18,6 @@ from keras_flow.backends import weights_files
 from keras_flow.backends.torch import creation, layouts
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current.creator import Creator, creator
-from keras_flow.current.distribution import active
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.errors import FlowWarning
 from keras_flow.layout import Layout
@@ -30,10 +29,13 @@ if TYPE_CHECKING:
 
 
 def initialize_with_initializer(
-    original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]
+    distribution: Distribution,
+    original: Callable[..., None],
+    variable: keras.Variable,
+    initializer: Callable[..., object],
 ) -> None:
     """Hook: choose the layout before the value is made, and make only this rank's piece where that can be."""
-    layout = _layout_at_creation(variable, tuple(variable._shape))
+    layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
         return
@@ -47,7 +49,9 @@ def initialize_with_initializer(
         original(variable, initializer)
 
 
-def initialize(original: Callable[..., None], variable: keras.Variable, value: object) -> None:
+def initialize(
+    distribution: Distribution, original: Callable[..., None], variable: keras.Variable, value: object
+) -> None:
     """Hook: lay the first value of a variable."""
     if isinstance(value, torch.nn.Parameter) or getattr(value, "is_meta", False):
         original(variable, value)
@@ -55,14 +59,14 @@ def initialize(original: Callable[..., None], variable: keras.Variable, value: o
     tensor = core.convert_to_tensor(value, dtype=variable._dtype)
     if variable._shape is None:
         variable._shape = tuple(tensor.shape)
-    layout = _layout_at_creation(variable, tuple(tensor.shape))
+    layout = _layout_at_creation(variable, tuple(tensor.shape), distribution)
     if not _as_dtensor(variable._dtype, tensor.shape, layout):
         original(variable, layouts.plain(tensor))
     else:
         _set(variable, _lay(tensor.detach(), layout))
 
 
-def assign(original: Callable[..., None], variable: keras.Variable, value: object) -> None:
+def assign(_: object, original: Callable[..., None], variable: keras.Variable, value: object) -> None:
     """Hook: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
     held = variable._value
     if not isinstance(held, DTensor):
@@ -78,17 +82,17 @@ def assign(original: Callable[..., None], variable: keras.Variable, value: objec
         held.copy_(value)
 
 
-def is_in_file(variable: keras.Variable, value: object) -> bool:
-    """The condition: a value that is mapped from a file goes to a split variable."""
+def is_in_file(variable: keras.Variable, value: object) -> DTensor | None:
+    """Condition of the hook on `Variable.assign`: the split value of a variable that gets one mapped from a file."""
     held = variable._value
-    return (
-        isinstance(held, DTensor) and weights_files.is_mapped(value) and tuple(value.shape) == tuple(held.shape)  # type: ignore[attr-defined]
-    )
+    is_read = isinstance(held, DTensor) and weights_files.is_mapped(value)
+    return held if is_read and tuple(value.shape) == tuple(held.shape) else None  # type: ignore[attr-defined]
 
 
-def assign_from_file(original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
+def assign_from_file(
+    held: DTensor, original: Callable[..., object], variable: keras.Variable, value: np.memmap
+) -> object:
     """Hook: this rank's part is read, block by block."""
-    held = variable._value
     local = held.to_local()
     index = layouts.local_slices(held.shape, held.device_mesh, held.placements)
     with torch.no_grad():
@@ -159,12 +163,10 @@ def _is_read_outside(made_by: Creator | None) -> bool:
     return made_by.kind == "metric" or preprocesses
 
 
-def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> KerasLayout:
+def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...], distribution: Distribution) -> KerasLayout:
     # weights that are trained (STFTSpectrogram has some) have gradients of own rows, which are summed as DTensors
     if _is_read_outside(creator()) and not variable.trainable:
         keep_plain(variable)
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     layout = keras_layout(variable)
     if layout is None:
         layout = distribution.get_variable_layout(variable)

@@ -114,3 +114,15 @@ def active() -> Distribution | None:
     """The keras_flow distribution that holds now, or None."""
     current = distribution_lib.distribution()
     return current if isinstance(current, Distribution) else None
+
+
+def expected() -> Distribution:
+    """The keras_flow distribution that holds now, for what runs only inside a step of one.
+
+    Raises:
+        LookupError: there is none.
+    """
+    distribution = active()
+    if distribution is None:
+        raise LookupError("no keras_flow distribution is active")
+    return distribution
