@@ -40,6 +40,8 @@ def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dis
 def _entry(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
+    """Hook on `fit`, `evaluate`, `predict` and the methods for one batch: enter the model's distribution, check its
+    layouts, and leave a usable model after an error."""
     _refuse_empty(args, kwargs, original.__name__)
     _choose_jit_again(model)
     _refuse_strings(model, args[0] if args else kwargs.get("x"))
@@ -122,6 +124,7 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
 def _symbolic_build(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
+    """Hook on `Trainer._symbolic_build`: check the layouts of variables that appear with the first batch."""
     try:
         result = original(model, *args, **kwargs)
     except Exception as error:  # Keras makes a RuntimeError of every error in a layer
@@ -151,6 +154,7 @@ def _creates(kind: str) -> Callable[..., object]:
     def replacement(
         _: object, original: Callable[..., object], owner: object, *args: object, **kwargs: object
     ) -> object:
+        """Hook on methods that make variables: tell who makes them."""
         with creating(kind, owner if kind == "layer" else None):  # type: ignore[arg-type]
             return original(owner, *args, **kwargs)
 
@@ -160,6 +164,8 @@ def _creates(kind: str) -> Callable[..., object]:
 def _value_comes_later(
     found: Distribution | World, original: Callable[..., object], variable: keras.Variable
 ) -> object:
+    """Hook on `register_uninitialized_variable`: choose the layout now, while the layer that makes the variable is
+    known."""
     if isinstance(found, Distribution) and variable._layout is None:
         variable._layout = found.get_variable_layout(variable)
     return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
@@ -177,7 +183,8 @@ def _compile_from_config(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """A file says True where `jit_compile` was "auto" and the engine that saved it compiles: here it means "auto"."""
+    """Hook on `Trainer.compile_from_config`: a file says True where `jit_compile` was "auto" and the engine that saved
+    it compiles; here it means "auto"."""
     if config.get("jit_compile") is True and active() is not None:
         config = {**config, "jit_compile": "auto"}
     original(model, config, *args, **kwargs)
@@ -200,6 +207,7 @@ def _asked_layout(tensor: object, layout: object) -> ActivationLayout | None:
 def _distribute_tensor(
     asked: ActivationLayout, original: Callable[..., object], tensor: object, layout: ActivationLayout
 ) -> object:
+    """Hook on `distribute_tensor`: lay a layer's output as the `activations` rules ask."""
     try:
         return backend().constrain(tensor, asked.nd_sbp, asked.path)
     except FlowError as error:

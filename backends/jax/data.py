@@ -69,8 +69,8 @@ class Uneven:
 def distribute_data_input(
     distribution: Distribution, original: Callable[..., object], batch: object, *args: object, **kwargs: object
 ) -> object:
-    """Hook: put one tensor of a batch on the mesh. Keras computes layouts from the first batch and reuses them for the
-    last, smaller one; here each batch decides for itself."""
+    """Hook on `distribute_data_input`: put one tensor of a batch on the mesh. Keras computes layouts from the first
+    batch and uses them for the last, smaller one too; here each batch decides for itself."""
     if batch is None:
         return None
     if isinstance(batch, JAXSparse):
@@ -99,7 +99,7 @@ def has_uneven(args: object) -> bool:
     return any(isinstance(leaf, Uneven) for leaf in jax.tree.leaves(args, is_leaf=_is_uneven))
 
 
-def logical(args: object, whole: bool = False) -> object:
+def to_logical(args: object, whole: bool = False) -> object:
     """The logical values of a step's arguments; with `whole` on every rank."""
     return jax.tree.map(
         lambda leaf: leaf.logical(whole) if isinstance(leaf, Uneven) else leaf, args, is_leaf=_is_uneven

@@ -60,12 +60,12 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
         args: its arguments, among which may be batches that do not divide (`data.Uneven`).
     """
     distribution = expected()
-    logical = data.logical(args)
+    logical = data.to_logical(args)
     program, shape = jax.make_jaxpr(function, return_shape=True)(*logical)  # type: ignore[misc]
     hidden = sorted(set(_unseen_in_loops(program.jaxpr))) if data.has_uneven(args) else []
     if hidden:  # inside a loop no single operation can be given whole dims
         _say(hidden, distribution.num_model_replicas)
-        logical = data.logical(args, whole=True)
+        logical = data.to_logical(args, whole=True)
     leaves = jax.tree.leaves(logical)
     if any(name not in SPLITS_LEFT_OVER_DIMS for name in _primitives(program.jaxpr)):
         results = _evaluated(program, leaves, _Whole(distribution))

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from keras_flow.backends.jax.convolution import in_a_step
+from keras_flow.backends.jax.convolutions import distribution_of_step
 from keras_flow.backends.jax.layouts import whole_on
 from keras_flow.current.distribution import Distribution
 
@@ -30,9 +30,9 @@ DIMS = {
 }
 
 
-def transforms_in_a_step(x: object, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of hooks on such functions, whose argument is an array or a pair of arrays: as `in_a_step`."""
-    return next((found for leaf in jax.tree.leaves(x) if (found := in_a_step(leaf)) is not None), None)
+def distribution_of_transform(x: object, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on such functions, whose argument is an array or a pair of arrays."""
+    return next((found for leaf in jax.tree.leaves(x) if (found := distribution_of_step(leaf)) is not None), None)
 
 
 @functools.cache  # one replacement for each pair: what is installed is known by it
@@ -42,6 +42,7 @@ def along(before: int, after: int) -> Callable[..., Any]:
     def with_whole_dims(
         distribution: Distribution, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        """Hook on transforms along the last dims: these dims are whole around them."""
         result = original(jax.tree.map(functools.partial(_whole, distribution, before), x), *args, **kwargs)
         return jax.tree.map(functools.partial(_whole, distribution, after), result)
 

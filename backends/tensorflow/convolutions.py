@@ -27,7 +27,7 @@ def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None
 def max_pool(
     _: object, original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object
 ) -> tf.Tensor:
-    """`max_pool` between tensors that are split by rows only."""
+    """Hook on `max_pool`: its input and output are split by rows only."""
     return by_rows_only(original, inputs, *args, **kwargs)
 
 
@@ -50,7 +50,7 @@ def convolve_transposed(
     *args: object,
     **kwargs: object,
 ) -> tf.Tensor:
-    """`conv_transpose` between tensors that are split by rows only."""
+    """Hook on `conv_transpose`: its input and output are split by rows only."""
     return by_rows_only(original, inputs, whole_kernel(kernel), *args, **kwargs)
 
 
@@ -64,7 +64,8 @@ def convolve(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """`conv` and `depthwise_conv`: groups one by one on CPUs, dilated ones as undilated ones of the rows' phases.
+    """Hook on `conv`, and on `depthwise_conv` where its window is large: groups one by one on CPUs, dilated kernels as
+    undilated ones of the phases of the positions.
 
     Keras compiles a grouped convolution with XLA, which DTensor does not do, and without XLA or oneDNN TensorFlow has
     none on CPUs.

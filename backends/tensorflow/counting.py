@@ -28,7 +28,7 @@ def one_hot(
     dtype: Any = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.one_hot` along the last dim as a comparison with all classes."""
+    """Hook on `tf.one_hot`: along the last dim, a comparison with all classes."""
     indices, count = tf.convert_to_tensor(indices), known_value(depth)
     is_last = axis in (None, -1) or axis == indices.shape.rank
     if count is None or not is_last or on_value is not None or off_value is not None:
@@ -46,7 +46,7 @@ def searchsorted(
     out_type: Any = tf.int32,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.searchsorted` in a short sequence: so many of its entries come before the value."""
+    """Hook on `tf.searchsorted`: for a short sequence, the number of its entries that come before the value."""
     sequence = tf.convert_to_tensor(sorted_sequence)
     values = tf.convert_to_tensor(values, dtype=sequence.dtype)
     length = sequence.shape[-1] if sequence.shape.rank else None
@@ -61,7 +61,7 @@ def searchsorted(
 def histogram(
     _: object, original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
+    """Hook on `keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
     x = tf.convert_to_tensor(x)
     if not isinstance(bins, int) or bins > _MOST_COMPARED or not x.dtype.is_floating:
         return original(x, bins, range)
@@ -83,7 +83,8 @@ def nanquantile(
     method: str = "linear",
     keepdims: bool = False,
 ) -> tf.Tensor:
-    """`keras.ops.nanquantile` of one quantile: what is not a number is sorted last, where Keras selects the others."""
+    """Hook on `keras.ops.nanquantile`: for one quantile, sort what is not a number last, where Keras selects the
+    others."""
     x, q = tf.convert_to_tensor(x), tf.convert_to_tensor(q)
     if method != "linear" or q.shape.rank != 0 or not x.shape.is_fully_defined() or not x.dtype.is_floating:
         return original(x, q, axis, method, keepdims)
@@ -117,7 +118,7 @@ def segment_max(
     num_segments: Any,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.unsorted_segment_max`; a segment without rows has the least number."""
+    """Hook on `tf.math.unsorted_segment_max`: the largest of each segment, least where it has no rows."""
     return _by_segment(original, data, segment_ids, num_segments, name, _largest)
 
 
@@ -129,7 +130,8 @@ def segment_min(
     num_segments: Any,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.unsorted_segment_min`; a segment without rows has the largest number."""
+    """Hook on `tf.math.unsorted_segment_min`: the smallest by comparison; a segment without rows has the largest
+    number."""
     return _by_segment(original, data, segment_ids, num_segments, name, _smallest)
 
 
@@ -141,7 +143,7 @@ def segment_prod(
     num_segments: Any,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.unsorted_segment_prod`; a segment without rows has 1."""
+    """Hook on `tf.math.unsorted_segment_prod`: the product by comparison; a segment without rows has 1."""
     return _by_segment(original, data, segment_ids, num_segments, name, _product)
 
 

@@ -50,7 +50,8 @@ def create(
     *args: object,
     **kwargs: Any,
 ) -> tf.Operation:
-    """`FuncGraph._create_op_internal`: an operation whose inputs are laid as it, and those that made them, need."""
+    """Hook on `FuncGraph._create_op_internal`: gather the inputs of an operation that DTensor partitions wrongly, and
+    what such an operation made."""
     trace.before(graph, op_type, inputs)
     if not _laying.get():
         token = _laying.set(True)

@@ -1,8 +1,6 @@
-"""Every place of Keras that the TensorFlow backend wraps, and why. Checked against keras 3.15 and tensorflow 2.21."""
+"""Every place of Keras that keras_flow wraps on TensorFlow. Checked against keras 3.15 and tensorflow 2.21."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
@@ -14,7 +12,6 @@ from keras_flow.backends.tensorflow import (
     optimizer,
     random,
     replica_math,
-    statistics,
     trainer,
     variables,
     windows,
@@ -27,12 +24,16 @@ _RANDOM = "keras.src.backend.tensorflow.random"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
-def hooks() -> Sequence[Hook]:
-    """The hooks, by the file that implements them."""
-    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *operation_hooks.hooks(), *_replicas())
+def hooks() -> tuple[Hook, ...]:
+    """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
+    return (
+        *(*_variables(), *_trainer(), *_layers(), *_optimizer(), *_random()),
+        *operation_hooks.hooks(),
+        *_replicas(),
+    )
 
 
-def _variables() -> Sequence[Hook]:
+def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
             _CORE,
@@ -92,7 +93,7 @@ def _variables() -> Sequence[Hook]:
     )
 
 
-def _trainer() -> Sequence[Hook]:
+def _trainer() -> tuple[Hook, ...]:
     return (
         Hook(
             _TRAINER,
@@ -119,13 +120,66 @@ def _trainer() -> Sequence[Hook]:
         Hook(
             _CORE,
             "remat",
-            trainer.refuse_remat,
+            trainer.remat,
             "TensorFlow's recompute_grad fails with Keras variables, with an error that does not name the layer",
         ),
     )
 
 
-def _optimizer() -> Sequence[Hook]:
+def _layers() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.layers.layer",
+            "Layer.__call__",
+            layers.call,
+            "model(x) outside of a step: plain tensors do not mix with DTensor variables",
+            when=layers.distribution_outside,
+        ),
+        *(
+            Hook(
+                "keras.src.backend.tensorflow.nn",
+                name,
+                function,
+                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
+                "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
+                "average pools",
+                when=convolutions.distribution_of_step,
+            )
+            for name, function in (
+                ("conv", convolutions.convolve),
+                ("conv_transpose", convolutions.convolve_transposed),
+                ("depthwise_conv", windows.depthwise),
+                ("separable_conv", windows.separable),
+                ("max_pool", convolutions.max_pool),
+                ("average_pool", windows.average_pool),
+            )
+        ),
+        Hook(
+            "keras.src.metrics.metrics_utils",
+            "confusion_matrix",
+            layers.confusion_matrix,
+            "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
+            when=optimizer.distribution_by_dtensor,
+            also=("keras.src.metrics.iou_metrics:confusion_matrix",),
+        ),
+        Hook(
+            "keras.src.utils.tf_utils",
+            "dense_bincount",
+            layers.dense_bincount,
+            "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
+            when=operations.in_traced_step,
+        ),
+        Hook(
+            "keras.src.layers.normalization.batch_normalization",
+            "BatchNormalization.call",
+            layers.batch_normalization,
+            "batch_statistics='replica': statistics by data rank, on DTensor too",
+            when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _optimizer() -> tuple[Hook, ...]:
     return (
         Hook(
             _OPTIMIZER,
@@ -178,7 +232,7 @@ def _optimizer() -> Sequence[Hook]:
     )
 
 
-def _random() -> Sequence[Hook]:
+def _random() -> tuple[Hook, ...]:
     why = "under DTensor a draw depends on how its result is split; here every rank draws the whole"
     record = "; a new variable asks which draw an initializer makes, and makes each rank's part of it alone"
     recorded = (random.normal, random.truncated_normal, random.uniform)
@@ -201,53 +255,7 @@ def _random() -> Sequence[Hook]:
     )
 
 
-def _layers() -> Sequence[Hook]:
-    return (
-        Hook(
-            "keras.src.layers.layer",
-            "Layer.__call__",
-            layers.call,
-            "model(x) outside of a step: plain tensors do not mix with DTensor variables",
-            when=layers.distribution_outside,
-        ),
-        *(
-            Hook(
-                "keras.src.backend.tensorflow.nn",
-                name,
-                function,
-                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
-                "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
-                "average pools",
-                when=convolutions.distribution_of_step,
-            )
-            for name, function in (
-                ("conv", convolutions.convolve),
-                ("conv_transpose", convolutions.convolve_transposed),
-                ("depthwise_conv", windows.depthwise),
-                ("separable_conv", windows.separable),
-                ("max_pool", convolutions.max_pool),
-                ("average_pool", windows.average_pool),
-            )
-        ),
-        Hook(
-            "keras.src.metrics.metrics_utils",
-            "confusion_matrix",
-            layers.confusion_matrix,
-            "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
-            when=optimizer.distribution_by_dtensor,
-            also=("keras.src.metrics.iou_metrics:confusion_matrix",),
-        ),
-        Hook(
-            "keras.src.utils.tf_utils",
-            "dense_bincount",
-            layers.dense_bincount,
-            "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
-            when=operations.in_traced_step,
-        ),
-    )
-
-
-def _replicas() -> Sequence[Hook]:
+def _replicas() -> tuple[Hook, ...]:
     """Those of `kf.DataParallel(strategy="mirrored")`."""
     loss = "keras.src.losses.loss"
     draws = ("normal", "uniform", "truncated_normal", "randint")
@@ -336,15 +344,8 @@ def _replicas() -> Sequence[Hook]:
         Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization._moments",
-            statistics.global_moments,
+            layers.moments,
             "Keras takes each replica's statistics, or with synchronized=True those without the mask",
-            when=statistics.rows_of_global,
-        ),
-        Hook(
-            "keras.src.layers.normalization.batch_normalization",
-            "BatchNormalization.call",
-            statistics.call_by_groups,
-            "batch_statistics='replica': statistics by data rank, on DTensor too",
-            when=statistics.wants_replica_statistics,
+            when=layers.rows_of_global,
         ),
     )

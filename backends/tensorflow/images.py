@@ -21,7 +21,7 @@ from keras_flow.backends.tensorflow.windows import Window
 
 
 def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.image.hsv_to_rgb` by the formula of its kernel; TensorFlow has no gradient of it."""
+    """Hook on `tf.image.hsv_to_rgb`: the formula of its kernel; TensorFlow has no gradient of it."""
     hue, saturation, value = tf.unstack(tf.stop_gradient(tf.convert_to_tensor(images)), axis=-1)
     hue = hue * 6
     parts = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
@@ -31,7 +31,7 @@ def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name:
 
 
 def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.image.rgb_to_hsv` by the formula of its kernel; the gradient is that of TensorFlow."""
+    """Hook on `tf.image.rgb_to_hsv`: the formula of its kernel; the gradient is that of TensorFlow."""
 
     @tf.custom_gradient
     def converted(images: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -55,7 +55,7 @@ def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name:
 
 
 def resize(_: object, original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.image.resize` of images that are split by rows only."""
+    """Hook on `tf.image.resize`: input and output are split by rows only."""
     images = tf.convert_to_tensor(images)
     if images.shape.rank != 4:
         return original(images, *args, **kwargs)
@@ -70,7 +70,7 @@ def depth_to_space(
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.depth_to_space` as a reshape and a transpose."""
+    """Hook on `tf.nn.depth_to_space`: a reshape and a transpose."""
 
     def shapes(height: int, width: int, channels: int) -> tuple[Sequence[int], Sequence[int]]:
         left = channels // block_size**2
@@ -87,7 +87,7 @@ def space_to_depth(
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.space_to_depth` as a reshape and a transpose."""
+    """Hook on `tf.nn.space_to_depth`: a reshape and a transpose."""
 
     def shapes(height: int, width: int, channels: int) -> tuple[Sequence[int], Sequence[int]]:
         high, wide = height // block_size, width // block_size
@@ -133,7 +133,7 @@ def extract_patches(
     padding: str,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.image.extract_patches`: what lies under each position of the window, one after the other."""
+    """Hook on `tf.image.extract_patches`: what lies under each position of the window, one after the other."""
     images = tf.convert_to_tensor(images)
     shape = images.shape.as_list() if images.shape.rank == 4 else [None]
     if None in shape:
@@ -159,7 +159,7 @@ def projective_transform(
     fill_mode: str = "CONSTANT",
     name: str | None = None,
 ) -> tf.Tensor:
-    """`ImageProjectiveTransformV3` by the formula of its kernel, with a lookup within each image.
+    """Hook on `ImageProjectiveTransformV3`: the formula of its kernel, with a lookup within each image.
 
     The gradient is TensorFlow's: the upstream one transformed by the inverse matrices.
     """

@@ -20,7 +20,7 @@ _MOST_COLUMNS = 8
 
 
 def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.linalg.diag_part` of square matrices of numbers as the sum of each row's one element on the diagonal."""
+    """Hook on `tf.linalg.diag_part`: the sum of each row's one element on the diagonal of a square matrix."""
     input = tf.convert_to_tensor(input)
     size, numbers = _size(input), input.dtype.is_floating or input.dtype.is_integer
     if args or kwargs or not numbers or size is None:
@@ -32,7 +32,7 @@ def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: 
 def band_part(
     _: object, original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
 ) -> tf.Tensor:
-    """`tf.linalg.band_part` as a choice by a constant mask."""
+    """Hook on `tf.linalg.band_part`: a choice by a constant mask."""
     input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
     if lower is None or upper is None or None in input.shape[-2:].as_list():
         return original(input, num_lower, num_upper, name)
@@ -42,7 +42,7 @@ def band_part(
 
 
 def diag(_: object, original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.linalg.diag` of the main diagonal as a choice by a constant mask."""
+    """Hook on `tf.linalg.diag`: for the main diagonal, a choice by a constant mask."""
     diagonal = tf.convert_to_tensor(diagonal)
     size = diagonal.shape[-1] if diagonal.shape.rank else None
     if size is None or args or any(name != "k" or known_value(k) != 0 for name, k in kwargs.items() if name != "name"):
@@ -53,7 +53,7 @@ def diag(_: object, original: Callable[..., tf.Tensor], diagonal: Any, *args: An
 def set_diag(
     _: object, original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any
 ) -> tf.Tensor:
-    """`tf.linalg.set_diag` of square matrices as a choice by a constant mask."""
+    """Hook on `tf.linalg.set_diag`: for square matrices, a choice by a constant mask."""
     input, diagonal = tf.convert_to_tensor(input), tf.convert_to_tensor(diagonal)
     size = _size(input)
     if args or kwargs or size is None:
@@ -70,7 +70,8 @@ def triangular_solve(
     adjoint: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.linalg.triangular_solve` by substitution, one row after the other; the gradient is that of TensorFlow."""
+    """Hook on `tf.linalg.triangular_solve`: by substitution, one row after the other; the gradient is that of
+    TensorFlow."""
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
     if not _is_small(matrix) or not rhs.shape.is_fully_defined():
         return original(matrix, rhs, lower=lower, adjoint=adjoint, name=name)
@@ -144,7 +145,8 @@ def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
 def solve(
     _: object, original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
-    """`tf.linalg.solve` by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no error."""
+    """Hook on `tf.linalg.solve`: by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no
+    error."""
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
     if not _is_small(matrix) or not rhs.shape.is_fully_defined():
         return original(matrix, rhs, adjoint=adjoint, name=name)
@@ -165,7 +167,7 @@ def solve(
 def inverse(
     _: object, original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
-    """`tf.linalg.inv`: what solves for the identity."""
+    """Hook on `tf.linalg.inv`: solve for the identity."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
         return original(input, adjoint=adjoint, name=name)
@@ -173,7 +175,7 @@ def inverse(
 
 
 def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
+    """Hook on `tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
         return original(input, name=name)
@@ -188,7 +190,7 @@ def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name:
 
 
 def log_determinant(_: object, original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
-    """`tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
+    """Hook on `tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
         return original(input, name=name)

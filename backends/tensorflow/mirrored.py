@@ -205,7 +205,8 @@ class MirroredSteps:
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
-    """`TensorFlowTrainer._make_function` on replicas; several steps are a loop here, Keras's `while_loop` fails."""
+    """Hook on `TensorFlowTrainer._make_function`: steps of replicas; several steps are a loop here, because Keras's
+    `while_loop` fails."""
     steps = MirroredSteps(model, step, distribution, joined=False)
 
     def function(iterator: Iterator) -> object:
@@ -226,7 +227,7 @@ def make_function(
 def make_predict_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> None:
-    """`TensorFlowTrainer.make_predict_function` on replicas."""
+    """Hook on `TensorFlowTrainer.make_predict_function`: steps of replicas."""
     if model.predict_function is not None and not force:
         return
     steps = MirroredSteps(model, model.predict_step, distribution, joined=True)

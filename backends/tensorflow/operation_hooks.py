@@ -5,8 +5,6 @@ Checked against keras 3.15 and tensorflow 2.21.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.tensorflow import (
     counting,
@@ -22,7 +20,8 @@ from keras_flow.backends.tensorflow import (
 _NUMPY = "keras.src.backend.tensorflow.numpy"
 
 
-def hooks() -> Sequence[Hook]:
+def hooks() -> tuple[Hook, ...]:
+    """The hooks on operations, the last group of `hooks.py`."""
     when = operations.in_traced_step
     concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
     return (

@@ -52,7 +52,7 @@ def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: obje
 def capture(
     _: object, original: Callable[..., object], graph: object, tensor: tf.Tensor, *args: object, **kwargs: object
 ) -> object:
-    """`FuncGraph.capture`: such a tensor (`x + ops.arange(64)` in a Functional model) becomes a constant.
+    """Hook on `FuncGraph.capture`: a plain tensor (`x + ops.arange(64)` in a Functional model) becomes a constant.
 
     Captured, it would be an input of the program, and DTensor takes plain tensors as inputs only if they are scalars.
     """
@@ -64,7 +64,7 @@ def capture(
 
 
 def concat(_: object, original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
-    """`tf.concat` of tensors, and to a tensor, that are whole along the joined dim."""
+    """Hook on `tf.concat`: inputs and result are whole along the joined dim."""
     known = known_value(axis)
     if not isinstance(values, list | tuple) or known is None:
         return original(values, axis, name=name)
@@ -81,7 +81,7 @@ def split(
     axis: object = 0,
     **kw: object,
 ) -> object:
-    """`tf.split` of a tensor, and to tensors, that are whole along the dim."""
+    """Hook on `tf.split`: input and results are whole along the dim."""
     value = tf.convert_to_tensor(value)
     if not isinstance(axis, int):
         return original(value, num_or_size_splits, axis, **kw)
@@ -91,7 +91,7 @@ def split(
 def sparse_softmax_cross_entropy(
     _: object, original: Callable[..., object], labels: object, logits: Any, name: str | None = None
 ) -> object:
-    """`tf.nn.sparse_softmax_cross_entropy_with_logits` of logits that have all classes, where DTensor errs else.
+    """Hook on `tf.nn.sparse_softmax_cross_entropy_with_logits`: logits have all classes where DTensor errs otherwise.
 
     Of classes that are split, the loss is zero or not a number in float64 and bfloat16 (TensorFlow 2.21). float32 and
     float16 stay split.
@@ -109,7 +109,7 @@ def tile(
     multiples: object,
     name: str | None = None,
 ) -> object:
-    """`tf.tile` of a tensor that is whole along the repeated dims."""
+    """Hook on `tf.tile`: input and result are whole along the repeated dims."""
     input = tf.convert_to_tensor(input)
     known = known_value(multiples)
     dims = range(input.shape.rank) if known is None else [dim for dim, times in enumerate(known) if times != 1]
@@ -124,7 +124,7 @@ def top_k(
     *args: Any,
     **kwargs: Any,
 ) -> object:
-    """`tf.math.top_k` of a tensor whose last dim is whole, with a gradient that stays with its rows.
+    """Hook on `tf.math.top_k`: the last dim is whole, and the gradient stays with its rows.
 
     TensorFlow's own gradient scatters all rows at once. Here it is a product with the one-hot matrix of the indices
     or, where all are kept (a sort), the inverse permutation.
@@ -171,7 +171,7 @@ def recurrent(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """`RNN.call` on sequences that are split by rows only, and with such results: see `gathered_variables`."""
+    """Hook on `RNN.call`: sequences and results are split by rows only; see `gathered_variables`."""
     outputs = original(layer, tree.map_structure(by_rows, sequences), *args, **kwargs)
     return tree.map_structure(lambda leaf: by_rows(leaf) if isinstance(leaf, tf.Tensor) else leaf, outputs)
 
@@ -188,7 +188,7 @@ def unrolled(
     time_major: bool = False,
     **kwargs: object,
 ) -> object:
-    """`rnn` without a loop: DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
+    """Hook on `rnn`: unroll it. DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
 
     Time is reversed here, because Keras's unrolled `rnn` lays a mask the wrong way round on outputs that go backwards
     (3.15: its numbers are then not those of its loop).
@@ -216,7 +216,8 @@ def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
 
 
 def contract(half: tf.DType, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """A product in float32, rounded once: DTensor would round each rank's part, and their sum, to half precision."""
+    """Hook on `matmul` and `einsum`: a product in float32, rounded once; DTensor would round each rank's part, and
+    their sum, to half precision."""
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, keras.Variable):
@@ -292,5 +293,6 @@ def endless_text(message: str, *args: object) -> str | None:
 
 
 def parse_message(_: object, original: Callable[..., object], message: str) -> object:
-    """`parse_message` of error texts: DTensor's hold whole programs, and TensorFlow's search in them is quadratic."""
+    """Hook on `parse_message`: cut error texts short. DTensor's hold whole programs, and TensorFlow's search in them is
+    quadratic."""
     return original(message[:_LONGEST] + " [...]")

@@ -20,7 +20,7 @@ Target: TypeAlias = keras.Variable | tf.Variable
 
 
 def described_key(_: object, original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
-    """`_var_key` of a variable without a value."""
+    """Hook on `TFOptimizer._var_key`: a key for a variable without a value."""
     return id(variable)
 
 
@@ -44,7 +44,8 @@ def add_variable_from_reference(
     name: str | None = None,
     initializer: str | keras.Initializer = "zeros",
 ) -> object:
-    """Keras's base method, which hands on the reference's layout; TensorFlow's one colocates, which DTensor cannot."""
+    """Hook on `TFOptimizer.add_variable_from_reference`: Keras's base method, which hands on the reference's layout;
+    TensorFlow's own colocates, which DTensor cannot."""
     return base_optimizer.BaseOptimizer.add_variable_from_reference(
         optimizer,
         reference_variable,
@@ -65,7 +66,7 @@ def apply(
     grads: list,
     trainable_variables: list | None = None,
 ) -> object:
-    """`Optimizer.apply`: each gradient is laid as its variable before anything else uses it.
+    """Hook on `BaseOptimizer.apply`: give each gradient its variable's layout before anything else uses it.
 
     The slices of an embedding's gradient stay slices: Keras takes their norm without adding those of one row up, and
     the numbers are to be those of one device.
@@ -89,7 +90,8 @@ def backend_update_step(
     trainable_variables: list,
     learning_rate: object,
 ) -> None:
-    """One update for each variable; gradients are already those of the logical batch."""
+    """Hook on `TFOptimizer._backend_update_step`: one update for each variable; gradients are already those of the
+    logical batch."""
     for gradient, variable in zip(grads, trainable_variables, strict=True):
         if gradient is not None:
             variable = variable.value if isinstance(variable, keras.Variable) else variable
@@ -103,7 +105,7 @@ def assign(
     variable: Target,
     value: tf.Tensor | np.ndarray,
 ) -> None:
-    """`assign` of a dense value."""
+    """Hook on `TFOptimizer.assign`: a sparse value becomes dense."""
     target.assign(_laid(value, target))
 
 
@@ -114,7 +116,7 @@ def assign_add(
     variable: Target,
     value: tf.Tensor | np.ndarray,
 ) -> None:
-    """`assign_add` of a dense value."""
+    """Hook on `TFOptimizer.assign_add`: a sparse value becomes dense."""
     target.assign_add(_laid(value, target))
 
 
@@ -125,7 +127,7 @@ def assign_sub(
     variable: Target,
     value: tf.Tensor | np.ndarray,
 ) -> None:
-    """`assign_sub` of a dense value."""
+    """Hook on `TFOptimizer.assign_sub`: a sparse value becomes dense."""
     target.assign_sub(_laid(value, target))
 
 

@@ -32,7 +32,8 @@ def records_or_distribution(*args: object, **kwargs: object) -> list[creation.Dr
 
 
 def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """A draw of which every rank has the whole, so that its values do not depend on how it is used."""
+    """Hook on `randint`, `categorical`, `gamma`, `beta` and `binomial`: every rank has the whole draw, so that its
+    values do not depend on how it is used."""
     return _whole(original(*args, **kwargs), distribution)
 
 
@@ -45,7 +46,7 @@ def normal(
     dtype: str | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.normal`."""
+    """Hook on `random.normal`: every rank has the whole draw; for a new variable the draw is noted only."""
     if isinstance(found, list):
         return creation.record(found, _draw("normal", shape, seed, stddev, mean, dtype))
     return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), found)
@@ -60,7 +61,7 @@ def truncated_normal(
     dtype: str | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.truncated_normal`."""
+    """Hook on `random.truncated_normal`: as `normal`."""
     if isinstance(found, list):
         return creation.record(found, _draw("truncated_normal", shape, seed, stddev, mean, dtype))
     return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), found)
@@ -75,7 +76,7 @@ def uniform(
     dtype: str | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.uniform`."""
+    """Hook on `random.uniform`: as `normal`."""
     if isinstance(found, list):
         low, high = tf.cast(minval, dtype or "float32"), tf.cast(maxval, dtype or "float32")
         return creation.record(found, _draw("uniform", shape, seed, high - low, low, dtype))
@@ -90,7 +91,7 @@ def dropout(
     noise_shape: Sequence[int | None] | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.dropout` by the formula of `tf.nn.dropout`, on a mask that every rank draws whole."""
+    """Hook on `random.dropout`: the formula of `tf.nn.dropout`, with a mask that every rank draws whole."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     words = _words(seed)
@@ -102,7 +103,7 @@ def dropout(
 def shuffle(
     distribution: Distribution, original: Callable[..., tf.Tensor], x: tf.Tensor, axis: int = 0, seed: object = None
 ) -> tf.Tensor:
-    """`random.shuffle` by an order that every rank draws whole; the gradient goes back by the inverse order."""
+    """Hook on `random.shuffle`: every rank draws the whole order; the gradient goes back by the inverse order."""
     words = _words(seed)
     shape = cast("Sequence[int]", [tf.shape(x)[axis]])  # TensorFlow's stub leaves out lengths that are tensors
     drawn = _whole(tf.random.stateless_uniform(shape=shape, seed=words), distribution)
@@ -119,7 +120,8 @@ def shuffle(
 
 
 def cast_seed(_: object, original: Callable[..., object], seed: object) -> object:
-    """Seed words for a draw on the host: those of a generator whose state lies on a mesh are read first."""
+    """Hook on `random._cast_seed`: for a draw on the host, the seed words of a generator whose state is on a mesh are
+    read first."""
     return original(to_logical(seed))
 
 

@@ -76,7 +76,7 @@ def reduce_values(
     sample_weight: tf.Tensor | None = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> object:
-    """`losses.reduce_values`: the local sum by the count of all replicas."""
+    """Hook on `losses.reduce_values`: divide the replica's sum by the count of all replicas."""
     if reduction in (None, "none", "sum"):
         return original(values, sample_weight, reduction)
     if tuple(values.shape) == ():
@@ -100,7 +100,7 @@ def apply_mask(
     dtype: str,
     reduction: str | None,
 ) -> object:
-    """`losses.apply_mask`: total and valid entries of all replicas."""
+    """Hook on `losses.apply_mask`: count total and valid entries of all replicas."""
     if mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return original(sample_weight, mask, dtype, reduction)
     total = total_of(ops.cast(tf.size(mask), dtype))
@@ -114,7 +114,7 @@ def apply_mask(
 
 
 def scale_loss(here: Rows, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
-    """`scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
+    """Hook on `scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
 
     It is then the logical one for a mean over rows and for a loss of weights alone.
     """
@@ -122,7 +122,8 @@ def scale_loss(here: Rows, original: Callable[..., object], value: tf.Tensor) ->
 
 
 def unscale_loss(_: object, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
-    """`unscale_loss_for_distribution`: the logical loss on every replica, so that trackers weight it by their rows."""
+    """Hook on `unscale_loss_for_distribution`: the logical loss on every replica, so that trackers weight it by their
+    rows."""
     return total_of(value)
 
 
@@ -136,7 +137,7 @@ def apply(
     grads: list,
     trainable_variables: list | None = None,
 ) -> object:
-    """`Optimizer.apply`: gradients are summed before they are clipped, accumulated or tested for overflow."""
+    """Hook on `BaseOptimizer.apply`: sum gradients before they are clipped, accumulated or tested for overflow."""
     if _summed.get():
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
@@ -151,7 +152,7 @@ def apply(
 
 
 def keep_gradients(_: object, original: Callable[..., list], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
-    """`_all_reduce_sum_gradients`: nothing left to sum."""
+    """Hook on `TFOptimizer._all_reduce_sum_gradients`: nothing is left to sum."""
     return grads_and_vars if _summed.get() else original(optimizer, grads_and_vars)
 
 
@@ -166,7 +167,8 @@ def dropout(
     noise_shape: Sequence[int | None] | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.dropout`: the own rows of the mask of the logical batch (Keras: the same mask on every replica)."""
+    """Hook on `random.dropout`: the replica's own rows of the mask of the logical batch (Keras: the same mask on every
+    replica)."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     words = cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
@@ -188,7 +190,8 @@ def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: Rows) -> bo
 
 
 def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Draws that a replica cannot make from its own rows: an order of all rows, or values that may be one for all.
+    """Hook on `gamma`, `shuffle` and other draws that a replica cannot make from its own rows: an order of all rows, or
+    values that may be one for all.
 
     Raises:
         FlowError: always.
@@ -204,7 +207,7 @@ def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **
 def draw(
     here: Rows, original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object
 ) -> tf.Tensor:
-    """`random.normal` and the like: the own rows of the draw of the logical batch."""
+    """Hook on `random.normal` and the like: the replica's own rows of the draw of the logical batch."""
     shape = list(shape)
     if not _has_rows(shape, here.count):
         return original(shape, *args, **kwargs)

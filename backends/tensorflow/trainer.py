@@ -17,7 +17,7 @@ from keras.src.trainers.trainer import Trainer
 
 from keras_flow.backends.tensorflow import mirrored, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
-from keras_flow.backends.tensorflow.data import Batch, lay_batch
+from keras_flow.backends.tensorflow.data import Batch, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
@@ -69,7 +69,7 @@ class Steps:
             build(self.model, data)
         if self._on_one_device is not None:
             return self._on_one_device(data)
-        batch = lay_batch(data, self.distribution, self.model)
+        batch = put_batch(data, self.distribution, self.model)
         if source is not None and source is not self._source:
             self._source = source
             if batch.rows is not None:
@@ -129,7 +129,8 @@ class Steps:
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
-    """`TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution` steps."""
+    """Hook on `TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution`
+    steps."""
     _refuse_jit(model)
     steps = Steps(model, step, distribution)
 
@@ -151,7 +152,7 @@ def make_function(
 def make_predict_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> None:
-    """`TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
+    """Hook on `TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
     if model.predict_function is not None and not force:
         return
     _refuse_jit(model)
@@ -211,7 +212,7 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
 
 
 def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
-    """`Trainer.compile`: remembers an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
+    """Hook on `Trainer.compile`: remember an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
     if kwargs.get("jit_compile") is True or (len(args) > 7 and args[7] is True):
         _asked_for_jit.add(model)
     else:
@@ -228,10 +229,8 @@ def _refuse_jit(model: keras.Model) -> None:
         )
 
 
-def refuse_remat(
-    _: object, original: Callable[..., object], function: Callable, *args: object, **kwargs: object
-) -> object:
-    """`keras.remat` inside a step."""
+def remat(_: object, original: Callable[..., object], function: Callable, *args: object, **kwargs: object) -> object:
+    """Hook on `remat`: refuse it inside a step."""
     layer = getattr(function, "__self__", None)
     of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""
     raise FlowError(

@@ -60,7 +60,7 @@ def pack(
         return dtensor.pack(tensors, layout)
 
 
-def from_host(value: object, layout: dtensor.Layout, dtype: str | tf.DType | None = None) -> tf.Tensor:
+def from_logical(value: object, layout: dtensor.Layout, dtype: str | tf.DType | None = None) -> tf.Tensor:
     """A DTensor from a host value, which may be in a file."""
     array = np.asanyarray(value)
     if dtype is not None:
@@ -116,20 +116,28 @@ def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable
 def initialize_with_initializer(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, initializer: Callable
 ) -> object:
-    """`Variable._initialize_with_initializer`: the shards are made, each for its rank, with one device's values."""
+    """Hook on `Variable._initialize_with_initializer`: make the shards, each for its rank, with the values of one
+    device."""
     placed = _layout_for(variable, distribution)
     if not mirrored.works_by_dtensor(placed.distribution):
         return mirrored.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
-    components = creation.components(initializer, tuple(variable._shape), variable._dtype, placed, layout)
-    _set_value(variable, pack(components, layout, variable._dtype), placed)
+    shape, dtype = tuple(variable._shape), variable._dtype
+    components = creation.constant(initializer, shape, dtype, layout)
+    if components is None:
+        components = creation.drawn(initializer, shape, dtype, layout)
+    if components is None:
+        with creation.making_values():  # the whole value, once, in host memory
+            value = _host(initializer(shape, dtype=dtype))
+        components = cut(value.astype(tf.as_dtype(dtype).as_numpy_dtype), layout)
+    _set_value(variable, pack(components, layout, dtype), placed)
     return None
 
 
 def initialize(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
 ) -> object:
-    """`Variable._initialize`: a variable from a value."""
+    """Hook on `Variable._initialize`: a variable from a value."""
     if callable(value) or isinstance(value, tf.Variable) or not _is_known(value):
         return original(variable, value)
     if variable._shape is None:
@@ -139,7 +147,7 @@ def initialize(
     if not mirrored.works_by_dtensor(placed.distribution):
         return mirrored.create(original, variable, value, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
-    _set_value(variable, from_host(_host(value), layout, variable._dtype), placed)
+    _set_value(variable, from_logical(_host(value), layout, variable._dtype), placed)
     return None
 
 
@@ -178,7 +186,8 @@ def assigned_on_host(variable: keras.Variable, *args: object, **kwargs: object) 
 def assign(
     target: dtensor.DVariable, original: Callable[..., object], variable: keras.Variable, value: object
 ) -> object:
-    """`Variable.assign`: host values are cut on the host; no device gets the whole value of a split variable."""
+    """Hook on `Variable.assign`: cut host values on the host, so that no device gets the whole value of a split
+    variable."""
     if isinstance(value, keras.Variable):
         value = value._value
     if isinstance(value, tf.Variable):
@@ -194,7 +203,7 @@ def assign(
         array = _host(value)
         if tuple(array.shape) != tuple(variable._shape):
             return original(variable, value)
-        value = from_host(array, target.layout, target.dtype)
+        value = from_logical(array, target.layout, target.dtype)
     target.assign(value)
     return value
 
@@ -211,7 +220,7 @@ def layout_in_step(variable: keras.Variable, *args: object, **kwargs: object) ->
 def to_tensor(
     whole: dtensor.Layout, original: Callable[..., tf.Tensor], variable: keras.Variable, *args: object, **kwargs: object
 ) -> tf.Tensor:
-    """`Variable.__tf_tensor__`: the value, gathered for its use.
+    """Hook on `Variable.__tf_tensor__`: the value, gathered for its use.
 
     The gradient passes as it is (`Optimizer.apply` lays it as the variable), so that an embedding's slices stay slices.
     """
@@ -227,7 +236,7 @@ def to_tensor(
 def direct_assign(
     _: object, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
 ) -> object:
-    """`Variable._direct_assign` in a step: the value is cut as the variable is."""
+    """Hook on `Variable._direct_assign` in a step: cut the value as the variable is."""
     return original(variable, cut_as(variable._value, value))
 
 
@@ -237,7 +246,7 @@ def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tenso
 
 
 def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
-    """`convert_to_numpy` and `Variable.numpy` of what lies on a mesh."""
+    """Hook on `convert_to_numpy` and `Variable.numpy`: the logical value of what is on a mesh."""
     return to_host(value)
 
 
@@ -248,7 +257,8 @@ def to_array(
     dtype: np.dtype | str | None = None,
     copy: bool | None = None,
 ) -> np.ndarray:
-    """`Variable.__array__` of what lies on a mesh: always a new array, so `copy` (numpy 2 asks) changes nothing."""
+    """Hook on `Variable.__array__`: the logical value of what is on a mesh, always in a new array, so that `copy`
+    (numpy 2 asks) changes nothing."""
     return np.asarray(to_host(value), dtype=dtype)
 
 
@@ -291,7 +301,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     if isinstance(old, dtensor.DVariable) and old.layout == target:
         variable._layout = layout
         return
-    _set_value(variable, from_host(to_host(old), target, variable._dtype), layout)
+    _set_value(variable, from_logical(to_host(old), target, variable._dtype), layout)
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

@@ -93,7 +93,7 @@ def depthwise(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """`depthwise_conv` with a kernel [*sizes, channels, multiplier]."""
+    """Hook on `depthwise_conv`: a sum over the positions of the window, for a kernel [*sizes, channels, multiplier]."""
     inputs, kernel = tf.convert_to_tensor(inputs), whole_kernel(kernel)
     sizes = tuple(cast("list[int]", kernel.shape.as_list()))[:-2]
     window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
@@ -116,7 +116,7 @@ def separable(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """`separable_conv` as the two convolutions that it is, both of which have hooks of their own."""
+    """Hook on `separable_conv`: the two convolutions that it is, both of which have hooks of their own."""
     if standardize_data_format(data_format) != "channels_last":
         parts = (depthwise_kernel, pointwise_kernel, strides, padding, data_format, dilation_rate)
         return by_rows_only(original, inputs, *parts)
@@ -134,7 +134,7 @@ def average_pool(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> tf.Tensor:
-    """`average_pool`: padding does not count."""
+    """Hook on `average_pool`: a sum over the positions of the window; padding does not count."""
     inputs = tf.convert_to_tensor(inputs)
     window = _window(inputs, pool_size, strides or pool_size, 1, padding, data_format)
     if window is None:
@@ -155,7 +155,7 @@ def pool(
     dilations: Sequence[int] | None = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.pool`, which Keras's adaptive pools use: averages by `average_pool`, others between split rows."""
+    """Hook on `tf.nn.pool`, which Keras's adaptive pools use: averages by `average_pool`, others between split rows."""
 
     def pooled(values: tf.Tensor, *options: object) -> tf.Tensor:
         return original(values, window_shape, pooling_type, strides, padding, data_format, dilations, name)
@@ -176,7 +176,7 @@ def depthwise_conv2d(
     dilations: Sequence[int] | None = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.depthwise_conv2d`, with which Keras blurs images."""
+    """Hook on `tf.nn.depthwise_conv2d`, with which Keras blurs images: as `depthwise`."""
 
     def convolved(values: tf.Tensor, kernel: tf.Tensor, *options: object) -> tf.Tensor:
         return original(values, kernel, strides, padding, data_format, dilations, name)

@@ -1,4 +1,4 @@
-"""Every place of Keras and torch that keras_flow wraps on PyTorch. Checked against keras 3.15.1 and torch 2.13.0."""
+"""Every place of Keras and of torch that keras_flow wraps on PyTorch. Checked against keras 3.15 and torch 2.13."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_steps(), *_layers(), *_random(), *_saving())
+    return (*_variables(), *_trainer(), *_layers(), *_optimizer(), *_random(), *_saving(), *_operations())
 
 
 def _variables() -> tuple[Hook, ...]:
@@ -53,14 +53,14 @@ def _variables() -> tuple[Hook, ...]:
         Hook(
             f"{_KERAS}.core",
             "Variable.assign",
-            variables.assign_from_file,
+            variables.assign,
             "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
             when=variables.is_in_file,
         ),
         Hook(
             f"{_KERAS}.core",
             "Variable._direct_assign",
-            variables.assign,
+            variables.direct_assign,
             "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
             when=layout_over_ranks,
         ),
@@ -89,7 +89,7 @@ def _variables() -> tuple[Hook, ...]:
     )
 
 
-def _steps() -> tuple[Hook, ...]:
+def _trainer() -> tuple[Hook, ...]:
     return (
         *(
             Hook(
@@ -114,25 +114,11 @@ def _steps() -> tuple[Hook, ...]:
             when=mirrored.step_on_all_rows,
         ),
         Hook(
-            "torch.distributed.tensor._redistribute",
-            "redistribute_local_tensor",
-            relayout.redistribute_local_tensor,
-            "layouts change by keras_flow's plans; DTensor moves more bytes, and on CPU gathers to split another dim",
-            also=tuple(f"torch.distributed.tensor.{name}:redistribute_local_tensor" for name in ("_dispatch", "_api")),
-        ),
-        Hook(
-            "keras.src.optimizers.base_optimizer",
-            "BaseOptimizer.apply",
-            optimizer.apply,
-            "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
-            when=optimizer.variables_of_dtensors,
-        ),
-        Hook(
-            f"{_KERAS}.optimizers.torch_parallel_optimizer",
-            "TorchParallelOptimizer._backend_update_step",
-            optimizer.update,
-            "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
-            when=optimizer.updates_by_element,
+            f"{_KERAS}.core",
+            "remat",
+            trainer.remat,
+            "a layer is run again in the backward pass, where it must compute the same rows",
+            when=step.running_step,
         ),
     )
 
@@ -154,13 +140,6 @@ def _layers() -> tuple[Hook, ...]:
             also=(f"{_KERAS}:compute_output_spec", "keras.src.backend:compute_output_spec"),
         ),
         Hook(
-            f"{_KERAS}.core",
-            "remat",
-            step.remat,
-            "a layer is run again in the backward pass, where it must compute the same rows",
-            when=step.running_step,
-        ),
-        Hook(
             "keras.src.trainers.compile_utils",
             "CompileMetrics.update_state",
             layers.update_metrics,
@@ -180,6 +159,25 @@ def _layers() -> tuple[Hook, ...]:
             layers.batch_normalization,
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _optimizer() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.optimizers.base_optimizer",
+            "BaseOptimizer.apply",
+            optimizer.apply,
+            "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
+            when=optimizer.variables_of_dtensors,
+        ),
+        Hook(
+            f"{_KERAS}.optimizers.torch_parallel_optimizer",
+            "TorchParallelOptimizer._backend_update_step",
+            optimizer.backend_update_step,
+            "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
+            when=optimizer.updates_by_element,
         ),
     )
 
@@ -276,5 +274,17 @@ def _saving() -> tuple[Hook, ...]:
             "TensorBoard.set_model",
             saving.throw_away_logs,
             "one log folder, written by rank 0",
+        ),
+    )
+
+
+def _operations() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "torch.distributed.tensor._redistribute",
+            "redistribute_local_tensor",
+            relayout.redistribute_local_tensor,
+            "layouts change by keras_flow's plans; DTensor moves more bytes, and on CPU gathers to split another dim",
+            also=tuple(f"torch.distributed.tensor.{name}:redistribute_local_tensor" for name in ("_dispatch", "_api")),
         ),
     )

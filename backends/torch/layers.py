@@ -15,7 +15,7 @@ from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate
 
-from keras_flow.backends.torch import data, layouts, local, mirrored
+from keras_flow.backends.torch import data, layouts, mirrored, rowwise_calls, variables
 from keras_flow.backends.torch.step import Step, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
@@ -44,7 +44,8 @@ def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) ->
 def call(
     found: Step | Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
-    """Hook on `Layer.__call__`."""
+    """Hook on `Layer.__call__`: in a mirrored step by this rank's rows, in a consistent one by rows or as DTensors;
+    outside of a step logical tensors in and out."""
     if not isinstance(found, Step):
         return _call_outside(found, original, layer, args, kwargs)
     step = found
@@ -53,8 +54,8 @@ def call(
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
     with step.within(layer.path or layer.name):
-        if local.can_run(layer, args, kwargs):
-            return local.call(original, step, layer, args, kwargs)
+        if rowwise_calls.can_run(layer, args, kwargs):
+            return rowwise_calls.call(original, step, layer, args, kwargs)
         outputs = original(layer, *args, **kwargs)
     if isinstance(outputs, torch.Tensor):
         return pin(outputs)
@@ -80,7 +81,7 @@ def _call_outside(
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
     args, kwargs = data.map_call(convert, args, kwargs)
-    args, kwargs = data.lay((args, kwargs), distribution)  # type: ignore[misc]
+    args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     with running(Step(distribution, consistent=True)):
         outputs = original(layer, *args, **kwargs)
         return tree.map_structure(_plain_with_mask, outputs)
@@ -88,9 +89,9 @@ def _call_outside(
 
 def _plain_with_mask(leaf: object) -> object:
     mask = get_keras_mask(leaf)
-    whole = layouts.plain(leaf)
+    whole = variables.to_logical(leaf)
     if mask is not None and whole is not leaf:
-        set_keras_mask(whole, layouts.plain(mask))
+        set_keras_mask(whole, variables.to_logical(mask))
     return whole
 
 

@@ -125,25 +125,12 @@ def divides(shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlac
     return all(size % count == 0 for size, count in zip(shape, parts, strict=True))
 
 
-def from_full(full: torch.Tensor, device_mesh: DeviceMesh, placements: TorchPlacements) -> DTensor:
-    """Lay a logical tensor, equal on all ranks, without communication. A piece keeps no reference to the whole."""
-    local = full[local_slices(full.shape, device_mesh, placements)] if full.ndim else full
-    if local.numel() != full.numel():
-        local = local.clone(memory_format=torch.contiguous_format)
-    return from_local(local.contiguous(), full.shape, device_mesh, placements)
-
-
 def from_local(
     local: torch.Tensor, shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements
 ) -> DTensor:
     """A DTensor of logical `shape` from this rank's piece."""
     strides = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
-
-
-def plain(value: object) -> object:
-    """The logical tensor of a DTensor (a collective where it is split); anything else as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:

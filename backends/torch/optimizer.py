@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
-from keras_flow.backends.torch.variables import holding
+from keras_flow.backends.torch.variables import from_logical, holding
 from keras_flow.current.distribution import Distribution, active
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def apply(
     grads: Sequence[torch.Tensor | None],
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> object:
-    """Hook: reduce what the backward pass left partial, then update."""
+    """Hook on `BaseOptimizer.apply`: reduce the partial sums that the backward pass left, then update."""
     with implicit_replication(), torch.no_grad():
         return original(optimizer, reduce(list(grads), list(held)), trainable_variables)
 
@@ -53,7 +53,7 @@ def _module_of(optimizer: keras.optimizers.Optimizer) -> str:
     return type(optimizer)._parallel_update_step.__module__
 
 
-def update(
+def backend_update_step(
     _: object,
     original: Callable[..., object],
     optimizer: keras.optimizers.Optimizer,
@@ -61,7 +61,8 @@ def update(
     variables: Sequence[keras.Variable],
     learning_rate: object,
 ) -> None:
-    """Hook: the update on this rank's pieces, block by block: element by element it is the same.
+    """Hook on `TorchParallelOptimizer._backend_update_step`: update this rank's pieces, block by block; element by
+    element it is the same.
 
     Each of a dozen operators on a list of DTensors would be dispatched tensor by tensor; and on all variables at once
     they make several copies of the model, in memory that is new in each step.
@@ -119,7 +120,7 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
             out[index] = whole(grad)  # of a plain variable that was used beside DTensors
             continue
         if not isinstance(grad, DTensor):
-            out[index] = layouts.from_full(grad, held.device_mesh, held.placements)
+            out[index] = from_logical(grad, held.device_mesh, held.placements)
             continue
         if grad.placements == held.placements:
             continue

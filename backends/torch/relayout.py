@@ -29,7 +29,8 @@ def redistribute_local_tensor(
     target: DTensorSpec,
     **options: object,
 ) -> torch.Tensor:
-    """This rank's shard in the layout `target`; as DTensor does it where a plan is not for such layouts.
+    """Hook on `redistribute_local_tensor` of DTensor: this rank's shard in the layout `target`, by a plan; by DTensor
+    itself where there is no plan for such layouts.
 
     Args:
         original: DTensor's own function.

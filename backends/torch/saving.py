@@ -17,7 +17,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import layouts, pieces, variables
+from keras_flow.backends.torch import gather_blocks, layouts, variables
 from keras_flow.backends.torch.trainer import optimizers_of
 from keras_flow.current.models import remembered
 from keras_flow.errors import FlowError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
 
 #: this rank is writing alone: nothing inside may be a collective; what it asks the other ranks with
-_alone: ContextVar[pieces.Asking | None] = ContextVar("keras_flow_writing", default=None)
+_alone: ContextVar[gather_blocks.Asking | None] = ContextVar("keras_flow_writing", default=None)
 
 
 def distribution_of_processes(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
@@ -44,22 +44,23 @@ def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Mod
 
 
 def save(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
-    """Hook on functions that write a model: without it all ranks open one file, and those that fail leave the others
-    waiting."""
+    """Hook on `save_model` and `save_weights`: rank 0 writes. Without it all ranks open one file, and those that fail
+    leave the others waiting."""
     _on_rank_0(lambda: original(model, *args, **kwargs), model)
 
 
 def callback_writes_model(
     model: keras.Model, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
-    """Hook on a callback's method that writes the model and other files."""
+    """Hook on `BackupAndRestore._save_model`: rank 0 writes the model and the other files."""
     _on_rank_0(lambda: original(callback, *args, **kwargs), model)
 
 
 def callback_writes(
     _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
-    """Hook on a callback's method that writes files or removes them, without weights."""
+    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`, which write or remove files without weights:
+    rank 0 does."""
     _on_rank_0(lambda: original(callback, *args, **kwargs), None)
 
 
@@ -80,13 +81,15 @@ def _all_variables(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
-def asking_others(*args: object, **kwargs: object) -> pieces.Asking | None:
+def asking_others(*args: object, **kwargs: object) -> gather_blocks.Asking | None:
     """Condition of hooks on what writes variables: this rank writes the files of all, and asks the others."""
     return _alone.get()
 
 
-def write_entry(asking: pieces.Asking, original: Callable[..., None], store: object, key: str, value: object) -> None:
-    """Hook on the weights file: a split variable is written block by block."""
+def write_entry(
+    asking: gather_blocks.Asking, original: Callable[..., None], store: object, key: str, value: object
+) -> None:
+    """Hook on `H5IOStore.__setitem__`: a split variable is written block by block."""
     tensor = getattr(value, "_value", value)
     if not asking.has(tensor):
         original(store, key, value)
@@ -106,7 +109,8 @@ def write_entry(asking: pieces.Asking, original: Callable[..., None], store: obj
 def write_optimizer(
     _: object, original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict
 ) -> None:
-    """Hook: as Keras's own, which makes whole arrays of all variables first."""
+    """Hook on `BaseOptimizer.save_own_variables`: hand the variables to the file one by one; Keras makes whole arrays
+    of all first."""
     for number, variable in enumerate(optimizer.variables):
         store[str(number)] = variable
 
@@ -114,9 +118,10 @@ def write_optimizer(
 def to_array(
     _: object, original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
 ) -> np.ndarray:
-    """Hook: the logical value as numpy. Where it is split all ranks must take part, or answer rank 0, which writes."""
+    """Hook on `DTensor.__array__`: the logical value as numpy. Where it is split all ranks must take part, or answer
+    rank 0, which writes."""
     asking = _alone.get()
-    value = (variables.logical(tensor) if asking is None else asking.whole(tensor)).cpu().numpy()
+    value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
     return value.astype(dtype) if dtype is not None else value
 
 
@@ -133,7 +138,7 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
     computed = [] if model is None else [v for one in model._flatten_layers() if _computes(one) for v in one.variables]
     with variables.whole(computed, here=writes):
         if writes:
-            with pieces.asking(held) as asking:
+            with gather_blocks.asking(held) as asking:
                 token = _alone.set(asking)
                 try:
                     action()
@@ -142,7 +147,7 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
                 finally:
                     _alone.reset(token)
         else:
-            pieces.answer(held)
+            gather_blocks.answer(held)
     outcome = [None if error is None else f"{type(error).__name__}: {error}"]
     torch_distributed.broadcast_object_list(outcome, src=0)  # the others wait here until the file is complete
     if error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -89,26 +89,6 @@ def computing(step: Step, rows: Rows | None) -> Iterator[None]:
         yield
     finally:
         step.inside = before
-
-
-def remat(
-    _: object, original: Callable[..., Callable[..., object]], function: Callable[..., object]
-) -> Callable[..., object]:
-    """Hook on rematerialisation: the second run, within the backward pass, computes the same rows as the first."""
-
-    def call(*args: object, **kwargs: object) -> object:
-        step = current_step()
-        if step is None:
-            return original(function)(*args, **kwargs)
-        rows = step.inside
-
-        def again(*inner_args: object, **inner_kwargs: object) -> object:
-            with computing(step, rows):
-                return function(*inner_args, **inner_kwargs)
-
-        return original(again)(*args, **kwargs)
-
-    return call
 
 
 @contextlib.contextmanager

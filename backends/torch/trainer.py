@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from keras.src import tree
 
-from keras_flow.backends.torch import copies, layouts, mirrored, operators, random, rowwise, variables
+from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, rowwise, variables
 from keras_flow.backends.torch import data as batches
-from keras_flow.backends.torch.step import Step, running
+from keras_flow.backends.torch.step import Step, computing, current_step, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError, FlowWarning
@@ -35,7 +35,7 @@ def enter(distribution: Distribution) -> None:
     layouts.mesh(placement)
     if layouts.has_peers():
         layouts.group(placement.ranks)
-    operators.register()
+    operations.register()
     random.align()
 
 
@@ -90,10 +90,30 @@ def make_function(
 
 
 def new_source(_: object, original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
-    """Hook: a loop over new data begins."""
+    """Hook on `TorchEpochIterator.__init__`: a loop over new data begins."""
     batches.refuse(args[0] if args else kwargs.get("x"))
     _watch.restart()
     return original(iterator, *args, **kwargs)
+
+
+def remat(
+    _: object, original: Callable[..., Callable[..., object]], function: Callable[..., object]
+) -> Callable[..., object]:
+    """Hook on `remat`: the second run of a layer, within the backward pass, computes the same rows as the first."""
+
+    def call(*args: object, **kwargs: object) -> object:
+        step = current_step()
+        if step is None:
+            return original(function)(*args, **kwargs)
+        rows = step.inside
+
+        def again(*inner_args: object, **inner_kwargs: object) -> object:
+            with computing(step, rows):
+                return function(*inner_args, **inner_kwargs)
+
+        return original(again)(*args, **kwargs)
+
+    return call
 
 
 def retrack(model: keras.Model) -> None:
@@ -126,7 +146,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             copies.compare(_variables_of(model, scalars=True), distribution.placement)
         if consistent:
             with running(Step(distribution, consistent=True)):
-                return tree.map_structure(layouts.plain, function(batches.lay(data, distribution)))
+                return tree.map_structure(variables.to_logical, function(batches.put_batch(data, distribution)))
         reducer = mirrored.reducer(distribution.placement)
         if trains:
             reducer.attach(model.trainable_variables)

@@ -209,7 +209,7 @@ def no_rank_holds_a_split_weight_whole_to_save_it() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends.torch.pieces import Asking
+    from keras_flow.backends.torch.gather_blocks import Asking
 
     folder = on_all_ranks(tempfile.mkdtemp())[0]
     rules = {

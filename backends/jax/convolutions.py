@@ -30,12 +30,12 @@ from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.dry_run import is_dry_run
 
 
-def in_a_step(inputs: object, *args: object, **kwargs: object) -> Distribution | None:
+def distribution_of_step(inputs: object, *args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on operations of a step: the distribution for which it is traced."""
     return active() if isinstance(inputs, Tracer) and not is_dry_run() else None
 
 
-def by_own_rows(
+def convolve(
     distribution: Distribution,
     original: Callable[..., jax.Array],
     inputs: jax.Array,
@@ -55,19 +55,19 @@ def by_own_rows(
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     if original.__name__ == "conv" and not _has_groups(inputs, weights, *args, **kwargs):
-        return with_whole_windows(distribution, original, inputs, weights, *args, **kwargs)
+        return convolve_transposed(distribution, original, inputs, weights, *args, **kwargs)
     divides = distribution.batch_plan(inputs.shape[0]).divides
     rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
-    convolve = jax.shard_map(
+    by_own_rows = jax.shard_map(
         lambda own, whole: original(own, whole, *args, **kwargs),
         mesh=mesh(distribution.placement),
         in_specs=(rows, PartitionSpec()),
         out_specs=rows,
     )
-    return convolve(inputs, weights)
+    return by_own_rows(inputs, weights)
 
 
-def with_whole_windows(
+def convolve_transposed(
     distribution: Distribution,
     original: Callable[..., jax.Array],
     inputs: jax.Array,
@@ -87,13 +87,14 @@ def with_whole_windows(
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     weights = _whole_on(weights, range(weights.ndim - 2), distribution)
-    return pooled(distribution, original, inputs, weights, *args, **kwargs)
+    return pool(distribution, original, inputs, weights, *args, **kwargs)
 
 
-def pooled(
+def pool(
     distribution: Distribution, original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any
 ) -> jax.Array:
-    """Hook on poolings: the positions of inputs and output are not split, rows and channels may be.
+    """Hook on `max_pool`, `average_pool` and the adaptive ones: the positions of inputs and output are not split, rows
+    and channels may be.
 
     Args:
         distribution: the one for which the step is traced.
