@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from keras_flow import sbp
 from keras_flow.backends.torch import devices
-from keras_flow.errors import FlowError
+from keras_flow.current.distribution import check_activation, expected
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 
@@ -135,24 +135,20 @@ def from_local(
 
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
     """Lay the tensors of a layer's output; a dimension that does not divide stays whole on that axis."""
-    wanted = to_placements(nd_sbp)
-    if any(part.is_partial() for part in wanted):
-        raise FlowError(f"{path}: activations ask for partial_sum; the output of a layer is split or broadcast")
-    return tree.map_structure(lambda leaf: _constrain_one(leaf, nd_sbp, wanted, path), outputs)
+    placement = expected().placement
+
+    def constrained(leaf: object) -> object:
+        shape = getattr(leaf, "shape", None)
+        if shape is None:
+            return leaf
+        check_activation(placement, nd_sbp, shape, path)
+        return _constrained(leaf, to_placements(nd_sbp)) if isinstance(leaf, DTensor) else leaf
+
+    return tree.map_structure(constrained, outputs)
 
 
-def _constrain_one(leaf: object, nd_sbp: sbp.NdSbp, wanted: TorchPlacements, path: str) -> object:
-    shape = getattr(leaf, "shape", None)
-    if shape is None:
-        return leaf
-    for part in wanted:
-        if isinstance(part, Shard) and not -len(shape) <= part.dim < len(shape):
-            raise FlowError(
-                f"{path}: activations ask for {sbp.text(nd_sbp)}, the output has shape {list(shape)}: "
-                f"it has no dimension {part.dim}"
-            )
-    if not isinstance(leaf, DTensor):
-        return leaf
+def _constrained(leaf: DTensor, wanted: TorchPlacements) -> DTensor:
+    shape = leaf.shape
     parts, placements = [1] * len(shape), []
     for axis, part in enumerate(wanted):
         if isinstance(part, Shard):
