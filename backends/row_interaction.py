@@ -1,18 +1,38 @@
-"""Which models act row by row, so that a rank may compute its rows alone: decided from the structure, before training.
+"""Do the rows of a batch interact in a layer or a model? Decided from its structure, before training.
 
-A layer acts row by row when row i of its output depends on row i of its inputs only. BatchNormalization and the random
-layers do not, but their hooks make them exact. What is not in these tables is unknown, and unknown means no.
+A layer acts row by row when row i of its output depends on row i of its inputs only: then a rank may compute its rows
+alone. BatchNormalization and the random layers do not, but hooks make them exact. This is the one place that knows: an
+engine asks for the interaction that is found, and decides by its kind what it can still do. What is in none of the
+tables is unknown, and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import keras
 from keras.src import tree
-from keras.src.backend.torch.trainer import TorchTrainer
 from keras.src.models.functional import Functional
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """How rows may interact.
+
+    Attributes:
+        kind: `"own code"` of the user's; a `"function"` of the user's inside one of Keras's layers; `"along rows"`, an
+            axis that is dimension 0; `"state"` of the batch's rows; an `"added loss"` over all rows; a `"shape"`
+            without the rows; or `"unknown"`, for what is in no table.
+        text: who, and why, as the beginning of a sentence.
+        operation: the class of the operation of a functional model, where it is one.
+    """
+
+    kind: Literal["own code", "function", "along rows", "state", "added loss", "shape", "unknown"]
+    text: str
+    operation: str = ""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -56,30 +76,31 @@ _OPERATIONS_ALONG_AXIS = _names(
     ExpandDims"""
 )
 
-_known: WeakKeyDictionary[keras.Layer, str | None] = WeakKeyDictionary()
+_known: WeakKeyDictionary[keras.Layer, Interaction | None] = WeakKeyDictionary()
 
 
-def reason_against(model: keras.Model) -> str | None:
-    """Why a model cannot be trained by the mirrored view, or None where it can.
+def of_model(model: keras.Model) -> Interaction | None:
+    """The interaction of rows in a model's step, or None.
 
     A custom `train_step` sees logical tensors, so only the layers that it calls matter.
     """
-    reason = reason_of(model)
-    if reason is not None and type(model).train_step is not TorchTrainer.train_step:
+    found = of_layer(model)
+    own_step = getattr(type(model), "train_step", None) is not getattr(keras.Model, "train_step", None)
+    if found is not None and own_step:
         parts = [layer for layer in model._layers if isinstance(layer, keras.Layer)]
-        if parts and not _first(reason_of(layer) for layer in parts):
+        if parts and not _first(of_layer(layer) for layer in parts):
             return None
-    return reason
+    return found
 
 
-def reason_of(layer: keras.Layer) -> str | None:
-    """Why a layer does not act row by row as far as is known, or None where it does."""
+def of_layer(layer: keras.Layer) -> Interaction | None:
+    """The interaction of rows in a layer and those inside it, or None where it acts row by row."""
     if layer in _known:
         return _known[layer]
-    reason = _reason(layer)
+    found = of_layer_itself(layer) or _first(_inside(layer))
     if layer.built:
-        _known[layer] = reason
-    return reason
+        _known[layer] = found
+    return found
 
 
 def is_recurrent(layer: keras.Layer) -> bool:
@@ -94,75 +115,98 @@ def assigns_weights(layer: keras.Layer) -> bool:
     return type(layer).__name__ == "SpectralNormalization"
 
 
-def _reason(layer: keras.Layer) -> str | None:
-    if layer.activity_regularizer is not None:
-        return f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
-    if isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call:
-        inner = getattr(layer, "_functional", None)
-        return _reason_of_graph(inner) if inner is not None else _first(reason_of(part) for part in layer.layers)
-    if isinstance(layer, Functional) and type(layer).call is Functional.call:
-        return _reason_of_graph(layer)
-    cls = type(layer)
-    name = cls.__name__
-    if not cls.__module__.startswith("keras.src.layers"):
+def of_layer_itself(layer: keras.Layer) -> Interaction | None:
+    """The interaction of rows in a layer, those inside it left out."""
+    found = None if _is_stock_graph(layer) or _is_stock_sequence(layer) else _by_class(layer)
+    if found is None and layer.activity_regularizer is not None:
+        text = f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
+        return Interaction("added loss", text)
+    return found
+
+
+def _by_class(layer: keras.Layer) -> Interaction | None:
+    name = type(layer).__name__
+    if not type(layer).__module__.startswith("keras.src.layers"):
         kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
-        return f"{layer.name!r} is {kind}, which may mix rows"
+        return Interaction("own code", f"{layer.name!r} is {kind}, which may mix rows")
     if _has_unknown_function(layer):
-        return f"layer {layer.name!r} has a custom activation function, which may mix rows"
-    if name in _CELLS or name in _LAYERS:
-        return None
+        return Interaction("function", f"layer {layer.name!r} has a custom activation function, which may mix rows")
+    if getattr(layer, "stateful", False):
+        return Interaction("state", f"layer {layer.name!r} is stateful: its state is of the batch's rows")
     if name == "EinsumDense":
-        return None if _keeps_first_letter(layer.equation) else f"layer {layer.name!r} contracts or moves dimension 0"
-    if name in _ALONG_AXIS:
-        axes = layer.axes if name == "Dot" else layer.axis
-        return f"layer {layer.name!r} works along dimension 0" if _touches_rows(axes, _rank_of(layer)) else None
-    if name in _RECURRENT:
-        if getattr(layer, "stateful", False):
-            return f"layer {layer.name!r} is stateful: its state is of the batch's rows"
-        cells = layer.cells if name == "StackedRNNCells" else [layer.cell]
-        return _first(reason_of(cell) for cell in cells)
-    if name in _WRAPPERS:
-        inner = [layer.forward_layer, layer.backward_layer] if name == "Bidirectional" else [layer.layer]
-        return _first(reason_of(part) for part in inner)
-    return f"layer {layer.name!r} ({name}) is not known to act row by row"
+        keeps = _keeps_first_letter(layer.equation)
+        return None if keeps else Interaction("along rows", f"layer {layer.name!r} contracts or moves dimension 0")
+    axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
+    if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, _rank_of(layer))):
+        return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
+    if name in _LAYERS | _CELLS | _ALONG_AXIS | _RECURRENT | _WRAPPERS:
+        return None
+    kind = "own code" if name == "Lambda" else "unknown"
+    return Interaction(kind, f"layer {layer.name!r} ({name}) is not known to act row by row")
 
 
-def _reason_of_graph(model: Functional) -> str | None:
-    if getattr(model, "_losses_override", None) or model._losses:
-        return f"model {model.name!r} calls add_loss, which is over all rows"
-    rows = {tensor.shape[0] if len(tensor.shape) else () for tensor in tree.flatten(model.inputs)}
+def of_operations(model: keras.Layer) -> Iterator[Interaction]:
+    """The interactions of rows in the graph of a functional model, its layers left out; none in other layers."""
+    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    if not isinstance(graph, Functional):
+        return
+    if getattr(graph, "_losses_override", None) or graph._losses:
+        yield Interaction("added loss", f"model {graph.name!r} calls add_loss, which is over all rows")
+    rows = {tensor.shape[0] if len(tensor.shape) else () for tensor in tree.flatten(graph.inputs)}
     if len(rows) > 1 or () in rows:
-        return f"the inputs of {model.name!r} have different numbers of rows"
-    (batch,) = rows
-    for nodes in model._nodes_by_depth.values():
+        yield Interaction("shape", f"the inputs of {graph.name!r} have different numbers of rows")
+    for nodes in graph._nodes_by_depth.values():
         for node in nodes:
             operation = node.operation
-            for tensor in tree.flatten(node.output_tensors):
-                if not len(tensor.shape) or tensor.shape[0] != batch:
-                    return f"the output of {operation.name!r} in {model.name!r} has no batch dimension"
-            reason = reason_of(operation) if isinstance(operation, keras.Layer) else _reason_of_operation(node)
-            if reason is not None:
-                return reason
-    return None
+            is_layer = isinstance(operation, keras.Layer)
+            if any(not len(x.shape) or x.shape[0] not in rows for x in tree.flatten(node.output_tensors)):
+                text = f"the output of {operation.name!r} in {graph.name!r} has no batch dimension"
+                yield Interaction("shape", text, "" if is_layer else type(operation).__name__)
+            elif not is_layer and (found := _of_operation(node)) is not None:
+                yield found
 
 
-def _reason_of_operation(node: object) -> str | None:
+def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
+    """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
+    name = type(layer).__name__
+    if _is_stock_graph(layer) or _is_stock_sequence(layer):
+        yield from of_operations(layer)
+        yield from map(of_layer, layer.layers)
+    elif name in _RECURRENT:
+        yield from map(of_layer, layer.cells if name == "StackedRNNCells" else [layer.cell])
+    elif name == "Bidirectional":
+        yield from map(of_layer, (layer.forward_layer, layer.backward_layer))
+    elif name in _WRAPPERS:
+        yield of_layer(layer.layer)
+
+
+def _is_stock_graph(layer: keras.Layer) -> bool:
+    return isinstance(layer, Functional) and type(layer).call is Functional.call
+
+
+def _is_stock_sequence(layer: keras.Layer) -> bool:
+    return isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
+
+
+def _of_operation(node: object) -> Interaction | None:
     operation = node.operation  # type: ignore[attr-defined]
     name = type(operation).__name__
     tensors = node.arguments.keras_tensors  # type: ignore[attr-defined]
     rank = max((len(tensor.shape) for tensor in tensors), default=0)
     if any(len(tensor.shape) != rank for tensor in tensors):
-        return f"operation {name} joins tensors of different ranks, so rows may meet"
+        return Interaction("along rows", f"operation {name} joins tensors of different ranks, so rows may meet", name)
     if _constant_with_rows(node, rank):
-        return f"operation {name} has a constant with a row for each row of the batch"
+        return Interaction("along rows", f"operation {name} has a constant with a row for each row of the batch", name)
     if name in _ELEMENTWISE or (name == "GetItem" and _keeps_all_rows(node)):
         return None
     if name in _OPERATIONS_ALONG_AXIS:
         axis = getattr(operation, "axis", None)
-        return f"operation {name} works along dimension 0" if axis is None or _touches_rows(axis, rank) else None
+        if axis is None or _touches_rows(axis, rank):
+            return Interaction("along rows", f"operation {name} works along dimension 0", name)
+        return None
     if name == "Matmul" and rank > 2:
         return None
-    return f"operation {name} is not known to act row by row"
+    return Interaction("unknown", f"operation {name} is not known to act row by row", name)
 
 
 def _constant_with_rows(node: object, rank: int) -> bool:
@@ -187,7 +231,7 @@ def _has_unknown_function(layer: keras.Layer) -> bool:
         module = getattr(function, "__module__", None) or type(function).__module__
         if isinstance(function, Callable) and not module.startswith("keras."):  # type: ignore[arg-type]
             return True
-        if isinstance(function, keras.Layer) and reason_of(function) is not None:
+        if isinstance(function, keras.Layer) and of_layer(function) is not None:
             return True
     return False
 
@@ -211,5 +255,5 @@ def _rank_of(layer: keras.Layer) -> int | None:
     return None
 
 
-def _first(reasons: Iterable[str | None]) -> str | None:
-    return next((reason for reason in reasons if reason is not None), None)
+def _first(found: Iterable[Interaction | None]) -> Interaction | None:
+    return next((one for one in found if one is not None), None)

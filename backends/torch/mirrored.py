@@ -18,7 +18,8 @@ import torch.distributed as torch_distributed
 from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from keras_flow.backends.torch import data, layouts, rowwise
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import data, layouts
 from keras_flow.backends.torch.step import Rows, Step, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -35,7 +36,7 @@ def call(
 ) -> object:
     """Call a layer within a mirrored step: by own rows where it acts row by row and they divide, else on all rows."""
     rows = _common_rows((args, kwargs))
-    if rows is None or not step.distribution.batch_plan(rows).divides or rowwise.reason_of(layer) is not None:
+    if rows is None or not step.distribution.batch_plan(rows).divides or row_interaction.of_layer(layer) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
     mine = rows_of(placement)

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from keras.src import tree
 
-from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, rowwise, variables
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, variables
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import Step, computing, current_step, running
 from keras_flow.current import models
@@ -171,12 +172,12 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
     """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
     consistent = not distribution.mirrored_view
     if distribution.mirrored_view and layouts.distributed(distribution.placement):
-        reason = rowwise.reason_against(model)
-        consistent = reason is not None
-        if reason is not None and _views.get(model, (None, False)) != (distribution, True):
+        found = row_interaction.of_model(model)
+        consistent = found is not None
+        if found is not None and _views.get(model, (None, False)) != (distribution, True):
             warnings.warn(
-                f"DataParallel: {reason}, so model {model.name!r} is trained by the consistent view (logical tensors; "
-                "the same numbers, more slowly)",
+                f"DataParallel: {found.text}, so model {model.name!r} is trained by the consistent view (logical "
+                "tensors; the same numbers, more slowly)",
                 FlowWarning,
                 stacklevel=5,
             )
