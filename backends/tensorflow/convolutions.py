@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend import standardize_data_format
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, lay, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.current.distribution import Distribution, active, expected
@@ -19,7 +19,7 @@ from keras_flow.current.distribution import Distribution, active, expected
 def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on convolutions and pools: the distribution of the step on a mesh that is running."""
     distribution = active()
-    if distribution is None or not mirrored.works_by_dtensor(distribution):
+    if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
         return None
     return distribution if in_step() else None
 

@@ -6,7 +6,7 @@ from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
     layers,
-    mirrored,
+    mirrored_strategy,
     operation_hooks,
     operations,
     optimizer,
@@ -250,7 +250,7 @@ def _random() -> tuple[Hook, ...]:
             "_cast_seed",
             random.cast_seed,
             "a draw on the host by a generator whose state lies on the mesh; mixing both raises",
-            when=random.seed_is_on_mesh,
+            when=random.seed_on_mesh,
         ),
     )
 
@@ -263,16 +263,16 @@ def _replicas() -> tuple[Hook, ...]:
         Hook(
             _TRAINER,
             "TensorFlowTrainer._make_function",
-            mirrored.make_function,
+            mirrored_strategy.make_function,
             "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
-            when=mirrored.distribution_by_strategy,
+            when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
             _TRAINER,
             "TensorFlowTrainer.make_predict_function",
-            mirrored.make_predict_function,
+            mirrored_strategy.make_predict_function,
             "as _make_function; results are joined in the order of rows",
-            when=mirrored.distribution_by_strategy,
+            when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
             loss,

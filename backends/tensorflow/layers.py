@@ -13,7 +13,7 @@ from keras.src.backend import epsilon, result_type
 from keras.src.backend.common import global_state
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import mirrored, replica_math
+from keras_flow.backends.tensorflow import mirrored_strategy, replica_math
 from keras_flow.backends.tensorflow.data import is_numpy_like, put_batch
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
@@ -34,7 +34,7 @@ def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) ->
         return None
     distribution = active()
     if distribution is not None and not is_built(layer):  # its variables are made in this call
-        return distribution if mirrored.works_by_dtensor(distribution) else None
+        return distribution if mirrored_strategy.works_by_dtensor(distribution) else None
     on_mesh = any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
     return distribution_of(layer) if on_mesh else None
 

@@ -17,7 +17,7 @@ from keras.src import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.framework import smart_cond
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
 from keras_flow.backends.tensorflow.trace import rows_are_split
@@ -36,7 +36,7 @@ def in_traced_step(*args: object, **kwargs: object) -> Distribution | None:
     if tf.executing_eagerly() or not in_step():
         return None
     distribution = active()
-    return distribution if distribution is not None and mirrored.works_by_dtensor(distribution) else None
+    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
 def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: object) -> tf.Tensor | None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step
 from keras_flow.current.distribution import Distribution, active
 
@@ -27,7 +27,7 @@ def described_key(_: object, original: Callable[..., object], optimizer: keras.O
 def distribution_by_dtensor(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on steps on a mesh: the active distribution, where it works by DTensor."""
     distribution = active()
-    return distribution if distribution is not None and mirrored.works_by_dtensor(distribution) else None
+    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
 def updated_variable(optimizer: keras.Optimizer, variable: Target, value: object) -> dtensor.DVariable | None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import random as keras_random
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow import creation, mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
@@ -20,7 +20,7 @@ from keras_flow.current.distribution import Distribution, active
 def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on random draws: the distribution of the step on a mesh that is running."""
     distribution = active()
-    if distribution is None or not mirrored.works_by_dtensor(distribution):
+    if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
         return None
     return distribution if in_step() and not creation.creating_values() else None
 
@@ -125,11 +125,12 @@ def cast_seed(_: object, original: Callable[..., object], seed: object) -> objec
     return original(to_logical(seed))
 
 
-def seed_is_on_mesh(seed: object) -> bool:
-    """Condition: an eager draw outside of a step, by a generator whose state lies on a mesh."""
+def seed_on_mesh(seed: object) -> object | None:
+    """Condition of the hook on `random._cast_seed`: the state of a generator, on a mesh, of an eager draw outside of a
+    step."""
     if not tf.executing_eagerly() or not is_dtensor(seed):
-        return False
-    return dtensor.get_default_mesh() is None or creation.creating_values()
+        return None
+    return seed if dtensor.get_default_mesh() is None or creation.creating_values() else None
 
 
 def _words(seed: object) -> tf.Tensor:

@@ -15,7 +15,7 @@ from keras.src import tree
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
-from keras_flow.backends.tensorflow import mirrored, unpartitioned
+from keras_flow.backends.tensorflow import mirrored_strategy, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import Batch, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
@@ -245,8 +245,8 @@ def remat(_: object, original: Callable[..., object], function: Callable, *args:
 
 def enter(distribution: Distribution) -> None:
     """Make the mesh, or the strategy, of a distribution."""
-    if mirrored.is_mirrored(distribution):
-        mirrored.strategy_of(distribution)
+    if mirrored_strategy.is_mirrored(distribution):
+        mirrored_strategy.strategy_of(distribution)
     else:
         view_of(distribution)
 

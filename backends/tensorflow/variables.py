@@ -12,7 +12,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import weights_files
-from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow import creation, mirrored_strategy
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
 from keras_flow.current.distribution import Distribution
@@ -119,8 +119,8 @@ def initialize_with_initializer(
     """Hook on `Variable._initialize_with_initializer`: make the shards, each for its rank, with the values of one
     device."""
     placed = _layout_for(variable, distribution)
-    if not mirrored.works_by_dtensor(placed.distribution):
-        return mirrored.create(original, variable, initializer, placed)
+    if not mirrored_strategy.works_by_dtensor(placed.distribution):
+        return mirrored_strategy.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     shape, dtype = tuple(variable._shape), variable._dtype
     components = creation.constant(initializer, shape, dtype, layout)
@@ -144,8 +144,8 @@ def initialize(
         # Keras sets it later, the layout needs it now
         variable._shape = tuple(int(length) for length in cast("tuple[int, ...]", value.shape))
     placed = _layout_for(variable, distribution)
-    if not mirrored.works_by_dtensor(placed.distribution):
-        return mirrored.create(original, variable, value, placed)
+    if not mirrored_strategy.works_by_dtensor(placed.distribution):
+        return mirrored_strategy.create(original, variable, value, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     _set_value(variable, from_logical(_host(value), layout, variable._dtype), placed)
     return None
@@ -285,14 +285,14 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     if variable._value is None:  # made by a symbolic build that has not ended
         variable._layout = layout
         return
-    if mirrored.is_mirrored(layout.distribution) or mirrored.is_mirrored_variable(variable._value):
-        mirrored.place(variable, layout)
-        if mirrored.is_mirrored(layout.distribution):
+    if mirrored_strategy.is_mirrored(layout.distribution) or mirrored_strategy.is_mirrored_variable(variable._value):
+        mirrored_strategy.place(variable, layout)
+        if mirrored_strategy.is_mirrored(layout.distribution):
             return
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
-            mirrored.place(variable, layout)
+            mirrored_strategy.place(variable, layout)
         variable._value._unique_id = key
         variable._layout = layout
         return
@@ -308,8 +308,8 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the component that its device holds."""
     placed = keras_layout(variable)
     value = variable._value
-    if mirrored.is_mirrored_variable(value):
-        return mirrored.shards(variable)
+    if mirrored_strategy.is_mirrored_variable(value):
+        return mirrored_strategy.shards(variable)
     if placed is None or not isinstance(value, dtensor.DVariable):
         return {0 if placed is None else placed.distribution.placement.ranks[0]: to_host(value)}
     parts = dtensor.unpack(value.read_value())

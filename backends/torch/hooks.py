@@ -55,7 +55,7 @@ def _variables() -> tuple[Hook, ...]:
             "Variable.assign",
             variables.assign,
             "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
-            when=variables.is_in_file,
+            when=variables.assigned_from_file,
         ),
         Hook(
             f"{_KERAS}.core",

@@ -112,7 +112,7 @@ def direct_assign(_: object, original: Callable[..., None], variable: keras.Vari
         held.copy_(value)
 
 
-def is_in_file(variable: keras.Variable, value: object) -> DTensor | None:
+def assigned_from_file(variable: keras.Variable, value: object) -> DTensor | None:
     """Condition of the hook on `Variable.assign`: the split value of a variable that gets one mapped from a file."""
     held = variable._value
     is_read = isinstance(held, DTensor) and weights_files.is_mapped(value)
