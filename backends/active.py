@@ -1,4 +1,4 @@
-"""Finds the engine that Keras runs on, and its `Backend` object."""
+"""Finds the engine that Keras runs on, and the module that is its backend."""
 
 from __future__ import annotations
 
@@ -8,68 +8,64 @@ import importlib.util
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from keras_flow.backends.engines import ENGINES, in_words, that_train
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend, TensorEngine
-
-#: engine -> one process drives every rank of a host. The same as `Capabilities.drives_all_ranks`, but readable before
-#: the engine is loaded: a launcher must know it and must not load an engine.
-_ENGINES = {"jax": True, "tensorflow": True, "torch": False, "numpy": True}
-
-#: the engine of reference: it has global tensors and trains nothing
-_REFERENCE = "numpy"
 
 #: set by `keras-flow launch` and `kf.run`: the number of ranks of the job
 DEVICES_VARIABLE = "KERAS_FLOW_DEVICES"
 
 
 def backend() -> Backend:
-    """The object of the active Keras backend.
+    """The folder of the active Keras backend, as a module.
 
     Raises:
         FlowError: the backend is none of the supported ones, trains nothing, or its engine is not installed.
     """
     name = checked_name()
-    if name == _REFERENCE:
+    if not ENGINES[name].trains:
         raise FlowError(
-            "The active Keras backend is 'numpy', which has global tensors and boxing and trains nothing. Set the "
-            "environment variable KERAS_BACKEND to jax, tensorflow or torch before keras is imported."
+            f"The active Keras backend is {name!r}, which has global tensors and boxing and trains nothing. Set the "
+            f"environment variable KERAS_BACKEND to {in_words(that_train())} before keras is imported."
         )
-    return importlib.import_module(f"keras_flow.backends.{name}").BACKEND
+    return cast("Backend", importlib.import_module(f"keras_flow.backends.{name}"))
 
 
 @functools.cache  # asked before every redistribution
 def tensor_engine() -> TensorEngine:
-    """The object of the active Keras backend, numpy among them: what boxing and global tensors need.
+    """The same, numpy among them: what boxing and global tensors need.
 
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.
     """
-    return importlib.import_module(f"keras_flow.backends.{checked_name()}").BACKEND
+    return cast("TensorEngine", importlib.import_module(f"keras_flow.backends.{checked_name()}"))
 
 
 def checked_name() -> str:
     """The name of the active Keras backend, which is supported and installed. Loads neither Keras nor an engine."""
     name = backend_name()
-    if name not in _ENGINES:
+    if name not in ENGINES:
         raise FlowError(
-            f"keras_flow does not support the Keras backend {name!r}; supported are {', '.join(_ENGINES)}. "
+            f"keras_flow does not support the Keras backend {name!r}; supported are {', '.join(ENGINES)}. "
             f"Set the environment variable KERAS_BACKEND to one of these before keras is imported."
         )
-    if name not in sys.modules and importlib.util.find_spec(name) is None:
+    engine = ENGINES[name]
+    if engine.module not in sys.modules and importlib.util.find_spec(engine.module) is None:
         raise FlowError(
-            f"The active Keras backend is {name!r}, but its engine is not installed: no module named {name!r}. "
-            f"Install it with `pip install 'keras-flow[{name}]'`, or set KERAS_BACKEND to another backend."
+            f"The active Keras backend is {name!r}, but its engine is not installed: no module named "
+            f"{engine.module!r}. Install it with `pip install '{engine.extra}'`, or set KERAS_BACKEND to another "
+            f"backend."
         )
     return name
 
 
 def drives_all_ranks() -> bool:
     """Whether one process drives every rank of a host on the active backend. Loads neither Keras nor an engine."""
-    return _ENGINES[checked_name()]
+    return ENGINES[checked_name()].drives_all_ranks
 
 
 def backend_name() -> str:

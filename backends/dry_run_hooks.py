@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_flow.current import recorded_calls
-
 if TYPE_CHECKING:
     import keras
 
+    from keras_flow.current.recorded_calls import Recorder
+
 
 def make_variable(
+    _: object,
     original: Callable[..., None],
     variable: keras.Variable,
     initializer: object,
@@ -38,10 +39,12 @@ def _given(value: object, *args: object, **kwargs: object) -> object:
     return value
 
 
-def record(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
+def record(
+    recorder: Recorder, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
     """Hook on `Layer.__call__`: explain notes the layers that one without a graph calls."""
-    return recorded_calls.current().note(original, layer, *args, **kwargs)
+    return recorder.note(original, layer, *args, **kwargs)
 
 
-def leave_out(original: Callable[..., object], *args: object, **kwargs: object) -> None:
-    """A hook that leaves the call out."""
+def leave_out(*args: object, **kwargs: object) -> None:
+    """Hook that leaves the call out."""

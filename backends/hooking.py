@@ -1,7 +1,9 @@
 """Hooks: the few named places of Keras and the engines that keras_flow wraps, each inert unless it is asked for.
 
-A hook calls the original untouched unless its condition holds; the default condition is that a keras_flow distribution
-is active. `install` is called when the first distribution is made, so a program without one runs plain Keras.
+A hook's condition looks at the call and returns what the replacement needs (the active distribution, the layout of the
+variable, the running step), or None: then the original is called untouched. What was found is handed to the
+replacement, which therefore asks for nothing again. `install` is called when the first distribution is made, so a
+program without one runs plain Keras.
 """
 
 from __future__ import annotations
@@ -12,25 +14,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend
 
 
-def flow_is_active(*args: object, **kwargs: object) -> bool:
-    """The default condition: a keras_flow distribution is active."""
-    from keras_flow.current.distribution import active
-
-    return active() is not None
+def active_distribution(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of most hooks: the active keras_flow distribution."""
+    return active()
 
 
-def is_placed(variable: object, *args: object, **kwargs: object) -> bool:
-    """The condition for methods of variables: the variable carries a keras_flow layout over several ranks."""
-    from keras_flow.current.variable_layout import keras_layout
-
+def layout_over_ranks(variable: object, *args: object, **kwargs: object) -> KerasLayout | None:
+    """Condition of hooks on methods of variables: the layout of one that is held by several ranks."""
     layout = keras_layout(variable)
-    return layout is not None and not layout.distribution.has_one_rank
+    return layout if layout is not None and not layout.distribution.has_one_rank else None
+
+
+def always(*args: object, **kwargs: object) -> bool:
+    """Condition of hooks that change nothing without a distribution, or where the original can only raise."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,9 @@ class Hook:
     Attributes:
         module: module to import.
         name: function, or `Class.method`, in it.
-        replacement: called as `replacement(original, *args, **kwargs)`.
+        replacement: called as `replacement(found, original, *args, **kwargs)`.
         why: which behaviour it changes, and what happens without it.
-        when: condition on the call's arguments; the original is called where it does not hold.
+        when: called as `when(*args, **kwargs)`; returns what the replacement needs, or None to call the original.
         also: other `module:name` that imported the same function by value.
     """
 
@@ -50,7 +55,7 @@ class Hook:
     name: str
     replacement: Callable[..., object]
     why: str
-    when: Callable[..., bool] = flow_is_active
+    when: Callable[..., object] = active_distribution
     also: tuple[str, ...] = ()
 
 
@@ -79,9 +84,10 @@ def _install_one(hook: Hook) -> None:
 
     @functools.wraps(original)
     def hooked(*args: object, **kwargs: object) -> object:
-        if not hook.when(*args, **kwargs):
+        found = hook.when(*args, **kwargs)
+        if found is None:
             return original(*args, **kwargs)
-        return hook.replacement(original, *args, **kwargs)
+        return hook.replacement(found, original, *args, **kwargs)
 
     hooked.keras_flow_hook = hook  # type: ignore[attr-defined]
     setattr(owner, attribute, hooked)

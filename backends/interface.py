@@ -1,8 +1,13 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
-The three implementations have the same files with the same names: `devices`, `layouts`, `boxing`, `tensors`,
-`variables`, `data`, `trainer`, `random`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is
-visible by comparing two files. numpy, the reference of boxing and of global tensors, has the first of them.
+The three implementations have the same files: `devices`, `layouts`, `boxing`, `tensors`, `variables`, `creation`,
+`data`, `trainer`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by comparing two
+files; `tests/backends/test_parallel_folders.py` lists it with reasons. numpy, the reference of boxing and of global
+tensors, has `devices`, `boxing` and `tensors`. What must be known before an engine is loaded is in `engines.py`.
+
+The module `keras_flow.backends.<engine>` itself is the backend, since a module may satisfy a protocol: its `__init__`
+imports each name below from the file that has it, so that a search finds every name once. (Two of them, `hooks` and
+`capabilities`, are there the function and the record, not the files that they come from.)
 """
 
 from __future__ import annotations
@@ -123,7 +128,11 @@ class Capabilities:
 
 
 class TensorEngine(Protocol):
-    """What global tensors need of an engine; numpy, the reference, has no more than this."""
+    """What global tensors need of an engine; numpy, the reference, has no more than this.
+
+    Attributes:
+        name: Keras's name of the backend.
+    """
 
     name: str
 
@@ -189,7 +198,11 @@ class TensorEngine(Protocol):
 
 
 class Backend(TensorEngine, Protocol):
-    """One engine. `keras_flow.backends.active.backend()` returns that of the active Keras backend."""
+    """One engine that trains. `keras_flow.backends.active.backend()` returns that of the active Keras backend.
+
+    Attributes:
+        capabilities: what it can hold and do.
+    """
 
     capabilities: Capabilities
 

@@ -15,11 +15,12 @@ from keras.src.distribution import distribution_lib
 
 from keras_flow.backends import dry_run_hooks, weights_files
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook, flow_is_active
-from keras_flow.current import models, recorded_calls
+from keras_flow.backends.hooking import Hook, always
+from keras_flow.current import dry_run, models, recorded_calls
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import ActivationLayout, Distribution, active
 from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError
 
 if TYPE_CHECKING:
@@ -31,13 +32,16 @@ _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 _checked: WeakKeyDictionary[keras.Model, Distribution] = WeakKeyDictionary()
 
 
-def _held(model: keras.Model, *args: object, **kwargs: object) -> bool:
-    return models.distribution_of(model) is not None
+def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hooks on entry points: the distribution of the model, active or remembered."""
+    return models.distribution_of(model)
 
 
-def _entry(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
-    distribution = models.distribution_of(model)
-    assert distribution is not None  # the hook's condition
+def _entry(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
+) -> object:
+    """Hook on `fit`, `evaluate`, `predict` and the methods for one batch: enter the model's distribution, check its
+    layouts, and leave a usable model after an error."""
     _refuse_empty(args, kwargs, original.__name__)
     _choose_jit_again(model)
     _refuse_strings(model, args[0] if args else kwargs.get("x"))
@@ -117,9 +121,10 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
     )
 
 
-def _symbolic_build(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
-    distribution = active()
-    assert distribution is not None  # the hook's condition
+def _symbolic_build(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Trainer._symbolic_build`: check the layouts of variables that appear with the first batch."""
     try:
         result = original(model, *args, **kwargs)
     except Exception as error:  # Keras makes a RuntimeError of every error in a layer
@@ -146,25 +151,41 @@ def _raise_collected(model: keras.Model, distribution: Distribution, error: Base
 
 @functools.cache  # one replacement for each kind: what is installed is known by it
 def _creates(kind: str) -> Callable[..., object]:
-    def replacement(original: Callable[..., object], owner: object, *args: object, **kwargs: object) -> object:
+    def replacement(
+        _: object, original: Callable[..., object], owner: object, *args: object, **kwargs: object
+    ) -> object:
+        """Hook on methods that make variables: tell who makes them."""
         with creating(kind, owner if kind == "layer" else None):  # type: ignore[arg-type]
             return original(owner, *args, **kwargs)
 
     return replacement
 
 
-def _value_comes_later(original: Callable[..., object], variable: keras.Variable) -> object:
-    distribution = active()
-    if distribution is not None and variable._layout is None:
-        variable._layout = distribution.get_variable_layout(variable)
+def _value_comes_later(
+    found: Distribution | World, original: Callable[..., object], variable: keras.Variable
+) -> object:
+    """Hook on `register_uninitialized_variable`: choose the layout now, while the layer that makes the variable is
+    known."""
+    if isinstance(found, Distribution) and variable._layout is None:
+        variable._layout = found.get_variable_layout(variable)
     return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
 
 
+def _active_or_dry_run(*args: object, **kwargs: object) -> Distribution | World | None:
+    return active() or dry_run.world()
+
+
 def _compile_from_config(
-    original: Callable[..., None], model: keras.Model, config: dict[str, object], *args: object, **kwargs: object
+    _: object,
+    original: Callable[..., None],
+    model: keras.Model,
+    config: dict[str, object],
+    *args: object,
+    **kwargs: object,
 ) -> None:
-    """A file says True where `jit_compile` was "auto" and the engine that saved it compiles: here it means "auto"."""
-    if config.get("jit_compile") is True and flow_is_active():
+    """Hook on `Trainer.compile_from_config`: a file says True where `jit_compile` was "auto" and the engine that saved
+    it compiles; here it means "auto"."""
+    if config.get("jit_compile") is True and active() is not None:
         config = {**config, "jit_compile": "auto"}
     original(model, config, *args, **kwargs)
     if config.get("jit_compile") is True:
@@ -179,17 +200,20 @@ def _choose_jit_again(model: keras.Model) -> None:
         model.jit_compile = False if refused else model._resolve_auto_jit_compile()
 
 
-def _is_activation(tensor: object, layout: object) -> bool:
-    return isinstance(layout, ActivationLayout)
+def _asked_layout(tensor: object, layout: object) -> ActivationLayout | None:
+    return layout if isinstance(layout, ActivationLayout) else None
 
 
-def _distribute_tensor(original: Callable[..., object], tensor: object, layout: ActivationLayout) -> object:
+def _distribute_tensor(
+    asked: ActivationLayout, original: Callable[..., object], tensor: object, layout: ActivationLayout
+) -> object:
+    """Hook on `distribute_tensor`: lay a layer's output as the `activations` rules ask."""
     try:
-        return backend().constrain(tensor, layout.nd_sbp, layout.path)
+        return backend().constrain(tensor, asked.nd_sbp, asked.path)
     except FlowError as error:
         distribution = active()
         if distribution is not None:
-            distribution.record(layout.path, str(error))
+            distribution.record(asked.path, str(error))
         raise
 
 
@@ -207,7 +231,7 @@ def hooks() -> Sequence[Hook]:
                 _entry,
                 "enters the distribution that the model was built under, lays a foreign model anew, raises layout "
                 "problems before the first step, and leaves a usable model after an error",
-                when=_held,
+                when=_distribution_of,
             )
             for name in _ENTRIES
         ),
@@ -228,7 +252,7 @@ def hooks() -> Sequence[Hook]:
             "Trainer.compile_from_config",
             _compile_from_config,
             'a model saved where "auto" means compiling could not be trained on an engine that does not compile',
-            when=lambda *args, **kwargs: True,  # without a distribution it only notes where the setting came from
+            when=always,  # without a distribution it only notes where the setting came from
         ),
         Hook(
             "keras.src.trainers.trainer",
@@ -241,14 +265,14 @@ def hooks() -> Sequence[Hook]:
             "Variable.__init__",
             dry_run_hooks.make_variable,
             "explain of a dry run: variables have a shape and no value",
-            when=is_dry_run,
+            when=dry_run.world,
         ),
         Hook(
             "keras.src.layers.layer",
             "Layer.__call__",
             dry_run_hooks.record,
             "explain sees which layers a layer without a graph calls",
-            when=recorded_calls.is_recording,
+            when=recorded_calls.recorder_of,
         ),
         Hook(
             "keras.src.layers.layer",
@@ -262,7 +286,7 @@ def hooks() -> Sequence[Hook]:
             _value_comes_later,
             "a variable made while a model is built symbolically gets its value later, when its layer is not known any "
             "more: its layout is chosen now",
-            when=lambda *args, **kwargs: is_dry_run() or flow_is_active(),
+            when=_active_or_dry_run,
         ),
         Hook(
             "keras.src.metrics.metric",
@@ -281,6 +305,6 @@ def hooks() -> Sequence[Hook]:
             "distribute_tensor",
             _distribute_tensor,
             "layouts of layer outputs: Keras can do it on JAX only, and not for outputs that are structures",
-            when=_is_activation,
+            when=_asked_layout,
         ),
     )

@@ -18,7 +18,7 @@ LEAST = 1 << 20
 BLOCK = 8 << 20
 
 
-def entry(original: Callable[..., np.ndarray], store: object, key: str) -> np.ndarray:
+def entry(_: object, original: Callable[..., np.ndarray], store: object, key: str) -> np.ndarray:
     """Hook on `H5IOStore.__getitem__`: the entry, mapped where it lies in one piece in a file of its own."""
     from keras.src.saving import saving_lib
 
@@ -29,7 +29,7 @@ def entry(original: Callable[..., np.ndarray], store: object, key: str) -> np.nd
     return np.memmap(dataset.file.filename, dataset.dtype, "r", place, dataset.shape)
 
 
-def not_into_memory(original: Callable[..., bool], model: object) -> bool:
+def not_into_memory(_: object, original: Callable[..., bool], model: object) -> bool:
     """Hook on `is_memory_sufficient`: the weights of a `.keras` file pass through the disk, not through memory."""
     return False
 

@@ -173,12 +173,6 @@ def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
     assert not found, found
 
 
-def test_the_folders_of_the_engines_have_the_same_core_files() -> None:
-    core = {"__init__", "capabilities", "data", "devices", "hooks", "layers", "layouts", "trainer", "variables"}
-    for name in ("jax", "tensorflow", "torch"):
-        assert core <= {path.stem for path in (ROOT / "backends" / name).glob("*.py")}, name
-
-
 #: packages and modules from the lowest to the highest; what stands in one line may not import each other
 ORDER = (
     ("errors", "units"),

@@ -1,9 +1,10 @@
 """What JAX can hold and do."""
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.backends.interface import Capabilities, Room, Traffic
 
-CAPABILITIES = Capabilities(
-    drives_all_ranks=True,
+capabilities = Capabilities(
+    drives_all_ranks=ENGINES["jax"].drives_all_ranks,
     several_axes_on_one_dim=True,
     uneven_batches="parallel",
     refused={"string inputs": "JAX has no string arrays"},

@@ -22,15 +22,8 @@ from keras import initializers
 from keras.src.initializers.random_initializers import compute_fans  # private: the fans of VarianceScaling
 from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
 
-from keras_flow.backends.initializers import draws_as
+from keras_flow.backends.initializers import constant_of, is_drawn
 
-#: initialisers whose values are drawn element by element
-DRAWN = (
-    initializers.RandomUniform,
-    initializers.RandomNormal,
-    initializers.TruncatedNormal,
-    initializers.VarianceScaling,
-)
 #: elements of a block; a draw needs several times as many bytes while it runs
 _BLOCK = 1 << 20
 
@@ -44,12 +37,23 @@ class _Draw:
     high: float
 
 
+def constant(
+    initializer: Callable[..., object], shape: tuple[int, ...], dtype: str, sharding: Sharding
+) -> jax.Array | None:
+    """The value of a new variable whose elements are all the same; None for other initialisers."""
+    value = constant_of(initializer)
+    if value is None:
+        return None
+    shard = np.full(sharding.shard_shape(shape), value, jnp.dtype(dtype))
+    return jax.make_array_from_callback(shape, sharding, lambda index: shard, dtype=shard.dtype)
+
+
 def drawn(
     initializer: Callable[..., object], shape: tuple[int, ...], dtype: str, sharding: Sharding
 ) -> jax.Array | None:
     """The value of a new variable, or None where it cannot be drawn in blocks: then XLA partitions the whole draw."""
     if (
-        not draws_as(initializer, DRAWN)
+        not is_drawn(initializer)
         or dtype != "float32"
         or not shape
         or not 0 < math.prod(shape) < 2**32

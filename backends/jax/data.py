@@ -12,7 +12,7 @@ from keras.src import tree
 
 from keras_flow import sbp
 from keras_flow.backends.jax.layouts import engine_layout
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 
@@ -66,13 +66,13 @@ class Uneven:
         return jax.lax.with_sharding_constraint(self.buffer[: self.rows], self.sharding)
 
 
-def distribute_data_input(original: Callable[..., object], batch: object, *args: object, **kwargs: object) -> object:
-    """Hook: put one tensor of a batch on the mesh. Keras computes layouts from the first batch and reuses them for the
-    last, smaller one; here each batch decides for itself."""
+def distribute_data_input(
+    distribution: Distribution, original: Callable[..., object], batch: object, *args: object, **kwargs: object
+) -> object:
+    """Hook on `distribute_data_input`: put one tensor of a batch on the mesh. Keras computes layouts from the first
+    batch and uses them for the last, smaller one too; here each batch decides for itself."""
     if batch is None:
         return None
-    distribution = active()
-    assert distribution is not None
     if isinstance(batch, JAXSparse):
         raise FlowError(
             f"a sparse input of shape {list(batch.shape)} cannot be split over the ranks on JAX: convert it to a dense "
@@ -89,9 +89,9 @@ def distribute_data_input(original: Callable[..., object], batch: object, *args:
     return Uneven(_put(np.concatenate([host, padding]), sharding), plan.rows, sharding)
 
 
-def put_batch(data: object) -> object:
+def put_batch(data: object, distribution: Distribution) -> object:
     """Put a structure of host arrays on the mesh."""
-    return tree.map_structure(lambda leaf: distribute_data_input(np.asarray, leaf), data)
+    return tree.map_structure(lambda leaf: distribute_data_input(distribution, np.asarray, leaf), data)
 
 
 def has_uneven(args: object) -> bool:
@@ -99,7 +99,7 @@ def has_uneven(args: object) -> bool:
     return any(isinstance(leaf, Uneven) for leaf in jax.tree.leaves(args, is_leaf=_is_uneven))
 
 
-def logical(args: object, whole: bool = False) -> object:
+def to_logical(args: object, whole: bool = False) -> object:
     """The logical values of a step's arguments; with `whole` on every rank."""
     return jax.tree.map(
         lambda leaf: leaf.logical(whole) if isinstance(leaf, Uneven) else leaf, args, is_leaf=_is_uneven

@@ -1,15 +1,19 @@
-"""Every place of Keras's JAX backend that keras_flow wraps. Checked against keras 3.15.1 and jax 0.10.2."""
+"""Every place of Keras that keras_flow wraps on JAX. Checked against keras 3.15 and jax 0.10."""
 
 from __future__ import annotations
 
-from keras_flow.backends.hooking import Hook, is_placed
-from keras_flow.backends.jax import convolution, data, layers, signals, trainer, variables
+from keras_flow.backends.hooking import Hook, layout_over_ranks
+from keras_flow.backends.jax import convolutions, data, layers, signals, trainer, variables
 
 _KERAS = "keras.src.backend.jax"
 
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
+    return (*_variables(), *_trainer(), *_layers(), *_operations())
+
+
+def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
             f"{_KERAS}.core",
@@ -20,7 +24,7 @@ def hooks() -> tuple[Hook, ...]:
         Hook(
             f"{_KERAS}.core",
             "JaxVariable._initialize_with_initializer",
-            variables.initialize,
+            variables.initialize_with_initializer,
             "initialisers that need the whole value would make it on every device",
         ),
         Hook(
@@ -28,8 +32,13 @@ def hooks() -> tuple[Hook, ...]:
             "JaxVariable.assign",
             variables.assign,
             "loaded values would pass whole through device 0",
-            when=is_placed,
+            when=layout_over_ranks,
         ),
+    )
+
+
+def _trainer() -> tuple[Hook, ...]:
+    return (
         Hook(
             f"{_KERAS}.distribution_lib",
             "distribute_data_input",
@@ -45,7 +54,7 @@ def hooks() -> tuple[Hook, ...]:
         Hook(
             f"{_KERAS}.trainer",
             "JAXTrainer._purge_model_variables",
-            trainer.purge,
+            trainer.purge_model_variables,
             "keeps hold of the weights while a loop runs; without it an error in evaluate or predict loses them",
         ),
         Hook(
@@ -54,13 +63,18 @@ def hooks() -> tuple[Hook, ...]:
             trainer.predict_on_batch,
             "the batch would be computed whole on every device",
         ),
+    )
+
+
+def _layers() -> tuple[Hook, ...]:
+    return (
         *(
             Hook(
                 f"{_KERAS}.nn",
                 name,
-                convolution.by_own_rows,
+                convolutions.convolve,
                 "XLA counts the gradient of a kernel with groups once for each rank that has the same rows",
-                when=convolution.in_a_step,
+                when=convolutions.distribution_of_step,
             )
             for name in ("conv", "depthwise_conv")
         ),
@@ -68,36 +82,18 @@ def hooks() -> tuple[Hook, ...]:
             Hook(
                 f"{_KERAS}.nn",
                 name,
-                convolution.pooled,
+                convolutions.pool,
                 "XLA has wrong gradients of windows that overlap, on positions that are split",
-                when=convolution.in_a_step,
+                when=convolutions.distribution_of_step,
             )
             for name in ("max_pool", "average_pool", "adaptive_max_pool", "adaptive_average_pool")
         ),
         Hook(
             f"{_KERAS}.nn",
             "conv_transpose",
-            convolution.with_whole_windows,
+            convolutions.convolve_transposed,
             "XLA convolves windows that are split with the wrong slices",
-            when=convolution.in_a_step,
-        ),
-        *(
-            Hook(
-                f"{_KERAS}.math",
-                name,
-                signals.along(*dims),
-                "XLA has wrong windows for rows left over",
-                when=signals.windows_in_a_step,
-            )
-            for name, dims in signals.WINDOWS.items()
-        ),
-        Hook(
-            "jax._src.lax.fft",  # all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
-            "fft",
-            signals.row_major,
-            "XLA's FFT on CPUs fails on an operand of another order in memory, which partitioning may give it",
-            when=signals.transform_in_a_step,
-            also=("jax.lax:fft",),
+            when=convolutions.distribution_of_step,
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",
@@ -105,5 +101,28 @@ def hooks() -> tuple[Hook, ...]:
             layers.batch_normalization,
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _operations() -> tuple[Hook, ...]:
+    return (
+        *(
+            Hook(
+                f"{_KERAS}.math",
+                name,
+                signals.along(*dims),
+                "XLA has wrong windows for rows left over",
+                when=signals.distribution_of_windows,
+            )
+            for name, dims in signals.WINDOWS.items()
+        ),
+        Hook(
+            "jax._src.lax.fft",  # all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
+            "fft",
+            signals.transform,
+            "XLA's FFT on CPUs fails on an operand of another order in memory, which partitioning may give it",
+            when=signals.distribution_of_transform,
+            also=("jax.lax:fft",),
         ),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keras_flow.current.batch_statistics import by_groups
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 
 if TYPE_CHECKING:
     import keras
@@ -14,22 +14,20 @@ if TYPE_CHECKING:
 
 def wants_replica_statistics(
     layer: keras.layers.BatchNormalization, inputs: object, training: bool | None = None, mask: object = None
-) -> bool:
-    """Condition: this call takes statistics, and the distribution wants them for each replica."""
-    distribution = active()
-    return bool(
-        training and layer.trainable and distribution is not None and distribution.batch_statistics == "replica"
-    )
+) -> Distribution | None:
+    """Condition of the hook on `BatchNormalization.call`: the distribution, where it wants statistics by replica."""
+    distribution = active() if training and layer.trainable else None
+    return distribution if distribution is not None and distribution.batch_statistics == "replica" else None
 
 
 def batch_normalization(
+    distribution: Distribution,
     original: Callable[..., object],
     layer: keras.layers.BatchNormalization,
     inputs: keras.KerasTensor,
     training: bool | None = None,
     mask: keras.KerasTensor | None = None,
 ) -> object:
-    """Hook: statistics by replica. (Global statistics need no hook: the step sees logical tensors.)"""
-    distribution = active()
-    assert distribution is not None
+    """Hook on `BatchNormalization.call`: statistics of each replica's rows. (Global statistics need no hook: the step
+    sees logical tensors.)"""
     return by_groups(original, layer, inputs, distribution.num_model_replicas, training, mask)

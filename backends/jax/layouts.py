@@ -12,8 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
-from keras_flow.current.distribution import active
-from keras_flow.errors import FlowError
+from keras_flow.current.distribution import check_activation, expected
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.sbp import Split
@@ -39,13 +38,13 @@ def engine_layout(layout: Layout) -> NamedSharding:
 
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
     """Constrain the sharding of a layer's output tensors; uneven dims are legal inside a jitted step."""
-    distribution = active()
-    assert distribution is not None
+    distribution = expected()
 
     def one(tensor: object) -> object:
         if not isinstance(tensor, jax.Array):
             return tensor
-        layout = activation_layout(distribution.placement, nd_sbp, tensor.shape, path)
+        check_activation(distribution.placement, nd_sbp, tensor.shape, path)
+        layout = Layout(distribution.placement, nd_sbp, tensor.shape)
         if isinstance(tensor, Tracer):
             return jax.lax.with_sharding_constraint(tensor, engine_layout(layout))
         return jax.device_put(tensor, engine_layout(layout)) if layout.divides else tensor
@@ -57,18 +56,6 @@ def whole_on(value: jax.Array, dims: Collection[int], placement: Placement) -> j
     """The same tensor, inside a jitted step, not split on these dims; on the others as XLA likes."""
     spec = PartitionSpec(*(None if dim in dims else PartitionSpec.UNCONSTRAINED for dim in range(value.ndim)))
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh(placement), spec))
-
-
-def activation_layout(placement: Placement, nd_sbp: sbp.NdSbp, shape: tuple[int, ...], path: str) -> Layout:
-    """The layout of one output tensor.
-
-    Raises:
-        FlowError: the output has too few dimensions.
-    """
-    try:
-        return Layout(placement, nd_sbp, shape)
-    except FlowError as error:
-        raise FlowError(f"activations: output of {path.removesuffix('/output')!r}: {error}") from error
 
 
 def _spec(layout: Layout) -> PartitionSpec:

@@ -25,7 +25,7 @@ from jax.extend import core
 
 from keras_flow.backends.jax import data
 from keras_flow.backends.jax.layouts import whole_on
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import expected
 from keras_flow.errors import ComputedWhole
 
 if TYPE_CHECKING:
@@ -59,14 +59,13 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
         function: the step.
         args: its arguments, among which may be batches that do not divide (`data.Uneven`).
     """
-    distribution = active()
-    assert distribution is not None  # the hook's condition
-    logical = data.logical(args)
+    distribution = expected()
+    logical = data.to_logical(args)
     program, shape = jax.make_jaxpr(function, return_shape=True)(*logical)  # type: ignore[misc]
     hidden = sorted(set(_unseen_in_loops(program.jaxpr))) if data.has_uneven(args) else []
     if hidden:  # inside a loop no single operation can be given whole dims
         _say(hidden, distribution.num_model_replicas)
-        logical = data.logical(args, whole=True)
+        logical = data.to_logical(args, whole=True)
     leaves = jax.tree.leaves(logical)
     if not all(map(splits_left_over_dims, _equations(program.jaxpr))):
         results = _evaluated(program, leaves, _Whole(distribution))

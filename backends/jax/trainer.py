@@ -31,8 +31,11 @@ def enter(distribution: Distribution) -> None:
         )
 
 
-def jit(original: Callable[..., object], function: Callable[..., object], **options: object) -> Callable[..., object]:
-    """Hook: partition the step as it can be; await each step where the client has too few threads."""
+def jit(
+    _: object, original: Callable[..., object], function: Callable[..., object], **options: object
+) -> Callable[..., object]:
+    """Hook on `jit`: partition the step where XLA's own partitioning is right; await each step where the client has too
+    few threads."""
 
     def step(*args: object) -> object:
         return partitioning.partitioned(function, args)
@@ -47,8 +50,8 @@ def jit(original: Callable[..., object], function: Callable[..., object], **opti
     return awaited
 
 
-def purge(original: Callable[..., None], model: keras.Model, **which: bool) -> None:
-    """Hook: remember what Keras takes off the variables, for `recover`."""
+def purge_model_variables(_: object, original: Callable[..., None], model: keras.Model, **which: bool) -> None:
+    """Hook on `JAXTrainer._purge_model_variables`: remember what Keras takes off the variables, for `recover`."""
     groups = {
         "trainable_variables": lambda: model.trainable_variables,
         "non_trainable_variables": lambda: model.non_trainable_variables,
@@ -59,9 +62,12 @@ def purge(original: Callable[..., None], model: keras.Model, **which: bool) -> N
     original(model, **which)
 
 
-def predict_on_batch(original: Callable[..., object], model: keras.Model, x: object) -> object:
-    """Hook: Keras gives the batch to the step as it is, and every device would compute it whole."""
-    return original(model, data.put_batch(x))
+def predict_on_batch(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, x: object
+) -> object:
+    """Hook on `JAXTrainer.predict_on_batch`: split the batch. Keras hands it to the step as it is, and every device
+    would compute it whole."""
+    return original(model, data.put_batch(x, distribution))
 
 
 def forget_steps(model: keras.Model) -> None:

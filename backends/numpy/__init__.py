@@ -1,148 +1,26 @@
-"""numpy, the reference: all ranks in this process, as arrays; gradients by central differences. It trains nothing."""
+"""numpy, the reference: all ranks in this process, as arrays; gradients by central differences. It trains nothing.
 
-from __future__ import annotations
+This module is the engine: it has the names of `keras_flow.backends.interface.TensorEngine`.
+"""
 
-import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from keras_flow.backends.numpy.boxing import redistribute as redistribute
+from keras_flow.backends.numpy.devices import init as init
+from keras_flow.backends.numpy.devices import world as world
+from keras_flow.backends.numpy.tensors import agree_on as agree_on
+from keras_flow.backends.numpy.tensors import as_numpy as as_numpy
+from keras_flow.backends.numpy.tensors import from_engine as from_engine
+from keras_flow.backends.numpy.tensors import note_call as note_call
+from keras_flow.backends.numpy.tensors import on_rank as on_rank
+from keras_flow.backends.numpy.tensors import put as put
+from keras_flow.backends.numpy.tensors import to_engine as to_engine
+from keras_flow.backends.numpy.tensors import vjp as vjp
 
-from keras_flow.backends.active import announced_devices
-from keras_flow.backends.interface import World
-from keras_flow.boxing.simulate import simulate
-from keras_flow.boxing.spec import BoxingPlan
-from keras_flow.errors import FlowError
-from keras_flow.layout import Layout
+if TYPE_CHECKING:
+    from keras_flow.backends import numpy
+    from keras_flow.backends.interface import TensorEngine
 
-#: elements of an operator's inputs, on one rank, up to which its gradient is taken: each costs two evaluations
-DIFFERENTIATED = 20_000
+    _: TensorEngine = numpy  # a type checker compares the module with the interface
 
-
-class NumpyEngine:
-    """The functions that global tensors need."""
-
-    name = "numpy"
-    _world: World | None = None
-
-    def init(self, devices: int | None, type: str | None) -> World:
-        """Any number of ranks."""
-        if type not in (None, "cpu"):
-            raise FlowError(f"kf.init was asked for devices of type {type!r}; on numpy ranks are of type 'cpu'")
-        if devices is not None or self._world is None:
-            count = devices or announced_devices() or 1
-            self._world = World(size=count, type="cpu", local_ranks=tuple(range(count)))
-        return self._world
-
-    def world(self) -> World:
-        """The ranks of `init`, one without it."""
-        return self._world or self.init(None, None)
-
-    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """By the reference executor."""
-        return simulate(plan, shards, check_copies=False)
-
-    def note_call(self, text: str) -> None:
-        """One process drives all ranks: they cannot differ."""
-
-    def agree_on(self, facts: Mapping[int, Any]) -> dict[int, Any]:
-        """All ranks are in this process."""
-        return dict(facts)
-
-    def put(self, value: np.ndarray, rank: int) -> np.ndarray:
-        """The value itself."""
-        return np.asarray(value)
-
-    def as_numpy(self, value: np.ndarray) -> np.ndarray:
-        """The array itself."""
-        return np.asarray(value)
-
-    def on_rank(self, rank: int) -> AbstractContextManager[object]:
-        """There is one device."""
-        return nullcontext()
-
-    def vjp(self, function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
-        """By central differences: numpy differentiates nothing, and a reference should not do it as the engines do."""
-        with _keeping_float64():
-            in64 = function(*(np.asarray(value, "float64") for value in values))
-        halves = sorted({str(one.dtype) for one in in64 if np.asarray(one).dtype.itemsize < 4})
-        if halves:
-            raise FlowError(
-                f"the numpy backend takes gradients by differences, which {halves} would round away: differentiate in "
-                "float32, or set KERAS_BACKEND to jax, tensorflow or torch"
-            )
-        count = sum(np.size(value) for value in values)
-        if count > DIFFERENTIATED:
-            raise FlowError(
-                f"the numpy backend takes gradients by differences, element by element, of up to {DIFFERENTIATED:,} "
-                f"elements on a rank; an operator here has {count:,}. Set KERAS_BACKEND to jax, tensorflow or torch"
-            )
-        results = function(*values)
-
-        def pullback(*cotangents: np.ndarray) -> list[np.ndarray]:
-            with _keeping_float64():
-                return _by_differences(function, values, cotangents)
-
-        return results, pullback
-
-    def to_engine(self, layout: Layout, shards: Mapping[int, np.ndarray]) -> Any:
-        """Raises: numpy has none."""
-        raise FlowError("numpy has no distributed array of its own; x.numpy() gives the logical tensor")
-
-    def from_engine(self, value: Any) -> None:
-        """numpy has none."""
-
-
-@contextmanager
-def _keeping_float64() -> Iterator[None]:
-    """Inside, Keras's operators leave float64 as it is.
-
-    On every engine but TensorFlow Keras makes float32 of it, by a table of its own (private: there is no setting); its
-    numpy backend computes convolutions and pooling by JAX.
-    """
-    from keras.src.backend.common import dtypes
-
-    table = dtypes.BIT64_TO_BIT32_DTYPE
-    before = table["float64"]
-    table["float64"] = "float64"
-    try:
-        with sys.modules["jax"].enable_x64(True) if "jax" in sys.modules else nullcontext():
-            yield
-    finally:
-        table["float64"] = before
-
-
-def _by_differences(
-    function: Callable[..., list], values: Sequence[Any], cotangents: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Gradients of `sum(cotangent * result)`, computed in float64.
-
-    Each element is moved both ways by about the cube root of float64's rounding unit, where the errors of truncation
-    and of rounding meet (Press et al., Numerical Recipes, section 5.7). The step is a power of two, so that a result in
-    float32 does not round it. At a kink the gradient is the mean of both sides.
-    """
-    moved = [np.array(value, "float64") for value in values]
-    weights = [np.asarray(one, "float64") for one in cotangents]
-
-    def weighted() -> float:
-        return sum(float(np.vdot(w, one)) for w, one in zip(weights, function(*moved), strict=True))
-
-    gradients = []
-    for value, given in zip(moved, values, strict=True):
-        gradient = np.empty(value.shape)
-        for place in np.ndindex(value.shape):
-            before = value[place]
-            step = 2.0 ** (math.frexp(max(1.0, abs(before)))[1] - 18)
-            ends = []
-            for end in (before + step, before - step):
-                value[place] = end
-                ends.append(weighted())
-            value[place] = before
-            gradient[place] = (ends[0] - ends[1]) / (2 * step)
-        gradients.append(gradient.astype(np.asarray(given).dtype))
-    return gradients
-
-
-BACKEND = NumpyEngine()
+name = "numpy"

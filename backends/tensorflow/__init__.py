@@ -1,41 +1,44 @@
-"""TensorFlow: DTensor under Keras's stock trainer, or MirroredStrategy where it is asked for by name."""
+"""TensorFlow: DTensor under Keras's stock trainer, or MirroredStrategy where it is asked for by name.
 
-from keras_flow.backends.tensorflow import boxing, devices, hooks, layouts, probes, spmd, tensors, trainer, variables
-from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
+This module is the backend: it has the names of `keras_flow.backends.interface.Backend`.
+"""
 
-spmd.allow_whole_operations()
+from typing import TYPE_CHECKING
 
+from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
+from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
+from keras_flow.backends.tensorflow.devices import init as init
+from keras_flow.backends.tensorflow.devices import world as world
+from keras_flow.backends.tensorflow.hooks import hooks as hooks
+from keras_flow.backends.tensorflow.layouts import constrain as constrain
+from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layout
+from keras_flow.backends.tensorflow.probes import all_reduce as all_reduce
+from keras_flow.backends.tensorflow.probes import devices_seen as devices_seen
+from keras_flow.backends.tensorflow.probes import free_memory as free_memory
+from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
+from keras_flow.backends.tensorflow.tensors import agree_on as agree_on
+from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy
+from keras_flow.backends.tensorflow.tensors import from_engine as from_engine
+from keras_flow.backends.tensorflow.tensors import note_call as note_call
+from keras_flow.backends.tensorflow.tensors import on_rank as on_rank
+from keras_flow.backends.tensorflow.tensors import put as put
+from keras_flow.backends.tensorflow.tensors import to_engine as to_engine
+from keras_flow.backends.tensorflow.tensors import vjp as vjp
+from keras_flow.backends.tensorflow.trainer import double_precision as double_precision
+from keras_flow.backends.tensorflow.trainer import enter as enter
+from keras_flow.backends.tensorflow.trainer import forget_steps as forget_steps
+from keras_flow.backends.tensorflow.trainer import random_state as random_state
+from keras_flow.backends.tensorflow.trainer import recover as recover
+from keras_flow.backends.tensorflow.trainer import set_random_state as set_random_state
+from keras_flow.backends.tensorflow.variables import place as place
+from keras_flow.backends.tensorflow.variables import shards as shards
 
-class TensorFlowBackend:
-    """The engine interface on TensorFlow; see `keras_flow.backends.interface.Backend`."""
+if TYPE_CHECKING:
+    from keras_flow.backends import tensorflow
+    from keras_flow.backends.interface import Backend
 
-    name = "tensorflow"
-    capabilities = CAPABILITIES
-    init = staticmethod(devices.init)
-    world = staticmethod(devices.world)
-    engine_layout = staticmethod(layouts.engine_layout)
-    constrain = staticmethod(layouts.constrain)
-    redistribute = staticmethod(boxing.redistribute)
-    note_call = staticmethod(tensors.note_call)
-    agree_on = staticmethod(tensors.agree_on)
-    put = staticmethod(tensors.put)
-    as_numpy = staticmethod(tensors.as_numpy)
-    on_rank = staticmethod(tensors.on_rank)
-    vjp = staticmethod(tensors.vjp)
-    to_engine = staticmethod(tensors.to_engine)
-    from_engine = staticmethod(tensors.from_engine)
-    place = staticmethod(variables.place)
-    shards = staticmethod(variables.shards)
-    enter = staticmethod(trainer.enter)
-    forget_steps = staticmethod(trainer.forget_steps)
-    recover = staticmethod(trainer.recover)
-    random_state = staticmethod(trainer.random_state)
-    set_random_state = staticmethod(trainer.set_random_state)
-    double_precision = staticmethod(trainer.double_precision)
-    hooks = staticmethod(hooks.hooks)
-    free_memory = staticmethod(probes.free_memory)
-    devices_seen = staticmethod(probes.devices_seen)
-    all_reduce = staticmethod(probes.all_reduce)
+    _: Backend = tensorflow  # a type checker compares the module with the interface
 
+name = "tensorflow"
 
-BACKEND = TensorFlowBackend()
+allow_whole_operations()

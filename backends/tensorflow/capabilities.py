@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.backends.interface import Capabilities, Room, Traffic
 
 # Gathering it where it is used would be right too; measured, a step then holds 2.6 times the memory (tests/explain).
@@ -12,8 +13,8 @@ _CELL = (
     "provided layout')"
 )
 
-CAPABILITIES = Capabilities(
-    drives_all_ranks=True,
+capabilities = Capabilities(
+    drives_all_ranks=ENGINES["tensorflow"].drives_all_ranks,
     several_axes_on_one_dim=False,
     uneven_batches="broadcast",
     whole_variables={

@@ -10,16 +10,25 @@ import keras
 import tensorflow as tf
 from keras.src.backend import standardize_data_format
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, lay, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active, expected
 
 
-def convolves_on_mesh(*args: object, **kwargs: object) -> bool:
-    """Condition: a convolution inside a step on a mesh."""
+def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on convolutions and pools: the distribution of the step on a mesh that is running."""
     distribution = active()
-    return distribution is not None and mirrored.works_by_dtensor(distribution) and in_step()
+    if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
+        return None
+    return distribution if in_step() else None
+
+
+def max_pool(
+    _: object, original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object
+) -> tf.Tensor:
+    """Hook on `max_pool`: its input and output are split by rows only."""
+    return by_rows_only(original, inputs, *args, **kwargs)
 
 
 def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
@@ -29,24 +38,24 @@ def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: o
 
 def whole_kernel(kernel: tf.Tensor | keras.Variable) -> tf.Tensor:
     """A kernel that every rank has whole, and whose gradient is: only then DTensor has rules for both."""
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     kernel = tf.convert_to_tensor(kernel)
-    return lay(kernel, replicated(view_of(distribution).mesh, kernel.shape.rank))
+    return lay(kernel, replicated(view_of(expected()).mesh, kernel.shape.rank))
 
 
 def convolve_transposed(
+    _: object,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     kernel: tf.Tensor | keras.Variable,
     *args: object,
     **kwargs: object,
 ) -> tf.Tensor:
-    """`conv_transpose` between tensors that are split by rows only."""
+    """Hook on `conv_transpose`: its input and output are split by rows only."""
     return by_rows_only(original, inputs, whole_kernel(kernel), *args, **kwargs)
 
 
 def convolve(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     kernel: tf.Tensor | keras.Variable,
@@ -55,7 +64,8 @@ def convolve(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """`conv` and `depthwise_conv`: groups one by one on CPUs, dilated ones as undilated ones of the rows' phases.
+    """Hook on `conv`, and on `depthwise_conv` where its window is large: groups one by one on CPUs, dilated kernels as
+    undilated ones of the phases of the positions.
 
     Keras compiles a grouped convolution with XLA, which DTensor does not do, and without XLA or oneDNN TensorFlow has
     none on CPUs.
@@ -74,8 +84,6 @@ def convolve(
 
     channels = inputs.shape[-1 if last else 1]
     groups = channels // cast(int, kernel.shape[-2]) if channels else 1
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     if groups == 1 or distribution.placement.type != "cpu":
         return by_rows(plain(inputs, kernel))
     axis = spatial + 1 if last else 1

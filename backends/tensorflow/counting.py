@@ -18,6 +18,7 @@ _MOST_COMPARED = 256
 
 
 def one_hot(
+    _: object,
     original: Callable[..., tf.Tensor],
     indices: Any,
     depth: Any,
@@ -27,7 +28,7 @@ def one_hot(
     dtype: Any = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.one_hot` along the last dim as a comparison with all classes."""
+    """Hook on `tf.one_hot`: along the last dim, a comparison with all classes."""
     indices, count = tf.convert_to_tensor(indices), known_value(depth)
     is_last = axis in (None, -1) or axis == indices.shape.rank
     if count is None or not is_last or on_value is not None or off_value is not None:
@@ -37,6 +38,7 @@ def one_hot(
 
 
 def searchsorted(
+    _: object,
     original: Callable[..., tf.Tensor],
     sorted_sequence: Any,
     values: Any,
@@ -44,7 +46,7 @@ def searchsorted(
     out_type: Any = tf.int32,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.searchsorted` in a short sequence: so many of its entries come before the value."""
+    """Hook on `tf.searchsorted`: for a short sequence, the number of its entries that come before the value."""
     sequence = tf.convert_to_tensor(sorted_sequence)
     values = tf.convert_to_tensor(values, dtype=sequence.dtype)
     length = sequence.shape[-1] if sequence.shape.rank else None
@@ -56,8 +58,10 @@ def searchsorted(
     return tf.reduce_sum(tf.cast(comes_before, out_type), -1)
 
 
-def histogram(original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """`keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
+def histogram(
+    _: object, original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Hook on `keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
     x = tf.convert_to_tensor(x)
     if not isinstance(bins, int) or bins > _MOST_COMPARED or not x.dtype.is_floating:
         return original(x, bins, range)
@@ -71,6 +75,7 @@ def histogram(original: Callable[..., Any], x: Any, bins: Any = 10, range: Any =
 
 
 def nanquantile(
+    _: object,
     original: Callable[..., tf.Tensor],
     x: Any,
     q: Any,
@@ -78,7 +83,8 @@ def nanquantile(
     method: str = "linear",
     keepdims: bool = False,
 ) -> tf.Tensor:
-    """`keras.ops.nanquantile` of one quantile: what is not a number is sorted last, where Keras selects the others."""
+    """Hook on `keras.ops.nanquantile`: for one quantile, sort what is not a number last, where Keras selects the
+    others."""
     x, q = tf.convert_to_tensor(x), tf.convert_to_tensor(q)
     if method != "linear" or q.shape.rank != 0 or not x.shape.is_fully_defined() or not x.dtype.is_floating:
         return original(x, q, axis, method, keepdims)
@@ -105,23 +111,39 @@ def nanquantile(
 
 
 def segment_max(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+    _: object,
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.unsorted_segment_max`; a segment without rows has the least number."""
+    """Hook on `tf.math.unsorted_segment_max`: the largest of each segment, least where it has no rows."""
     return _by_segment(original, data, segment_ids, num_segments, name, _largest)
 
 
 def segment_min(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+    _: object,
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.unsorted_segment_min`; a segment without rows has the largest number."""
+    """Hook on `tf.math.unsorted_segment_min`: the smallest by comparison; a segment without rows has the largest
+    number."""
     return _by_segment(original, data, segment_ids, num_segments, name, _smallest)
 
 
 def segment_prod(
-    original: Callable[..., tf.Tensor], data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+    _: object,
+    original: Callable[..., tf.Tensor],
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.unsorted_segment_prod`; a segment without rows has 1."""
+    """Hook on `tf.math.unsorted_segment_prod`: the product by comparison; a segment without rows has 1."""
     return _by_segment(original, data, segment_ids, num_segments, name, _product)
 
 

@@ -10,13 +10,11 @@ from typing import cast
 
 import numpy as np
 import tensorflow as tf
-from keras.src.initializers import constant_initializers, random_initializers
 from tensorflow.experimental import dtensor
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
 
-from keras_flow.backends.initializers import draws_as
-from keras_flow.current.variable_layout import KerasLayout
+from keras_flow.backends.initializers import constant_of, is_drawn
 
 #: most elements of one draw that is cut into columns
 _CHUNK = 1 << 20
@@ -26,13 +24,6 @@ _DRAWS = {
     "normal": (random_ops.stateless_random_normal_v2, 1),
     "truncated_normal": (random_ops.stateless_truncated_normal_v2, 256),
 }
-_SAME_EVERYWHERE = (constant_initializers.Zeros, constant_initializers.Ones)
-_DRAWN = (
-    random_initializers.RandomNormal,
-    random_initializers.RandomUniform,
-    random_initializers.TruncatedNormal,
-    random_initializers.VarianceScaling,
-)
 
 
 @dataclass(frozen=True)
@@ -58,9 +49,9 @@ _recording: ContextVar[list[Draw] | None] = ContextVar("keras_flow_recorded_draw
 _creating: ContextVar[bool] = ContextVar("keras_flow_creating_values", default=False)
 
 
-def recording() -> bool:
-    """Whether an initializer is asked which draw it would make."""
-    return _recording.get() is not None
+def recording() -> list[Draw] | None:
+    """Where draws are noted while an initializer is asked which it would make, or None."""
+    return _recording.get()
 
 
 def creating_values() -> bool:
@@ -68,45 +59,44 @@ def creating_values() -> bool:
     return _creating.get()
 
 
-def record(draw: Draw) -> tf.Tensor:
-    """Take note of a draw; the initializer gets an empty tensor in its place."""
-    draws = _recording.get()
-    assert draws is not None  # the caller's condition
+def record(draws: list[Draw], draw: Draw) -> tf.Tensor:
+    """Note a draw; the initializer gets an empty tensor in its place."""
     draws.append(draw)
     return tf.zeros((0,), draw.scale.dtype)
 
 
-def components(
-    initializer: Callable, shape: tuple[int, ...], dtype: str, placed: KerasLayout, layout: dtensor.Layout
-) -> list[np.ndarray]:
-    """The components of a new variable, in the order of `dtensor.pack`.
+def constant(
+    initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dtensor.Layout
+) -> list[np.ndarray] | None:
+    """The components of a new variable whose elements are all the same; None for other initialisers.
 
-    Constants are made for each shard. Keras's random initializers are drawn in blocks of the whole draw. Any other
-    initializer makes one full value in host memory, which is cut.
+    Here and below components are in the order of `dtensor.pack`.
     """
-    from keras_flow.backends.tensorflow.variables import cut, to_host
-
-    with tf.init_scope(), tf.device("CPU:0"), _values_are_made():
-        if not layout.is_fully_replicated():
-            local = placed.layout.local_shape(placed.layout.placement.ranks[0])
-            if isinstance(initializer, _SAME_EVERYWHERE) or _is_scalar_constant(initializer):
-                return [np.asarray(initializer(local, dtype=dtype))] * layout.mesh.num_local_devices()
-            if draws_as(initializer, _DRAWN) and dtype == "float32":
-                return _drawn(_draw_of(initializer, shape, dtype), layout)
-        value = initializer(shape, dtype=dtype)
-        value = to_host(value) if isinstance(value, tf.Tensor | tf.Variable) else np.asarray(value)
-        return cut(value.astype(tf.as_dtype(dtype).as_numpy_dtype), layout)
+    if layout.is_fully_replicated() or constant_of(initializer) is None:
+        return None
+    local = tuple(
+        length if spec == dtensor.UNSHARDED else length // layout.mesh.dim_size(spec)
+        for length, spec in zip(shape, layout.sharding_specs, strict=True)
+    )
+    with making_values():
+        return [np.asarray(initializer(local, dtype=dtype))] * layout.mesh.num_local_devices()
 
 
-def _is_scalar_constant(initializer: object) -> bool:
-    return isinstance(initializer, constant_initializers.Constant) and np.ndim(initializer.value) == 0
+def drawn(initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dtensor.Layout) -> list[np.ndarray] | None:
+    """The components of a new variable, drawn in blocks of the whole draw; None where it cannot be drawn so."""
+    if layout.is_fully_replicated() or not is_drawn(initializer) or dtype != "float32":
+        return None
+    with making_values():
+        return _drawn(_draw_of(initializer, shape, dtype), layout)
 
 
 @contextmanager
-def _values_are_made() -> Iterator[None]:
+def making_values() -> Iterator[None]:
+    """Inside, values of a variable are made: on the host, and in no graph."""
     token = _creating.set(True)
     try:
-        yield
+        with tf.init_scope(), tf.device("CPU:0"):
+            yield
     finally:
         _creating.reset(token)
 

@@ -44,7 +44,7 @@ def batch_axis(distribution: Distribution, view: MeshView) -> tuple[str | None, 
     return (sizes[0][1], sizes[0][0]) if sizes else (None, 1)
 
 
-def lay_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> Batch:
+def put_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> Batch:
     """Lay a batch: rows split where those of every tensor divide, else the whole batch on every rank.
 
     Raises:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_flow.backends.tensorflow import trace
 from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
 from keras_flow.backends.tensorflow.trace import Whole
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import expected
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
 #: raises on CPUs; accelerators leave out indices that are too large, and the numbers are wrong without an error.
@@ -42,6 +42,7 @@ def whole_operations(whole: Whole) -> Iterator[None]:
 
 
 def create(
+    _: object,
     original: Callable[..., tf.Operation],
     graph: tf.Graph,
     op_type: str,
@@ -49,7 +50,8 @@ def create(
     *args: object,
     **kwargs: Any,
 ) -> tf.Operation:
-    """`FuncGraph._create_op_internal`: an operation whose inputs are laid as it, and those that made them, need."""
+    """Hook on `FuncGraph._create_op_internal`: gather the inputs of an operation that DTensor partitions wrongly, and
+    what such an operation made."""
     trace.before(graph, op_type, inputs)
     if not _laying.get():
         token = _laying.set(True)
@@ -93,6 +95,4 @@ def _maker(value: tf.Tensor) -> tf.Operation | None:
 
 def whole(value: tf.Tensor) -> tf.Tensor:
     """The tensor, whole on every rank."""
-    distribution = active()
-    assert distribution is not None  # the hook's condition
-    return lay(value, replicated(view_of(distribution).mesh, value.shape.rank))
+    return lay(value, replicated(view_of(expected()).mesh, value.shape.rank))

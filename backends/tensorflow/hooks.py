@@ -1,25 +1,22 @@
-"""Every place of Keras that the TensorFlow backend wraps, and why. Checked against keras 3.15 and tensorflow 2.21."""
+"""Every place of Keras that keras_flow wraps on TensorFlow. Checked against keras 3.15 and tensorflow 2.21."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
     layers,
-    mirrored,
+    mirrored_strategy,
     operation_hooks,
     operations,
     optimizer,
     random,
     replica_math,
-    statistics,
     trainer,
     variables,
     windows,
 )
-from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current import dry_run
 
 _CORE = "keras.src.backend.tensorflow.core"
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
@@ -27,12 +24,16 @@ _RANDOM = "keras.src.backend.tensorflow.random"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
-def hooks() -> Sequence[Hook]:
-    """The hooks, by the file that implements them."""
-    return (*_variables(), *_trainer(), *_optimizer(), *_random(), *_layers(), *operation_hooks.hooks(), *_replicas())
+def hooks() -> tuple[Hook, ...]:
+    """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
+    return (
+        *(*_variables(), *_trainer(), *_layers(), *_optimizer(), *_random()),
+        *operation_hooks.hooks(),
+        *_replicas(),
+    )
 
 
-def _variables() -> Sequence[Hook]:
+def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
             _CORE,
@@ -51,48 +52,48 @@ def _variables() -> Sequence[Hook]:
             "Variable.assign",
             variables.assign,
             "load_weights, set_weights and callbacks give numpy, which a DTensor variable refuses (Unimplemented)",
-            when=variables.assigns_on_host,
+            when=variables.assigned_on_host,
         ),
         Hook(
             _CORE,
             "Variable.__tf_tensor__",
             variables.to_tensor,
             "a weight split over an axis of the batch is gathered where it is used; DTensor fails on some uses",
-            when=variables.is_used_in_step,
+            when=variables.layout_in_step,
         ),
         Hook(
             _CORE,
             "Variable._direct_assign",
             variables.direct_assign,
             "the same variables are updated in their own layout",
-            when=variables.is_used_in_step,
+            when=variables.layout_in_step,
         ),
         Hook(
             _CORE,
             "Variable.numpy",
             variables.to_numpy,
             "the numpy value of a split DTensor raises",
-            when=variables.lies_on_mesh,
+            when=variables.value_on_mesh,
         ),
         Hook(
             _CORE,
             "Variable.__array__",
             variables.to_array,
             "as Variable.numpy",
-            when=variables.lies_on_mesh,
+            when=variables.value_on_mesh,
         ),
         Hook(
             _CORE,
             "convert_to_numpy",
             variables.to_numpy,
             "as Variable.numpy; Keras imports the function by value",
-            when=variables.lies_on_mesh,
+            when=variables.value_on_mesh,
             also=("keras.src.backend:convert_to_numpy", "keras.src.backend.tensorflow:convert_to_numpy"),
         ),
     )
 
 
-def _trainer() -> Sequence[Hook]:
+def _trainer() -> tuple[Hook, ...]:
     return (
         Hook(
             _TRAINER,
@@ -100,39 +101,92 @@ def _trainer() -> Sequence[Hook]:
             trainer.make_function,
             "Keras reads batches inside the compiled function, where DTensors cannot come from; a batch is laid "
             "on the mesh before the step",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
         ),
         Hook(
             _TRAINER,
             "TensorFlowTrainer.make_predict_function",
             trainer.make_predict_function,
             "as _make_function",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
         ),
         Hook(
             "keras.src.trainers.trainer",
             "Trainer.compile",
             trainer.compile,
             "notes an explicit jit_compile=True, which Keras stores as it stores 'auto'; changes nothing",
-            when=trainer.always,
+            when=always,
         ),
         Hook(
             _CORE,
             "remat",
-            trainer.refuse_remat,
+            trainer.remat,
             "TensorFlow's recompute_grad fails with Keras variables, with an error that does not name the layer",
         ),
     )
 
 
-def _optimizer() -> Sequence[Hook]:
+def _layers() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.layers.layer",
+            "Layer.__call__",
+            layers.call,
+            "model(x) outside of a step: plain tensors do not mix with DTensor variables",
+            when=layers.distribution_outside,
+        ),
+        *(
+            Hook(
+                "keras.src.backend.tensorflow.nn",
+                name,
+                function,
+                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
+                "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
+                "average pools",
+                when=convolutions.distribution_of_step,
+            )
+            for name, function in (
+                ("conv", convolutions.convolve),
+                ("conv_transpose", convolutions.convolve_transposed),
+                ("depthwise_conv", windows.depthwise),
+                ("separable_conv", windows.separable),
+                ("max_pool", convolutions.max_pool),
+                ("average_pool", windows.average_pool),
+            )
+        ),
+        Hook(
+            "keras.src.metrics.metrics_utils",
+            "confusion_matrix",
+            layers.confusion_matrix,
+            "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
+            when=optimizer.distribution_by_dtensor,
+            also=("keras.src.metrics.iou_metrics:confusion_matrix",),
+        ),
+        Hook(
+            "keras.src.utils.tf_utils",
+            "dense_bincount",
+            layers.dense_bincount,
+            "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
+            when=operations.in_traced_step,
+        ),
+        Hook(
+            "keras.src.layers.normalization.batch_normalization",
+            "BatchNormalization.call",
+            layers.batch_normalization,
+            "batch_statistics='replica': statistics by data rank, on DTensor too",
+            when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _optimizer() -> tuple[Hook, ...]:
     return (
         Hook(
             _OPTIMIZER,
             "TFOptimizer._var_key",
             optimizer.described_key,
             "explain of a model that is only described: the key of a variable would be read off its value",
-            when=is_dry_run,
+            when=dry_run.world,
         ),
         Hook(
             _OPTIMIZER,
@@ -145,109 +199,63 @@ def _optimizer() -> Sequence[Hook]:
             "BaseOptimizer.apply",
             optimizer.apply,
             "lays gradients as their variables; DTensor fails where it guesses another layout (EmitAllScatter)",
-            when=optimizer.applies_in_step,
+            when=optimizer.distribution_of_step,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer._backend_update_step",
             optimizer.backend_update_step,
             "avoids the merge call of tf.distribute, which does not know DTensor variables",
-            when=optimizer.on_dtensor,
+            when=optimizer.distribution_by_dtensor,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.assign",
             optimizer.assign,
             "as assign_add",
-            when=optimizer.updates_dtensor,
+            when=optimizer.updated_variable,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.assign_add",
             optimizer.assign_add,
             "makes sparse gradients dense; DTensor cannot scatter into a split table",
-            when=optimizer.updates_dtensor,
+            when=optimizer.updated_variable,
         ),
         Hook(
             _OPTIMIZER,
             "TFOptimizer.assign_sub",
             optimizer.assign_sub,
             "as assign_add",
-            when=optimizer.updates_dtensor,
+            when=optimizer.updated_variable,
         ),
     )
 
 
-def _random() -> Sequence[Hook]:
+def _random() -> tuple[Hook, ...]:
     why = "under DTensor a draw depends on how its result is split; here every rank draws the whole"
     record = "; a new variable asks which draw an initializer makes, and makes each rank's part of it alone"
     recorded = (random.normal, random.truncated_normal, random.uniform)
     whole = ("randint", "categorical", "gamma", "beta", "binomial")
     return (
         *(
-            Hook(_RANDOM, function.__name__, function, why + record, when=random.draws_or_records)
+            Hook(_RANDOM, function.__name__, function, why + record, when=random.records_or_distribution)
             for function in recorded
         ),
-        *(Hook(_RANDOM, name, random.draw, why, when=random.draws_in_step) for name in whole),
-        Hook(_RANDOM, "dropout", random.dropout, why, when=random.draws_in_step),
-        Hook(_RANDOM, "shuffle", random.shuffle, why, when=random.draws_in_step),
+        *(Hook(_RANDOM, name, random.draw, why, when=random.distribution_of_draw) for name in whole),
+        Hook(_RANDOM, "dropout", random.dropout, why, when=random.distribution_of_draw),
+        Hook(_RANDOM, "shuffle", random.shuffle, why, when=random.distribution_of_draw),
         Hook(
             _RANDOM,
             "_cast_seed",
             random.cast_seed,
             "a draw on the host by a generator whose state lies on the mesh; mixing both raises",
-            when=random.seed_is_on_mesh,
+            when=random.seed_on_mesh,
         ),
     )
 
 
-def _layers() -> Sequence[Hook]:
-    return (
-        Hook(
-            "keras.src.layers.layer",
-            "Layer.__call__",
-            layers.call,
-            "model(x) outside of a step: plain tensors do not mix with DTensor variables",
-            when=layers.is_outer_call,
-        ),
-        *(
-            Hook(
-                "keras.src.backend.tensorflow.nn",
-                name,
-                function,
-                "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
-                "no dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of "
-                "average pools",
-                when=convolutions.convolves_on_mesh,
-            )
-            for name, function in (
-                ("conv", convolutions.convolve),
-                ("conv_transpose", convolutions.convolve_transposed),
-                ("depthwise_conv", windows.depthwise),
-                ("separable_conv", windows.separable),
-                ("max_pool", convolutions.by_rows_only),
-                ("average_pool", windows.average_pool),
-            )
-        ),
-        Hook(
-            "keras.src.metrics.metrics_utils",
-            "confusion_matrix",
-            layers.confusion_matrix,
-            "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
-            when=optimizer.on_dtensor,
-            also=("keras.src.metrics.iou_metrics:confusion_matrix",),
-        ),
-        Hook(
-            "keras.src.utils.tf_utils",
-            "dense_bincount",
-            layers.dense_bincount,
-            "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
-            when=operations.in_traced_step,
-        ),
-    )
-
-
-def _replicas() -> Sequence[Hook]:
+def _replicas() -> tuple[Hook, ...]:
     """Those of `kf.DataParallel(strategy="mirrored")`."""
     loss = "keras.src.losses.loss"
     draws = ("normal", "uniform", "truncated_normal", "randint")
@@ -255,44 +263,44 @@ def _replicas() -> Sequence[Hook]:
         Hook(
             _TRAINER,
             "TensorFlowTrainer._make_function",
-            mirrored.make_function,
+            mirrored_strategy.make_function,
             "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
-            when=mirrored.on_mirrored,
+            when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
             _TRAINER,
             "TensorFlowTrainer.make_predict_function",
-            mirrored.make_predict_function,
+            mirrored_strategy.make_predict_function,
             "as _make_function; results are joined in the order of rows",
-            when=mirrored.on_mirrored,
+            when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
             loss,
             "reduce_values",
             replica_math.reduce_values,
             "Keras takes the mean of replica means, which is wrong where their counts differ",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             loss,
             "apply_mask",
             replica_math.apply_mask,
             "Keras weights masked rows by the counts of one replica",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             loss,
             "scale_loss_for_distribution",
             replica_math.scale_loss,
             "added losses count by rows, not by replicas",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             loss,
             "unscale_loss_for_distribution",
             replica_math.unscale_loss,
             "trackers see the logical loss, not the local one times the number of replicas",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         *(
             Hook(
@@ -300,7 +308,7 @@ def _replicas() -> Sequence[Hook]:
                 name,
                 replica_math.apply,
                 "Keras clips and accumulates a replica's gradient before the sum",
-                when=replica_math.in_replica,
+                when=replica_math.rows,
             )
             for module, name in (
                 ("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply"),
@@ -312,20 +320,18 @@ def _replicas() -> Sequence[Hook]:
             "TFOptimizer._all_reduce_sum_gradients",
             replica_math.keep_gradients,
             "gradients are summed once, by `apply`",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             _RANDOM,
             "dropout",
             replica_math.dropout,
             "Keras draws the same mask on every replica",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
-        *(Hook(_RANDOM, name, replica_math.draw, "as dropout", when=replica_math.in_replica) for name in draws),
+        *(Hook(_RANDOM, name, replica_math.draw, "as dropout", when=replica_math.rows) for name in draws),
         *(
-            Hook(
-                _RANDOM, name, replica_math.refuse_draw, "MixUp mixes rows of one replica", when=replica_math.in_replica
-            )
+            Hook(_RANDOM, name, replica_math.refuse_draw, "MixUp mixes rows of one replica", when=replica_math.rows)
             for name in ("gamma", "beta", "binomial", "categorical", "shuffle")
         ),
         Hook(
@@ -333,20 +339,13 @@ def _replicas() -> Sequence[Hook]:
             "elastic_transform",
             replica_math.refuse_draw,
             "draws without Keras's random functions: the same on every replica",
-            when=replica_math.in_replica,
+            when=replica_math.rows,
         ),
         Hook(
             "keras.src.layers.normalization.batch_normalization",
             "BatchNormalization._moments",
-            statistics.global_moments,
+            layers.moments,
             "Keras takes each replica's statistics, or with synchronized=True those without the mask",
-            when=statistics.takes_global,
-        ),
-        Hook(
-            "keras.src.layers.normalization.batch_normalization",
-            "BatchNormalization.call",
-            statistics.call_by_groups,
-            "batch_statistics='replica': statistics by data rank, on DTensor too",
-            when=statistics.takes_groups,
+            when=layers.rows_of_global,
         ),
     )

@@ -20,8 +20,8 @@ from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.backends.tensorflow.windows import Window
 
 
-def hsv_to_rgb(original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.image.hsv_to_rgb` by the formula of its kernel; TensorFlow has no gradient of it."""
+def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.image.hsv_to_rgb`: the formula of its kernel; TensorFlow has no gradient of it."""
     hue, saturation, value = tf.unstack(tf.stop_gradient(tf.convert_to_tensor(images)), axis=-1)
     hue = hue * 6
     parts = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
@@ -30,8 +30,8 @@ def hsv_to_rgb(original: Callable[..., tf.Tensor], images: Any, name: str | None
     return tf.stack([((one - saturation) + saturation * part) * value for part in bounded], -1)
 
 
-def rgb_to_hsv(original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.image.rgb_to_hsv` by the formula of its kernel; the gradient is that of TensorFlow."""
+def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.image.rgb_to_hsv`: the formula of its kernel; the gradient is that of TensorFlow."""
 
     @tf.custom_gradient
     def converted(images: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -54,8 +54,8 @@ def rgb_to_hsv(original: Callable[..., tf.Tensor], images: Any, name: str | None
     return cast("tf.Tensor", converted(tf.convert_to_tensor(images)))
 
 
-def resize(original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.image.resize` of images that are split by rows only."""
+def resize(_: object, original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Hook on `tf.image.resize`: input and output are split by rows only."""
     images = tf.convert_to_tensor(images)
     if images.shape.rank != 4:
         return original(images, *args, **kwargs)
@@ -63,13 +63,14 @@ def resize(original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs
 
 
 def depth_to_space(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: Any,
     block_size: int,
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.depth_to_space` as a reshape and a transpose."""
+    """Hook on `tf.nn.depth_to_space`: a reshape and a transpose."""
 
     def shapes(height: int, width: int, channels: int) -> tuple[Sequence[int], Sequence[int]]:
         left = channels // block_size**2
@@ -79,13 +80,14 @@ def depth_to_space(
 
 
 def space_to_depth(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: Any,
     block_size: int,
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.space_to_depth` as a reshape and a transpose."""
+    """Hook on `tf.nn.space_to_depth`: a reshape and a transpose."""
 
     def shapes(height: int, width: int, channels: int) -> tuple[Sequence[int], Sequence[int]]:
         high, wide = height // block_size, width // block_size
@@ -122,6 +124,7 @@ def _blocks_transposed(
 
 
 def extract_patches(
+    _: object,
     original: Callable[..., tf.Tensor],
     images: Any,
     sizes: Sequence[int],
@@ -130,7 +133,7 @@ def extract_patches(
     padding: str,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.image.extract_patches`: what lies under each position of the window, one after the other."""
+    """Hook on `tf.image.extract_patches`: what lies under each position of the window, one after the other."""
     images = tf.convert_to_tensor(images)
     shape = images.shape.as_list() if images.shape.rank == 4 else [None]
     if None in shape:
@@ -146,6 +149,7 @@ def extract_patches(
 
 
 def projective_transform(
+    _: object,
     original: Callable[..., tf.Tensor],
     images: Any,
     transforms: Any,
@@ -155,7 +159,7 @@ def projective_transform(
     fill_mode: str = "CONSTANT",
     name: str | None = None,
 ) -> tf.Tensor:
-    """`ImageProjectiveTransformV3` by the formula of its kernel, with a lookup within each image.
+    """Hook on `ImageProjectiveTransformV3`: the formula of its kernel, with a lookup within each image.
 
     The gradient is TensorFlow's: the upstream one transformed by the inverse matrices.
     """
@@ -179,7 +183,7 @@ def projective_transform(
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             matrices = tf.linalg.inv(image_ops.flat_transforms_to_matrices(transforms))
             inverse = image_ops.matrices_to_flat_transforms(matrices)
-            return projective_transform(original, upstream, inverse, (height, width), 0.0, interpolation, fill_mode)
+            return projective_transform(_, original, upstream, inverse, (height, width), 0.0, interpolation, fill_mode)
 
         return result, gradient
 

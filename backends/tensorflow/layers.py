@@ -1,42 +1,48 @@
-"""Layers on TensorFlow: models called outside of a step, and the confusion matrix of metrics."""
+"""Layers on TensorFlow: calls outside of a step, BatchNormalization's statistics, counts that DTensor cannot make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras.src import ops, tree
+from keras.src.backend import epsilon, result_type
 from keras.src.backend.common import global_state
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import mirrored
-from keras_flow.backends.tensorflow.data import is_numpy_like, lay_batch
+from keras_flow.backends.tensorflow import mirrored_strategy, replica_math
+from keras_flow.backends.tensorflow.data import is_numpy_like, put_batch
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
+from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
 from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.models import distribution_of, is_built
+from keras_flow.errors import FlowError
 
 
-def is_outer_call(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
-    """Condition: an eager call, outside of a step and of other layers, of a layer with variables on a mesh."""
+def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `Layer.__call__`: the distribution of a layer with variables on a mesh that is called
+    eagerly, outside of a step and of other layers."""
     if not tf.executing_eagerly() or dtensor.get_default_mesh() is not None:
-        return False
+        return None
     if global_state.get_global_attribute("current_call_ctx") is not None:
-        return False
+        return None
     if not any(is_numpy_like(value) for value in tree.flatten((args, kwargs))):
-        return False
+        return None
     distribution = active()
     if distribution is not None and not is_built(layer):  # its variables are made in this call
-        return mirrored.works_by_dtensor(distribution)
-    return any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
+        return distribution if mirrored_strategy.works_by_dtensor(distribution) else None
+    on_mesh = any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
+    return distribution_of(layer) if on_mesh else None
 
 
-def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-    """`Layer.__call__` on plain values: they are laid as a batch, the result is the logical one as plain tensors."""
-    distribution = distribution_of(layer)
-    assert distribution is not None and mirrored.works_by_dtensor(distribution)  # its variables lie on a mesh
+def call(
+    distribution: Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Layer.__call__`: plain values are split as a batch; results are logical, plain tensors."""
     flat = tree.flatten((args, kwargs))
     plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
     tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
@@ -50,7 +56,7 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
 
 
 def _to_mesh(tensors: Sequence[object], distribution: Distribution) -> list[tf.Tensor]:
-    return list(lay_batch(tensors, distribution).data)  # type: ignore[call-overload]
+    return list(put_batch(tensors, distribution).data)  # type: ignore[call-overload]
 
 
 def _from_mesh(output: object) -> object:
@@ -70,7 +76,117 @@ def _from_mesh(output: object) -> object:
     return logical(output)
 
 
+# ---- BatchNormalization
+
+
+def rows_of_global(*args: object, **kwargs: object) -> replica_math.Rows | None:
+    """Condition of the hook on `BatchNormalization._moments`: the rows of a replica whose step wants statistics of the
+    logical batch."""
+    rows = replica_math.rows()
+    return rows if rows is not None and rows.statistics == "global" else None
+
+
+def wants_replica_statistics(
+    layer: keras.Layer, inputs: object, training: object = None, mask: object = None, **kwargs: object
+) -> replica_math.Rows | Distribution | None:
+    """Condition of the hook on `BatchNormalization.call`: the rows of a replica, or the distribution of a step on a
+    mesh, where it wants statistics by replica."""
+    if not training or not layer.trainable:
+        return None
+    rows = replica_math.rows()
+    if rows is not None:
+        return rows if rows.statistics == "replica" else None
+    distribution = distribution_by_dtensor()
+    return distribution if distribution is not None and distribution.batch_statistics == "replica" else None
+
+
+def moments(
+    _: object, original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Hook on `BatchNormalization._moments`: statistics over all replicas, in two passes as on one device."""
+    return _mean_and_variance(inputs, mask, layer._reduction_axes, replica_math.total_of)
+
+
+def batch_normalization(
+    found: replica_math.Rows | Distribution,
+    original: Callable[..., object],
+    layer: keras.Layer,
+    inputs: tf.Tensor,
+    training: object = None,
+    mask: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Hook on `BatchNormalization.call`: each row by its group's statistics, moving statistics by the mean of the
+    groups'.
+
+    Groups are the balanced split of the logical rows, also for a batch that every rank computes; empty ones count not.
+
+    Raises:
+        FlowError: batch renormalisation, or rows that are not known when the step is traced.
+    """
+    if layer.renorm:
+        raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
+    inputs = cast("tf.Tensor", ops.cast(inputs, result_type(inputs.dtype, "float32")))
+    if not isinstance(found, Distribution):
+        groups = [(inputs, mask)]
+        here = tf.cast(cast("int", inputs.shape[0]) > 0, inputs.dtype)
+        count = replica_math.total_of(here)
+    else:
+        groups = _groups(layer, inputs, mask, found)
+        count = tf.cast(len(groups), inputs.dtype)
+    moments = [_mean_and_variance(part, part_mask, layer._reduction_axes, tf.identity) for part, part_mask in groups]
+    sums = [tf.add_n([group[which] for group in moments]) for which in (0, 1)]
+    if not isinstance(found, Distribution):
+        sums = [replica_math.total_of(total) for total in sums]  # an empty replica's are 0
+    for moving, total in zip((layer.moving_mean, layer.moving_variance), sums, strict=True):
+        old = ops.cast(moving, inputs.dtype)
+        moving.assign(old * layer.momentum + total / count * (1.0 - layer.momentum))
+    gamma = ops.cast(layer.gamma, inputs.dtype) if layer.scale else None
+    beta = ops.cast(layer.beta, inputs.dtype) if layer.center else None
+    normalized = [
+        ops.batch_normalization(part, mean, variance, layer.axis, offset=beta, scale=gamma, epsilon=layer.epsilon)
+        for (part, _), (mean, variance) in zip(groups, moments, strict=True)
+    ]
+    outputs = cast("list[tf.Tensor]", normalized)
+    joined = outputs[0] if len(outputs) == 1 else tf.concat(outputs, 0)
+    return cast("tf.Tensor", ops.cast(joined, layer.compute_dtype))
+
+
+def _groups(
+    layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None, distribution: Distribution
+) -> list[tuple[tf.Tensor, tf.Tensor | None]]:
+    rows = inputs.shape[0]
+    if rows is None:
+        raise FlowError(
+            f'layer {layer.name!r}: batch_statistics="replica" needs the number of rows when a step is traced, and '
+            "this data has batches of many sizes; give batches of one size"
+        )
+    plan = distribution.batch_plan(rows)
+    bounds = [plan.block(index) for index in range(plan.replicas)]
+    return [(inputs[a:b], None if mask is None else mask[a:b]) for a, b in bounds if b > a]
+
+
+def _mean_and_variance(
+    inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int], total: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance by sums that `total` completes; with a mask as Keras does it, with its epsilon."""
+    if mask is None:
+        weight = tf.ones_like(inputs)
+        used, more = inputs, 0.0
+    else:
+        weight = tf.cast(tf.broadcast_to(tf.expand_dims(mask, -1), tf.shape(inputs)), inputs.dtype)
+        used, more = tf.where(weight > 0, inputs, 0), epsilon()
+    count = total(tf.reduce_sum(weight, axes, keepdims=True)) + more
+    mean = tf.math.divide_no_nan(total(tf.reduce_sum(used, axes, keepdims=True)), count)
+    squares = tf.where(weight > 0, tf.square(inputs - mean), 0)
+    variance = tf.math.divide_no_nan(total(tf.reduce_sum(squares, axes, keepdims=True)), count)
+    return tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+
+
+# ---- metrics and preprocessing
+
+
 def confusion_matrix(
+    _: object,
     original: Callable[..., object],
     labels: tf.Tensor | np.ndarray,
     predictions: tf.Tensor | np.ndarray,
@@ -78,7 +194,7 @@ def confusion_matrix(
     weights: tf.Tensor | np.ndarray | None = None,
     dtype: str = "int32",
 ) -> tf.Tensor:
-    """`confusion_matrix` as a product of one-hot matrices; DTensor has no scatter for it."""
+    """Hook on `confusion_matrix`: a product of one-hot matrices; DTensor has no scatter for it."""
     rows = tf.one_hot(tf.cast(labels, "int32"), num_classes)
     columns = tf.one_hot(tf.cast(predictions, "int32"), num_classes)
     if weights is not None:
@@ -87,6 +203,7 @@ def confusion_matrix(
 
 
 def dense_bincount(
+    _: object,
     original: Callable[..., object],
     inputs: tf.Tensor,
     depth: int,
@@ -94,8 +211,8 @@ def dense_bincount(
     dtype: str,
     count_weights: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """`dense_bincount` of preprocessing layers as a sum, or the largest, of one-hot rows: DTensor gives the result of
-    DenseBincount no shape. Both leave out values of `depth` and more."""
+    """Hook on `dense_bincount` of preprocessing layers: the sum, or the largest, of one-hot rows. DTensor gives the
+    result of DenseBincount no shape. Both leave out values of `depth` and more."""
     found = tf.one_hot(tf.cast(inputs, tf.int64), depth, dtype=dtype)
     if binary_output:
         return tf.reduce_max(found, -2)

@@ -13,13 +13,12 @@ from keras.src import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import record
 
-from keras_flow import sbp as _sbp
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution, active, check_activation, expected
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
-from keras_flow.sbp import NdSbp, PartialSum, Split
+from keras_flow.sbp import NdSbp, Split
 
 
 @dataclass(frozen=True)
@@ -188,19 +187,10 @@ def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:
 
 
 def _activation(view: MeshView, nd_sbp: NdSbp, tensor: tf.Tensor, path: str) -> dtensor.Layout:
-    distribution = active()
-    assert distribution is not None  # the caller's condition
+    placement = expected().placement
     shape = tuple(tensor.shape)
-    names = distribution.placement.axis_names
-    dims = [part.dim for part in nd_sbp if isinstance(part, Split)]
-    if any(isinstance(part, PartialSum) for part in nd_sbp):
-        raise FlowError(f"{path}: activations ask for partial_sum; an output is split or broadcast")
-    if any(not -len(shape) <= dim < len(shape) for dim in dims):
-        raise FlowError(
-            f"{path}: activations ask for {_sbp.text(nd_sbp)}, but the output has shape {list(shape)}: "
-            f"{len(shape)} dims"
-        )
-    layout = view.layout(nd_sbp, names, len(shape))
+    check_activation(placement, nd_sbp, shape, path)
+    layout = view.layout(nd_sbp, placement.axis_names, len(shape))
     specs = [
         dtensor.MATCH
         if spec != dtensor.UNSHARDED and length is None

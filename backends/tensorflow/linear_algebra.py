@@ -19,8 +19,8 @@ from keras_flow.backends.tensorflow.operations import known_value, whole_dims
 _MOST_COLUMNS = 8
 
 
-def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.linalg.diag_part` of square matrices of numbers as the sum of each row's one element on the diagonal."""
+def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Hook on `tf.linalg.diag_part`: the sum of each row's one element on the diagonal of a square matrix."""
     input = tf.convert_to_tensor(input)
     size, numbers = _size(input), input.dtype.is_floating or input.dtype.is_integer
     if args or kwargs or not numbers or size is None:
@@ -30,9 +30,9 @@ def diag_part(original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwar
 
 
 def band_part(
-    original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
+    _: object, original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
 ) -> tf.Tensor:
-    """`tf.linalg.band_part` as a choice by a constant mask."""
+    """Hook on `tf.linalg.band_part`: a choice by a constant mask."""
     input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
     if lower is None or upper is None or None in input.shape[-2:].as_list():
         return original(input, num_lower, num_upper, name)
@@ -41,8 +41,8 @@ def band_part(
     return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
 
 
-def diag(original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.linalg.diag` of the main diagonal as a choice by a constant mask."""
+def diag(_: object, original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Hook on `tf.linalg.diag`: for the main diagonal, a choice by a constant mask."""
     diagonal = tf.convert_to_tensor(diagonal)
     size = diagonal.shape[-1] if diagonal.shape.rank else None
     if size is None or args or any(name != "k" or known_value(k) != 0 for name, k in kwargs.items() if name != "name"):
@@ -50,8 +50,10 @@ def diag(original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs
     return tf.where(np.eye(size, dtype=bool), tf.expand_dims(diagonal, -1), tf.zeros((), diagonal.dtype))
 
 
-def set_diag(original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """`tf.linalg.set_diag` of square matrices as a choice by a constant mask."""
+def set_diag(
+    _: object, original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any
+) -> tf.Tensor:
+    """Hook on `tf.linalg.set_diag`: for square matrices, a choice by a constant mask."""
     input, diagonal = tf.convert_to_tensor(input), tf.convert_to_tensor(diagonal)
     size = _size(input)
     if args or kwargs or size is None:
@@ -60,6 +62,7 @@ def set_diag(original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *arg
 
 
 def triangular_solve(
+    _: object,
     original: Callable[..., tf.Tensor],
     matrix: Any,
     rhs: Any,
@@ -67,7 +70,8 @@ def triangular_solve(
     adjoint: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.linalg.triangular_solve` by substitution, one row after the other; the gradient is that of TensorFlow."""
+    """Hook on `tf.linalg.triangular_solve`: by substitution, one row after the other; the gradient is that of
+    TensorFlow."""
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
     if not _is_small(matrix) or not rhs.shape.is_fully_defined():
         return original(matrix, rhs, lower=lower, adjoint=adjoint, name=name)
@@ -77,7 +81,7 @@ def triangular_solve(
         found = _substituted(matrix, rhs, lower, adjoint)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            of_rhs = triangular_solve(original, matrix, upstream, lower, not adjoint)
+            of_rhs = triangular_solve(_, original, matrix, upstream, lower, not adjoint)
             of_matrix = -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True)
             return tf.linalg.band_part(of_matrix, *((-1, 0) if lower else (0, -1))), of_rhs
 
@@ -139,9 +143,10 @@ def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
 
 
 def solve(
-    original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
+    _: object, original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
-    """`tf.linalg.solve` by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no error."""
+    """Hook on `tf.linalg.solve`: by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no
+    error."""
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
     if not _is_small(matrix) or not rhs.shape.is_fully_defined():
         return original(matrix, rhs, adjoint=adjoint, name=name)
@@ -151,7 +156,7 @@ def solve(
         found = _eliminated(tf.linalg.matrix_transpose(matrix) if adjoint else matrix, rhs).solution
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            of_rhs = solve(original, matrix, upstream, not adjoint)
+            of_rhs = solve(_, original, matrix, upstream, not adjoint)
             return -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True), of_rhs
 
         return found, gradient
@@ -160,17 +165,17 @@ def solve(
 
 
 def inverse(
-    original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
+    _: object, original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
-    """`tf.linalg.inv`: what solves for the identity."""
+    """Hook on `tf.linalg.inv`: solve for the identity."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
         return original(input, adjoint=adjoint, name=name)
     return tf.linalg.solve(input, np.eye(cast(int, input.shape[-1]), dtype=input.dtype.as_numpy_dtype), adjoint)
 
 
-def determinant(original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
+def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
         return original(input, name=name)
@@ -184,8 +189,8 @@ def determinant(original: Callable[..., tf.Tensor], input: Any, name: str | None
     return cast("tf.Tensor", found(_whole_matrix(input)))
 
 
-def log_determinant(original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
-    """`tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
+def log_determinant(_: object, original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
+    """Hook on `tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
     input = tf.convert_to_tensor(input)
     if not _is_small(input):
         return original(input, name=name)

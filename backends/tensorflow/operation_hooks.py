@@ -5,8 +5,6 @@ Checked against keras 3.15 and tensorflow 2.21.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.tensorflow import (
     counting,
@@ -22,7 +20,8 @@ from keras_flow.backends.tensorflow import (
 _NUMPY = "keras.src.backend.tensorflow.numpy"
 
 
-def hooks() -> Sequence[Hook]:
+def hooks() -> tuple[Hook, ...]:
+    """The hooks on operations, the last group of `hooks.py`."""
     when = operations.in_traced_step
     concat = "joins local pieces in the wrong order, without an error, where the result is split along the joined dim"
     return (
@@ -31,7 +30,7 @@ def hooks() -> Sequence[Hook]:
             "FuncGraph.capture",
             operations.capture,
             "constants of a Functional model: `got a regular tensor ... but was expecting a DTensor`",
-            when=operations.captures_plain_tensor,
+            when=operations.captured_tensor,
         ),
         Hook(
             "tensorflow.python.framework.func_graph",
@@ -154,7 +153,7 @@ def hooks() -> Sequence[Hook]:
                 name,
                 operations.contract,
                 "parts of a contracted dim would be rounded to half precision before they are summed",
-                when=operations.contracts_in_half,
+                when=operations.half_precision,
             )
             for name in ("matmul", "einsum")
         ),
@@ -163,7 +162,7 @@ def hooks() -> Sequence[Hook]:
             "parse_message",
             operations.parse_message,
             "an error of DTensor holds the whole program; TensorFlow searches it for minutes before it raises",
-            when=operations.is_endless,
+            when=operations.endless_text,
         ),
         Hook(
             "keras.src.layers.rnn.rnn",

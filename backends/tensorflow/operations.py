@@ -17,11 +17,11 @@ from keras.src import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.framework import smart_cond
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
 from keras_flow.backends.tensorflow.trace import rows_are_split
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active, expected
 
 #: graph of a step -> id of a tensor made before it -> that tensor, and the constant that stands for it
 _constants: WeakKeyDictionary[object, dict[int, tuple[tf.Tensor, tf.Tensor]]] = WeakKeyDictionary()
@@ -31,28 +31,28 @@ _MOST_ONE_HOT = 64
 _LONGEST = 4000
 
 
-def in_traced_step(*args: object, **kwargs: object) -> bool:
-    """Condition: an operation of a step that is being traced for a mesh."""
+def in_traced_step(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on operations of a step: the distribution, while a step is traced for its mesh."""
     if tf.executing_eagerly() or not in_step():
-        return False
+        return None
     distribution = active()
-    return distribution is not None and mirrored.works_by_dtensor(distribution)
+    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
-def captures_plain_tensor(graph: object, tensor: object, *args: object, **kwargs: object) -> bool:
-    """Condition: a step that is being traced meets a tensor made before it, which is on no mesh."""
+def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: object) -> tf.Tensor | None:
+    """Condition of the hook on `FuncGraph.capture`: a tensor on no mesh, made before the step that is traced."""
     if isinstance(tensor, tf.Variable) or not (tf.is_tensor(tensor) and hasattr(tensor, "_numpy_internal")):
-        return False
-    if tensor.dtype in (tf.resource, tf.variant, tf.string) or not in_traced_step():
-        return False
+        return None
+    if tensor.dtype in (tf.resource, tf.variant, tf.string) or in_traced_step() is None:
+        return None
     with tf.init_scope():  # it may be asked eagerly only
-        return not dtensor.is_dtensor(tensor)
+        return None if dtensor.is_dtensor(tensor) else cast("tf.Tensor", tensor)
 
 
 def capture(
-    original: Callable[..., object], graph: object, tensor: tf.Tensor, *args: object, **kwargs: object
+    _: object, original: Callable[..., object], graph: object, tensor: tf.Tensor, *args: object, **kwargs: object
 ) -> object:
-    """`FuncGraph.capture`: such a tensor (`x + ops.arange(64)` in a Functional model) becomes a constant.
+    """Hook on `FuncGraph.capture`: a plain tensor (`x + ops.arange(64)` in a Functional model) becomes a constant.
 
     Captured, it would be an input of the program, and DTensor takes plain tensors as inputs only if they are scalars.
     """
@@ -63,8 +63,8 @@ def capture(
     return held[id(tensor)][1]
 
 
-def concat(original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
-    """`tf.concat` of tensors, and to a tensor, that are whole along the joined dim."""
+def concat(_: object, original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
+    """Hook on `tf.concat`: inputs and result are whole along the joined dim."""
     known = known_value(axis)
     if not isinstance(values, list | tuple) or known is None:
         return original(values, axis, name=name)
@@ -74,13 +74,14 @@ def concat(original: Callable[..., object], values: object, axis: object, name: 
 
 
 def split(
+    _: object,
     original: Callable[..., list[tf.Tensor]],
     value: tf.Tensor | np.ndarray,
     num_or_size_splits: object,
     axis: object = 0,
     **kw: object,
 ) -> object:
-    """`tf.split` of a tensor, and to tensors, that are whole along the dim."""
+    """Hook on `tf.split`: input and results are whole along the dim."""
     value = tf.convert_to_tensor(value)
     if not isinstance(axis, int):
         return original(value, num_or_size_splits, axis, **kw)
@@ -88,9 +89,9 @@ def split(
 
 
 def sparse_softmax_cross_entropy(
-    original: Callable[..., object], labels: object, logits: Any, name: str | None = None
+    _: object, original: Callable[..., object], labels: object, logits: Any, name: str | None = None
 ) -> object:
-    """`tf.nn.sparse_softmax_cross_entropy_with_logits` of logits that have all classes, where DTensor errs else.
+    """Hook on `tf.nn.sparse_softmax_cross_entropy_with_logits`: logits have all classes where DTensor errs otherwise.
 
     Of classes that are split, the loss is zero or not a number in float64 and bfloat16 (TensorFlow 2.21). float32 and
     float16 stay split.
@@ -102,9 +103,13 @@ def sparse_softmax_cross_entropy(
 
 
 def tile(
-    original: Callable[..., object], input: tf.Tensor | np.ndarray, multiples: object, name: str | None = None
+    _: object,
+    original: Callable[..., object],
+    input: tf.Tensor | np.ndarray,
+    multiples: object,
+    name: str | None = None,
 ) -> object:
-    """`tf.tile` of a tensor that is whole along the repeated dims."""
+    """Hook on `tf.tile`: input and result are whole along the repeated dims."""
     input = tf.convert_to_tensor(input)
     known = known_value(multiples)
     dims = range(input.shape.rank) if known is None else [dim for dim, times in enumerate(known) if times != 1]
@@ -112,13 +117,14 @@ def tile(
 
 
 def top_k(
+    _: object,
     original: Callable[..., Any],
     input: tf.Tensor | np.ndarray,
     k: Any = 1,
     *args: Any,
     **kwargs: Any,
 ) -> object:
-    """`tf.math.top_k` of a tensor whose last dim is whole, with a gradient that stays with its rows.
+    """Hook on `tf.math.top_k`: the last dim is whole, and the gradient stays with its rows.
 
     TensorFlow's own gradient scatters all rows at once. Here it is a product with the one-hot matrix of the indices
     or, where all are kept (a sort), the inverse permutation.
@@ -158,14 +164,20 @@ def _ranked(result: Sequence[tf.Tensor]) -> _Ranked:
 
 
 def recurrent(
-    original: Callable[..., object], layer: keras.layers.RNN, sequences: object, *args: object, **kwargs: object
+    _: object,
+    original: Callable[..., object],
+    layer: keras.layers.RNN,
+    sequences: object,
+    *args: object,
+    **kwargs: object,
 ) -> object:
-    """`RNN.call` on sequences that are split by rows only, and with such results: see `gathered_variables`."""
+    """Hook on `RNN.call`: sequences and results are split by rows only; see `gathered_variables`."""
     outputs = original(layer, tree.map_structure(by_rows, sequences), *args, **kwargs)
     return tree.map_structure(lambda leaf: by_rows(leaf) if isinstance(leaf, tf.Tensor) else leaf, outputs)
 
 
 def unrolled(
+    _: object,
     original: Callable[..., object],
     step_function: Callable[..., object],
     inputs: object,
@@ -176,7 +188,7 @@ def unrolled(
     time_major: bool = False,
     **kwargs: object,
 ) -> object:
-    """`rnn` without a loop: DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
+    """Hook on `rnn`: unroll it. DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
 
     Time is reversed here, because Keras's unrolled `rnn` lays a mask the wrong way round on outputs that go backwards
     (3.15: its numbers are then not those of its loop).
@@ -193,26 +205,19 @@ def unrolled(
     return original(step_function, inputs, initial_states, False, mask, **options)
 
 
-def contracts_in_half(*args: object, **kwargs: object) -> bool:
-    """Condition: a product of half-precision tensors in a step whose weights may be split along the contracted dim."""
-    distribution = active()
-    if (
-        not in_traced_step()
-        or distribution is None
-        or not set(distribution.placement.axis_names) - set(distribution.batch_axes)
-    ):
-        return False
-    leaves = tree.flatten((args, kwargs))
-    return any(tf.is_tensor(leaf) and leaf.dtype in (tf.bfloat16, tf.float16) for leaf in leaves)
+def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
+    """Condition of hooks on products: the dtype of half-precision tensors in a step whose weights may be split along
+    the contracted dim."""
+    distribution = in_traced_step()
+    if distribution is None or not set(distribution.placement.axis_names) - set(distribution.batch_axes):
+        return None
+    leaves = (leaf for leaf in tree.flatten((args, kwargs)) if tf.is_tensor(leaf))
+    return next((leaf.dtype for leaf in leaves if leaf.dtype in (tf.bfloat16, tf.float16)), None)
 
 
-def contract(original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """A product in float32, rounded once: DTensor would round each rank's part, and their sum, to half precision."""
-    half = next(
-        leaf.dtype
-        for leaf in tree.flatten((args, kwargs))
-        if tf.is_tensor(leaf) and leaf.dtype in (tf.bfloat16, tf.float16)
-    )
+def contract(half: tf.DType, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
+    """Hook on `matmul` and `einsum`: a product in float32, rounded once; DTensor would round each rank's part, and
+    their sum, to half precision."""
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, keras.Variable):
@@ -229,10 +234,9 @@ def by_rows(tensor: tf.Tensor) -> tf.Tensor:
     Where the rows of the batch are split, those of the tensor are, whatever it was made of: initial states are whole,
     and DTensor fails on a convolution of whole rows whose result is split.
     """
-    distribution = active()
-    assert distribution is not None  # the hooks' condition
     if not tensor.shape.rank:
         return tensor
+    distribution = expected()
     view = view_of(distribution)
     axis, size = batch_axis(distribution, view)
     rows = tensor.shape[0]
@@ -250,8 +254,6 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
         return tensor
     if _is_constant(tensor):  # whole anyway, and a shape that is made of it stays known
         return tensor
-    distribution = active()
-    assert distribution is not None  # the hooks' condition
     ndim = tensor.shape.rank
     gathered = {dim % ndim for dim in dims}
     if not gathered:
@@ -260,7 +262,7 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     kept = next((dim for dim in (0, ndim - 1) if dim not in gathered), None)
     if kept is not None:
         specs[kept] = dtensor.MATCH
-    return lay(tensor, dtensor.Layout(specs, view_of(distribution).mesh))
+    return lay(tensor, dtensor.Layout(specs, view_of(expected()).mesh))
 
 
 def _is_constant(tensor: tf.Tensor) -> bool:
@@ -285,11 +287,12 @@ def known_value(value: object) -> np.ndarray | None:
 # ---- errors
 
 
-def is_endless(message: str, *args: object) -> bool:
-    """Condition: an error text that TensorFlow would search for minutes."""
-    return len(message) > _LONGEST
+def endless_text(message: str, *args: object) -> str | None:
+    """Condition of the hook on `parse_message`: an error text that TensorFlow would search for minutes."""
+    return message if len(message) > _LONGEST else None
 
 
-def parse_message(original: Callable[..., object], message: str) -> object:
-    """`parse_message` of error texts: DTensor's hold whole programs, and TensorFlow's search in them is quadratic."""
+def parse_message(_: object, original: Callable[..., object], message: str) -> object:
+    """Hook on `parse_message`: cut error texts short. DTensor's hold whole programs, and TensorFlow's search in them is
+    quadratic."""
     return original(message[:_LONGEST] + " [...]")

@@ -11,39 +11,41 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import mirrored
+from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 
 #: what an optimizer updates: a Keras variable, or the TensorFlow one that it holds
 Target: TypeAlias = keras.Variable | tf.Variable
 
 
-def described_key(original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
-    """`_var_key` of a variable without a value."""
+def described_key(_: object, original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
+    """Hook on `TFOptimizer._var_key`: a key for a variable without a value."""
     return id(variable)
 
 
-def on_dtensor(*args: object, **kwargs: object) -> bool:
-    """Condition: the active distribution works by DTensor."""
+def distribution_by_dtensor(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on steps on a mesh: the active distribution, where it works by DTensor."""
     distribution = active()
-    return distribution is not None and mirrored.works_by_dtensor(distribution)
+    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
-def updates_dtensor(optimizer: keras.Optimizer, variable: object, value: object) -> bool:
-    """Condition: a dense or sparse update of a variable on a mesh."""
-    variable = variable._value if isinstance(variable, keras.Variable) else variable
-    return isinstance(variable, dtensor.DVariable)
+def updated_variable(optimizer: keras.Optimizer, variable: Target, value: object) -> dtensor.DVariable | None:
+    """Condition of hooks on assignments of optimizers: the variable, where it is on a mesh."""
+    target = _plain(variable)
+    return target if isinstance(target, dtensor.DVariable) else None
 
 
 def add_variable_from_reference(
+    _: object,
     original: Callable[..., object],
     optimizer: keras.Optimizer,
     reference_variable: object,
     name: str | None = None,
     initializer: str | keras.Initializer = "zeros",
 ) -> object:
-    """Keras's base method, which hands on the reference's layout; TensorFlow's one colocates, which DTensor cannot."""
+    """Hook on `TFOptimizer.add_variable_from_reference`: Keras's base method, which hands on the reference's layout;
+    TensorFlow's own colocates, which DTensor cannot."""
     return base_optimizer.BaseOptimizer.add_variable_from_reference(
         optimizer,
         reference_variable,
@@ -52,15 +54,19 @@ def add_variable_from_reference(
     )
 
 
-def applies_in_step(*args: object, **kwargs: object) -> bool:
-    """Condition: gradients are applied inside a step on a mesh."""
-    return on_dtensor() and in_step()
+def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `BaseOptimizer.apply`: the distribution of the step on a mesh that is running."""
+    return distribution_by_dtensor() if in_step() else None
 
 
 def apply(
-    original: Callable[..., object], optimizer: keras.Optimizer, grads: list, trainable_variables: list | None = None
+    _: object,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    grads: list,
+    trainable_variables: list | None = None,
 ) -> object:
-    """`Optimizer.apply`: each gradient is laid as its variable before anything else uses it.
+    """Hook on `BaseOptimizer.apply`: give each gradient its variable's layout before anything else uses it.
 
     The slices of an embedding's gradient stay slices: Keras takes their norm without adding those of one row up, and
     the numbers are to be those of one device.
@@ -77,13 +83,15 @@ def apply(
 
 
 def backend_update_step(
+    _: object,
     original: Callable[..., object],
     optimizer: keras.Optimizer,
     grads: list,
     trainable_variables: list,
     learning_rate: object,
 ) -> None:
-    """One update for each variable; gradients are already those of the logical batch."""
+    """Hook on `TFOptimizer._backend_update_step`: one update for each variable; gradients are already those of the
+    logical batch."""
     for gradient, variable in zip(grads, trainable_variables, strict=True):
         if gradient is not None:
             variable = variable.value if isinstance(variable, keras.Variable) else variable
@@ -91,31 +99,42 @@ def backend_update_step(
 
 
 def assign(
-    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+    target: dtensor.DVariable,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    variable: Target,
+    value: tf.Tensor | np.ndarray,
 ) -> None:
-    """`assign` of a dense value."""
-    _plain(variable).assign(_laid(value, variable))
+    """Hook on `TFOptimizer.assign`: a sparse value becomes dense."""
+    target.assign(_laid(value, target))
 
 
 def assign_add(
-    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+    target: dtensor.DVariable,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    variable: Target,
+    value: tf.Tensor | np.ndarray,
 ) -> None:
-    """`assign_add` of a dense value."""
-    _plain(variable).assign_add(_laid(value, variable))
+    """Hook on `TFOptimizer.assign_add`: a sparse value becomes dense."""
+    target.assign_add(_laid(value, target))
 
 
 def assign_sub(
-    original: Callable[..., object], optimizer: keras.Optimizer, variable: Target, value: tf.Tensor | np.ndarray
+    target: dtensor.DVariable,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    variable: Target,
+    value: tf.Tensor | np.ndarray,
 ) -> None:
-    """`assign_sub` of a dense value."""
-    _plain(variable).assign_sub(_laid(value, variable))
+    """Hook on `TFOptimizer.assign_sub`: a sparse value becomes dense."""
+    target.assign_sub(_laid(value, target))
 
 
 def _plain(variable: Target) -> tf.Variable:
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
-def _laid(value: tf.Tensor | np.ndarray, variable: Target) -> tf.Tensor:
-    target = _plain(variable)
+def _laid(value: tf.Tensor | np.ndarray, target: dtensor.DVariable) -> tf.Tensor:
     value = tf.convert_to_tensor(tf.cast(value, target.dtype))  # IndexedSlices become dense
     return dtensor.relayout(value, target.layout) if in_step() else value

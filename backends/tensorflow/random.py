@@ -10,35 +10,35 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import random as keras_random
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow import creation, mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 
 
-def draws_in_step(*args: object, **kwargs: object) -> bool:
-    """Condition: a draw inside a step on a mesh."""
+def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on random draws: the distribution of the step on a mesh that is running."""
     distribution = active()
-    return (
-        distribution is not None
-        and mirrored.works_by_dtensor(distribution)
-        and in_step()
-        and not creation.creating_values()
-    )
+    if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
+        return None
+    return distribution if in_step() and not creation.creating_values() else None
 
 
-def draws_or_records(*args: object, **kwargs: object) -> bool:
-    """Condition: a draw inside a step, or one that an initializer is asked for."""
-    return creation.recording() or draws_in_step()
+def records_or_distribution(*args: object, **kwargs: object) -> list[creation.Draw] | Distribution | None:
+    """Condition of hooks on draws of initializers: the list where draws are noted, else as `distribution_of_draw`."""
+    noted = creation.recording()
+    return distribution_of_draw() if noted is None else noted
 
 
-def draw(original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """A draw of which every rank has the whole, so that its values do not depend on how it is used."""
-    return _whole(original(*args, **kwargs))
+def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
+    """Hook on `randint`, `categorical`, `gamma`, `beta` and `binomial`: every rank has the whole draw, so that its
+    values do not depend on how it is used."""
+    return _whole(original(*args, **kwargs), distribution)
 
 
 def normal(
+    found: list[creation.Draw] | Distribution,
     original: Callable[..., tf.Tensor],
     shape: Sequence[int],
     mean: float | tf.Tensor = 0.0,
@@ -46,13 +46,14 @@ def normal(
     dtype: str | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.normal`."""
-    if creation.recording():
-        return creation.record(_draw("normal", shape, seed, stddev, mean, dtype))
-    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed))
+    """Hook on `random.normal`: every rank has the whole draw; for a new variable the draw is noted only."""
+    if isinstance(found, list):
+        return creation.record(found, _draw("normal", shape, seed, stddev, mean, dtype))
+    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), found)
 
 
 def truncated_normal(
+    found: list[creation.Draw] | Distribution,
     original: Callable[..., tf.Tensor],
     shape: Sequence[int],
     mean: float | tf.Tensor = 0.0,
@@ -60,13 +61,14 @@ def truncated_normal(
     dtype: str | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.truncated_normal`."""
-    if creation.recording():
-        return creation.record(_draw("truncated_normal", shape, seed, stddev, mean, dtype))
-    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed))
+    """Hook on `random.truncated_normal`: as `normal`."""
+    if isinstance(found, list):
+        return creation.record(found, _draw("truncated_normal", shape, seed, stddev, mean, dtype))
+    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), found)
 
 
 def uniform(
+    found: list[creation.Draw] | Distribution,
     original: Callable[..., tf.Tensor],
     shape: Sequence[int],
     minval: float | tf.Tensor = 0.0,
@@ -74,64 +76,69 @@ def uniform(
     dtype: str | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.uniform`."""
-    if creation.recording():
+    """Hook on `random.uniform`: as `normal`."""
+    if isinstance(found, list):
         low, high = tf.cast(minval, dtype or "float32"), tf.cast(maxval, dtype or "float32")
-        return creation.record(_draw("uniform", shape, seed, high - low, low, dtype))
-    return _whole(original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed))
+        return creation.record(found, _draw("uniform", shape, seed, high - low, low, dtype))
+    return _whole(original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed), found)
 
 
 def dropout(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     rate: float,
     noise_shape: Sequence[int | None] | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.dropout` by the formula of `tf.nn.dropout`, on a mask that every rank draws whole."""
+    """Hook on `random.dropout`: the formula of `tf.nn.dropout`, with a mask that every rank draws whole."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     words = _words(seed)
     shape = keras_random._get_concrete_noise_shape(inputs, noise_shape)
-    mask = _whole(tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype) >= rate)
+    mask = _whole(tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype) >= rate, distribution)
     return tf.where(mask, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
 
 
-def shuffle(original: Callable[..., tf.Tensor], x: tf.Tensor, axis: int = 0, seed: object = None) -> tf.Tensor:
-    """`random.shuffle` by an order that every rank draws whole; the gradient goes back by the inverse order."""
+def shuffle(
+    distribution: Distribution, original: Callable[..., tf.Tensor], x: tf.Tensor, axis: int = 0, seed: object = None
+) -> tf.Tensor:
+    """Hook on `random.shuffle`: every rank draws the whole order; the gradient goes back by the inverse order."""
     words = _words(seed)
     shape = cast("Sequence[int]", [tf.shape(x)[axis]])  # TensorFlow's stub leaves out lengths that are tensors
-    order = _whole(tf.argsort(_whole(tf.random.stateless_uniform(shape=shape, seed=words))))
+    drawn = _whole(tf.random.stateless_uniform(shape=shape, seed=words), distribution)
+    order = _whole(tf.argsort(drawn), distribution)
 
     def ordered(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
         return cast("tf.Tensor", whole_dims(tf.gather(whole_dims(values, (axis,)), places, axis=axis), (axis,)))
 
     @tf.custom_gradient
     def shuffled(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        return ordered(values, order), lambda upstream: ordered(upstream, _whole(tf.argsort(order)))
+        return ordered(values, order), lambda upstream: ordered(upstream, _whole(tf.argsort(order), distribution))
 
     return cast("tf.Tensor", shuffled(tf.convert_to_tensor(x)))
 
 
-def cast_seed(original: Callable[..., object], seed: object) -> object:
-    """Seed words for a draw on the host: those of a generator whose state lies on a mesh are read first."""
+def cast_seed(_: object, original: Callable[..., object], seed: object) -> object:
+    """Hook on `random._cast_seed`: for a draw on the host, the seed words of a generator whose state is on a mesh are
+    read first."""
     return original(to_logical(seed))
 
 
-def seed_is_on_mesh(seed: object) -> bool:
-    """Condition: an eager draw outside of a step, by a generator whose state lies on a mesh."""
+def seed_on_mesh(seed: object) -> object | None:
+    """Condition of the hook on `random._cast_seed`: the state of a generator, on a mesh, of an eager draw outside of a
+    step."""
     if not tf.executing_eagerly() or not is_dtensor(seed):
-        return False
-    return dtensor.get_default_mesh() is None or creation.creating_values()
+        return None
+    return seed if dtensor.get_default_mesh() is None or creation.creating_values() else None
 
 
 def _words(seed: object) -> tf.Tensor:
     return cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
 
 
-def _whole(value: tf.Tensor) -> tf.Tensor:
-    distribution = active()
-    if distribution is None or not tf.is_tensor(value):
+def _whole(value: tf.Tensor, distribution: Distribution) -> tf.Tensor:
+    if not tf.is_tensor(value):
         return value
     mesh = view_of(distribution).mesh
     if tf.executing_eagerly() and not is_dtensor(value):

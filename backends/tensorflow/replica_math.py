@@ -56,20 +56,9 @@ def rows_here(rows: Rows) -> Iterator[None]:
         _rows.reset(token)
 
 
-def rows() -> Rows | None:
-    """The rows of the replica whose step is running, or None."""
+def rows(*args: object, **kwargs: object) -> Rows | None:
+    """The rows of the replica whose step is running, or None; also the condition of hooks on a replica's step."""
     return _rows.get()
-
-
-def in_replica(*args: object, **kwargs: object) -> bool:
-    """Condition: the step of a replica is running."""
-    return _rows.get() is not None
-
-
-def _here() -> Rows:
-    here = _rows.get()
-    assert here is not None  # the hooks' condition
-    return here
 
 
 def total_of(value: _Value) -> _Value:
@@ -81,12 +70,13 @@ def total_of(value: _Value) -> _Value:
 
 
 def reduce_values(
+    _: object,
     original: Callable[..., object],
     values: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> object:
-    """`losses.reduce_values`: the local sum by the count of all replicas."""
+    """Hook on `losses.reduce_values`: divide the replica's sum by the count of all replicas."""
     if reduction in (None, "none", "sum"):
         return original(values, sample_weight, reduction)
     if tuple(values.shape) == ():
@@ -103,13 +93,14 @@ def reduce_values(
 
 
 def apply_mask(
+    _: object,
     original: Callable[..., object],
     sample_weight: tf.Tensor | None,
     mask: tf.Tensor | None,
     dtype: str,
     reduction: str | None,
 ) -> object:
-    """`losses.apply_mask`: total and valid entries of all replicas."""
+    """Hook on `losses.apply_mask`: count total and valid entries of all replicas."""
     if mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return original(sample_weight, mask, dtype, reduction)
     total = total_of(ops.cast(tf.size(mask), dtype))
@@ -122,17 +113,17 @@ def apply_mask(
     return sample_weight * weight
 
 
-def scale_loss(original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
-    """`scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
+def scale_loss(here: Rows, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
+    """Hook on `scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
 
     It is then the logical one for a mean over rows and for a loss of weights alone.
     """
-    here = _here()
     return value * tf.cast(here.count / here.total, value.dtype)
 
 
-def unscale_loss(original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
-    """`unscale_loss_for_distribution`: the logical loss on every replica, so that trackers weight it by their rows."""
+def unscale_loss(_: object, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
+    """Hook on `unscale_loss_for_distribution`: the logical loss on every replica, so that trackers weight it by their
+    rows."""
     return total_of(value)
 
 
@@ -140,9 +131,13 @@ def unscale_loss(original: Callable[..., object], value: tf.Tensor) -> tf.Tensor
 
 
 def apply(
-    original: Callable[..., object], optimizer: keras.Optimizer, grads: list, trainable_variables: list | None = None
+    _: object,
+    original: Callable[..., object],
+    optimizer: keras.Optimizer,
+    grads: list,
+    trainable_variables: list | None = None,
 ) -> object:
-    """`Optimizer.apply`: gradients are summed before they are clipped, accumulated or tested for overflow."""
+    """Hook on `BaseOptimizer.apply`: sum gradients before they are clipped, accumulated or tested for overflow."""
     if _summed.get():
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
@@ -156,8 +151,8 @@ def apply(
         _summed.reset(token)
 
 
-def keep_gradients(original: Callable[..., list], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
-    """`_all_reduce_sum_gradients`: nothing left to sum."""
+def keep_gradients(_: object, original: Callable[..., list], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
+    """Hook on `TFOptimizer._all_reduce_sum_gradients`: nothing is left to sum."""
     return grads_and_vars if _summed.get() else original(optimizer, grads_and_vars)
 
 
@@ -165,35 +160,38 @@ def keep_gradients(original: Callable[..., list], optimizer: keras.Optimizer, gr
 
 
 def dropout(
+    here: Rows,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     rate: float,
     noise_shape: Sequence[int | None] | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """`random.dropout`: the own rows of the mask of the logical batch (Keras: the same mask on every replica)."""
+    """Hook on `random.dropout`: the replica's own rows of the mask of the logical batch (Keras: the same mask on every
+    replica)."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     words = cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
     lengths = cast("Sequence[int]", ops.shape(inputs))
     asked = noise_shape or [None] * len(lengths)
     shape = [length if value is None else value for length, value in zip(lengths, asked, strict=True)]
-    if _is_for_all_rows(noise_shape):
+    if _is_for_all_rows(noise_shape, here):
         noise = tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype)
     else:
-        noise = _own_rows(lambda whole: tf.random.stateless_uniform(whole, seed=words, dtype=inputs.dtype), shape)
+        noise = _own_rows(lambda whole: tf.random.stateless_uniform(whole, seed=words, dtype=inputs.dtype), shape, here)
     return tf.where(noise >= rate, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
 
 
-def _is_for_all_rows(noise_shape: Sequence[int | None] | None) -> bool:
+def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: Rows) -> bool:
     """Whether all rows have one mask. On a replica with one row, a spatial dropout asks for the same shape."""
     if not noise_shape or not isinstance(noise_shape[0], int) or noise_shape[0] != 1:
         return False
-    return _here().count != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
+    return here.count != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
-def refuse_draw(original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Draws that a replica cannot make from its own rows: an order of all rows, or values that may be one for all.
+def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
+    """Hook on `gamma`, `shuffle` and other draws that a replica cannot make from its own rows: an order of all rows, or
+    values that may be one for all.
 
     Raises:
         FlowError: always.
@@ -206,22 +204,22 @@ def refuse_draw(original: Callable[..., tf.Tensor], *args: object, **kwargs: obj
     )
 
 
-def draw(original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object) -> tf.Tensor:
-    """`random.normal` and the like: the own rows of the draw of the logical batch."""
+def draw(
+    here: Rows, original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object
+) -> tf.Tensor:
+    """Hook on `random.normal` and the like: the replica's own rows of the draw of the logical batch."""
     shape = list(shape)
-    if not _has_rows(shape):
+    if not _has_rows(shape, here.count):
         return original(shape, *args, **kwargs)
-    return _own_rows(lambda whole: original(whole, *args, **kwargs), shape)
+    return _own_rows(lambda whole: original(whole, *args, **kwargs), shape, here)
 
 
-def _has_rows(shape: list) -> bool:
-    count = _here().count
+def _has_rows(shape: list, count: int) -> bool:
     return (bool(shape) and isinstance(shape[0], int) and count > 0 and shape[0] % count == 0) or shape[:1] == [0]
 
 
-def _own_rows(make: Callable[[list], tf.Tensor], shape: list) -> tf.Tensor:
+def _own_rows(make: Callable[[list], tf.Tensor], shape: list, here: Rows) -> tf.Tensor:
     """Rows of a logical draw whose first dim is the batch, or the batch times other dims."""
-    here = _here()
     if not isinstance(shape[0], int) or (here.count and shape[0] % here.count):
         raise FlowError(
             f'strategy="mirrored": a random layer draws a tensor of shape {shape}, whose first dim is not the batch; '

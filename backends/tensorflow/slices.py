@@ -14,13 +14,14 @@ from keras_flow.errors import FlowError
 
 
 def slice(
+    _: object,
     original: Callable[..., object],
     input_: tf.Tensor | np.ndarray,
     begin: object,
     size: object,
     name: str | None = None,
 ) -> object:
-    """`tf.slice` of a tensor, and to a tensor, that is whole along the cut dims."""
+    """Hook on `tf.slice`: input and result are whole along the cut dims."""
     input_ = tf.convert_to_tensor(input_)
     known = known_value(size)
     shape = input_.shape
@@ -29,6 +30,7 @@ def slice(
 
 
 def strided_slice(
+    _: object,
     original: Callable[..., Any],
     input_: Any,
     begin: Any,
@@ -39,8 +41,8 @@ def strided_slice(
     *args: Any,
     **kwargs: Any,
 ) -> object:
-    """`x[::-1]`: a dim that is reversed whole is reversed by `tf.reverse`; `x[None]`: new dims are added afterwards;
-    `x[2]`: the dim is cut to length one and taken out afterwards.
+    """Hook on `strided_slice`: `x[::-1]` by `tf.reverse`; `x[None]` without the new dims, which are added afterwards;
+    `x[2]` as a part of length one, whose dim is taken out afterwards.
 
     Raises:
         FlowError: a negative stride over a part of a dim.

@@ -12,13 +12,14 @@ from keras_flow.backends.tensorflow.operations import known_value, whole_dims
 
 
 def argmin(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: Any,
     axis: int | None = None,
     output_type: Any = tf.int64,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.argmin` as the largest of what is ordered the other way round: `~x` has no overflow as `-x` has."""
+    """Hook on `tf.argmin`: the largest of what is ordered the other way round; `~x` has no overflow as `-x` has."""
     input = tf.convert_to_tensor(input)
     if input.dtype.is_floating:
         return tf.argmax(-input, axis, output_type, name)
@@ -28,9 +29,9 @@ def argmin(
 
 
 def reverse(
-    original: Callable[..., tf.Tensor], tensor: Any, axis: Any, name: str | None = None, **kwargs: Any
+    _: object, original: Callable[..., tf.Tensor], tensor: Any, axis: Any, name: str | None = None, **kwargs: Any
 ) -> tf.Tensor:
-    """`tf.reverse` as a lookup along each dim, which is whole; its gradient is the same."""
+    """Hook on `tf.reverse`: a lookup along each dim, which is whole; its gradient is the same."""
     tensor, dims = tf.convert_to_tensor(tensor), known_value(axis)
     if dims is None or not tensor.shape.rank:
         return original(tensor, axis, name)
@@ -55,8 +56,10 @@ def _reversed(original: Callable[..., tf.Tensor], tensor: tf.Tensor, dim: int) -
     return cast("tf.Tensor", reversed_(tensor))
 
 
-def roll(original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.roll` as the end of each dim before its beginning."""
+def roll(
+    _: object, original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, name: str | None = None
+) -> tf.Tensor:
+    """Hook on `tf.roll`: the end of each dim, then its beginning."""
     input, shifts, dims = tf.convert_to_tensor(input), known_value(shift), known_value(axis)
     if shifts is None or dims is None or not input.shape.is_fully_defined():
         return original(input, shift, axis, name)
@@ -69,6 +72,7 @@ def roll(original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, 
 
 
 def cumprod(
+    _: object,
     original: Callable[..., tf.Tensor],
     x: Any,
     axis: int = 0,
@@ -76,7 +80,8 @@ def cumprod(
     reverse: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.math.cumprod` by doubling (Hillis and Steele, 1986): each step multiplies by what is 1, 2, 4 ... before.
+    """Hook on `tf.math.cumprod`: doubling (Hillis and Steele, 1986): each step multiplies by what is 1, 2, 4 ...
+    before.
 
     Example:
         `[a, b, c, d] -> [a, ab, bc, cd] -> [a, ab, abc, abcd]`.
@@ -95,13 +100,14 @@ def cumprod(
 
 
 def reduce_prod(
+    _: object,
     original: Callable[..., tf.Tensor],
     input_tensor: Any,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.reduce_prod` by halves, whose gradient has rules: that of TensorFlow needs `Cumprod`.
+    """Hook on `tf.reduce_prod`: products of halves, whose gradient has rules; that of TensorFlow needs `Cumprod`.
 
     Example:
         `[a, b, c, d] -> [ac, bd] -> [acbd]`.
@@ -123,14 +129,14 @@ def reduce_prod(
     return x if keepdims else tf.reduce_sum(x, axes)  # dims of length 1
 
 
-def bessel_i0(original: Callable[..., tf.Tensor], x: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.math.bessel_i0` by its scaled form, whose gradient has a rule."""
+def bessel_i0(_: object, original: Callable[..., tf.Tensor], x: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.math.bessel_i0`: its scaled form, whose gradient has a rule."""
     x = tf.convert_to_tensor(x)
     return tf.exp(tf.abs(x)) * tf.math.bessel_i0e(x)
 
 
-def softplus(original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.math.softplus` with a gradient by the sigmoid."""
+def softplus(_: object, original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.math.softplus`: with a gradient by the sigmoid."""
 
     @tf.custom_gradient
     def smooth(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -139,16 +145,22 @@ def softplus(original: Callable[..., tf.Tensor], features: Any, name: str | None
     return cast("tf.Tensor", smooth(tf.convert_to_tensor(features)))
 
 
-def softsign(original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.nn.softsign` by its formula."""
+def softsign(_: object, original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.nn.softsign`: its formula."""
     features = tf.convert_to_tensor(features)
     return features / (1 + tf.abs(features))
 
 
 def unstack(
-    original: Callable[..., list[tf.Tensor]], value: Any, num: int | None = None, axis: int = 0, name: str = "unstack"
+    _: object,
+    original: Callable[..., list[tf.Tensor]],
+    value: Any,
+    num: int | None = None,
+    axis: int = 0,
+    name: str = "unstack",
 ) -> list[tf.Tensor]:
-    """`tf.unstack`, which is the gradient of `tf.stack` too, as parts of length one: DTensor errs on split ones."""
+    """Hook on `tf.unstack`, which is the gradient of `tf.stack` too: parts of length one, since DTensor errs on split
+    ones."""
     value = tf.convert_to_tensor(value)
     rank = value.shape.rank
     count = value.shape[axis] if rank else None
@@ -157,14 +169,16 @@ def unstack(
     return [tf.squeeze(part, [axis]) for part in tf.split(value, count, axis)]
 
 
-def cross(original: Callable[..., tf.Tensor], a: Any, b: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.linalg.cross` by its formula."""
+def cross(_: object, original: Callable[..., tf.Tensor], a: Any, b: Any, name: str | None = None) -> tf.Tensor:
+    """Hook on `tf.linalg.cross`: its formula."""
     a, b = (tf.unstack(tf.convert_to_tensor(value), axis=-1) for value in (a, b))
     return tf.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]], -1)
 
 
-def ensure_shape(original: Callable[..., tf.Tensor], x: Any, shape: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.ensure_shape` of a tensor whose shape is known as the step is traced."""
+def ensure_shape(
+    _: object, original: Callable[..., tf.Tensor], x: Any, shape: Any, name: str | None = None
+) -> tf.Tensor:
+    """Hook on `tf.ensure_shape`: the tensor itself where its shape is known as the step is traced."""
     x = tf.convert_to_tensor(x)
     if x.shape.is_fully_defined() and x.shape.is_compatible_with(shape):
         return tf.identity(x, name)
@@ -172,6 +186,7 @@ def ensure_shape(original: Callable[..., tf.Tensor], x: Any, shape: Any, name: s
 
 
 def pad(
+    _: object,
     original: Callable[..., tf.Tensor],
     tensor: Any,
     paddings: Any,
@@ -179,7 +194,7 @@ def pad(
     constant_values: Any = 0,
     name: str | None = None,
 ) -> object:
-    """`tf.pad` of a tensor that is whole along the padded dims; by mirrored values as reversed parts beside it."""
+    """Hook on `tf.pad`: the padded dims are whole; mirrored values are reversed parts beside the tensor."""
     tensor, known = tf.convert_to_tensor(tensor), known_value(paddings)
     edge = int(mode.upper() == "REFLECT")  # whether the outermost entries are left out
     mirrors = mode.upper() != "CONSTANT" and known is not None and tensor.shape.is_fully_defined()
@@ -196,9 +211,15 @@ def pad(
 
 
 def update_slice(
-    original: Callable[..., tf.Tensor], inputs: Any, updates: Any, start_indices: Any, *args: Any, **kwargs: Any
+    _: object,
+    original: Callable[..., tf.Tensor],
+    inputs: Any,
+    updates: Any,
+    start_indices: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> tf.Tensor:
-    """XLA's `dynamic_update_slice` at places that are known, which it keeps inside of the tensor."""
+    """Hook on `dynamic_update_slice`: XLA's operation at places that are known, which it keeps inside of the tensor."""
     inputs, updates, first = tf.convert_to_tensor(inputs), tf.convert_to_tensor(updates), known_value(start_indices)
     if first is None or not (inputs.shape.is_fully_defined() and updates.shape.is_fully_defined()):
         return original(inputs, updates, start_indices, *args, **kwargs)

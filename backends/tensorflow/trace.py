@@ -15,7 +15,7 @@ from keras.src.backend.common import global_state
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import smart_cond
 
-from keras_flow.backends.tensorflow import spmd
+from keras_flow.backends.tensorflow import replicated_operations
 from keras_flow.errors import FlowError
 
 #: attribute of an operation that holds its name: DTensor prints attributes in its errors, and no names
@@ -119,8 +119,8 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
     Raises:
         GivenUp: DTensor could not partition the step.
     """
-    if op_type not in spmd.WITH_RULE:
-        spmd.allow_whole_operation(op_type)
+    if op_type not in replicated_operations.WITH_RULE:
+        replicated_operations.allow_whole_operation(op_type)
     trace = _current.get()
     if trace is None:
         return
@@ -133,7 +133,7 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
     read = inputs[_PARAMETERS.get(op_type, 0) :]
     if op_type in _PARAMETERS and all(smart_cond.smart_constant_value(value) is not None for value in read):
         return
-    if op_type not in spmd.WITH_RULE and any(_is_data(value) for value in read):
+    if op_type not in replicated_operations.WITH_RULE and any(_is_data(value) for value in read):
         trace.without_rule[path, op_type] = None
 
 

@@ -15,16 +15,16 @@ from keras.src import tree
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
-from keras_flow.backends.tensorflow import mirrored, unpartitioned
-from keras_flow.backends.tensorflow.capabilities import CAPABILITIES
-from keras_flow.backends.tensorflow.data import Batch, lay_batch
+from keras_flow.backends.tensorflow import mirrored_strategy, unpartitioned
+from keras_flow.backends.tensorflow.capabilities import capabilities
+from keras_flow.backends.tensorflow.data import Batch, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.trace import Trace, Whole, compiled, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import is_built
 from keras_flow.errors import FlowError
 
@@ -69,7 +69,7 @@ class Steps:
             build(self.model, data)
         if self._on_one_device is not None:
             return self._on_one_device(data)
-        batch = lay_batch(data, self.distribution, self.model)
+        batch = put_batch(data, self.distribution, self.model)
         if source is not None and source is not self._source:
             self._source = source
             if batch.rows is not None:
@@ -125,9 +125,11 @@ class Steps:
         return self._functions[key]
 
 
-def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:
-    """`TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution` steps."""
-    distribution = _distribution()
+def make_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
+) -> Callable:
+    """Hook on `TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution`
+    steps."""
     _refuse_jit(model)
     steps = Steps(model, step, distribution)
 
@@ -146,12 +148,14 @@ def make_function(original: Callable[..., object], model: keras.Model, step: Cal
     return function
 
 
-def make_predict_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> None:
-    """`TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
+def make_predict_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> None:
+    """Hook on `TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
     if model.predict_function is not None and not force:
         return
     _refuse_jit(model)
-    steps = Steps(model, model.predict_step, _distribution())
+    steps = Steps(model, model.predict_step, distribution)
 
     def function(batches: list) -> object:
         outputs = [steps(data) for data in batches]
@@ -162,12 +166,6 @@ def make_predict_function(original: Callable[..., object], model: keras.Model, f
 
 def _joined(*parts: tf.Tensor) -> tf.Tensor:
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
-
-
-def _distribution() -> Distribution:
-    distribution = active()
-    assert distribution is not None  # the hooks' condition
-    return distribution
 
 
 def build(model: keras.Model, data: object) -> None:
@@ -212,8 +210,8 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
 # ---- jit_compile and remat
 
 
-def compile(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
-    """`Trainer.compile`: remembers an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
+def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
+    """Hook on `Trainer.compile`: remember an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
     if kwargs.get("jit_compile") is True or (len(args) > 7 and args[7] is True):
         _asked_for_jit.add(model)
     else:
@@ -221,27 +219,22 @@ def compile(original: Callable[..., object], model: keras.Model, *args: object, 
     return original(model, *args, **kwargs)
 
 
-def always(*args: object, **kwargs: object) -> bool:
-    """Condition of a hook that only takes note."""
-    return True
-
-
 def _refuse_jit(model: keras.Model) -> None:
     if model in _asked_for_jit and model.jit_compile:
         raise FlowError(
             f"model {model.name!r} is compiled with jit_compile=True, which the tensorflow backend cannot do under a "
-            f"distribution: {CAPABILITIES.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
+            f"distribution: {capabilities.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
             "or the jax backend, which compiles every step with XLA"
         )
 
 
-def refuse_remat(original: Callable[..., object], function: Callable, *args: object, **kwargs: object) -> object:
-    """`keras.remat` inside a step."""
+def remat(_: object, original: Callable[..., object], function: Callable, *args: object, **kwargs: object) -> object:
+    """Hook on `remat`: refuse it inside a step."""
     layer = getattr(function, "__self__", None)
     of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""
     raise FlowError(
         f"rematerialisation{of} (keras.remat, keras.RematScope) does not work on the tensorflow backend, with one "
-        f"device or several: TensorFlow says {CAPABILITIES.refused['keras.remat']!r}. Leave it out, or use the jax or "
+        f"device or several: TensorFlow says {capabilities.refused['keras.remat']!r}. Leave it out, or use the jax or "
         "torch backend"
     )
 
@@ -251,8 +244,8 @@ def refuse_remat(original: Callable[..., object], function: Callable, *args: obj
 
 def enter(distribution: Distribution) -> None:
     """Make the mesh, or the strategy, of a distribution."""
-    if mirrored.is_mirrored(distribution):
-        mirrored.strategy_of(distribution)
+    if mirrored_strategy.is_mirrored(distribution):
+        mirrored_strategy.strategy_of(distribution)
     else:
         view_of(distribution)
 

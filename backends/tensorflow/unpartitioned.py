@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow import spmd
+from keras_flow.backends.tensorflow import replicated_operations
 from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, Whole
 from keras_flow.errors import FlowError, LayoutFallback
 
@@ -37,7 +37,7 @@ def allow_whole(error: tf.errors.OpError, whole: Whole) -> bool:
     """
     if found := _NO_RULE.search(str(error)):
         whole.types.add(found[1])
-        return spmd.allow_whole_operation(found[1])
+        return replicated_operations.allow_whole_operation(found[1])
     kind, name = _operation(error)
     if kind is None or kind.startswith(("Relayout", "DTensor")):  # these lay, and compute nothing
         return False

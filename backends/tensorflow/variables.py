@@ -12,10 +12,10 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import weights_files
-from keras_flow.backends.tensorflow import creation, mirrored
+from keras_flow.backends.tensorflow import creation, mirrored_strategy
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 _Part = TypeVar("_Part")
@@ -60,7 +60,7 @@ def pack(
         return dtensor.pack(tensors, layout)
 
 
-def from_host(value: object, layout: dtensor.Layout, dtype: str | tf.DType | None = None) -> tf.Tensor:
+def from_logical(value: object, layout: dtensor.Layout, dtype: str | tf.DType | None = None) -> tf.Tensor:
     """A DTensor from a host value, which may be in a file."""
     array = np.asanyarray(value)
     if dtype is not None:
@@ -114,30 +114,40 @@ def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable
 
 
 def initialize_with_initializer(
-    original: Callable[..., object], variable: keras.Variable, initializer: Callable
+    distribution: Distribution, original: Callable[..., object], variable: keras.Variable, initializer: Callable
 ) -> object:
-    """`Variable._initialize_with_initializer`: the shards are made, each for its rank, with one device's values."""
-    placed = _layout_for(variable)
-    if not mirrored.works_by_dtensor(placed.distribution):
-        return mirrored.create(original, variable, initializer, placed)
+    """Hook on `Variable._initialize_with_initializer`: make the shards, each for its rank, with the values of one
+    device."""
+    placed = _layout_for(variable, distribution)
+    if not mirrored_strategy.works_by_dtensor(placed.distribution):
+        return mirrored_strategy.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
-    components = creation.components(initializer, tuple(variable._shape), variable._dtype, placed, layout)
-    _set_value(variable, pack(components, layout, variable._dtype), placed)
+    shape, dtype = tuple(variable._shape), variable._dtype
+    components = creation.constant(initializer, shape, dtype, layout)
+    if components is None:
+        components = creation.drawn(initializer, shape, dtype, layout)
+    if components is None:
+        with creation.making_values():  # the whole value, once, in host memory
+            value = _host(initializer(shape, dtype=dtype))
+        components = cut(value.astype(tf.as_dtype(dtype).as_numpy_dtype), layout)
+    _set_value(variable, pack(components, layout, dtype), placed)
     return None
 
 
-def initialize(original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray) -> object:
-    """`Variable._initialize`: a variable from a value."""
+def initialize(
+    distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
+) -> object:
+    """Hook on `Variable._initialize`: a variable from a value."""
     if callable(value) or isinstance(value, tf.Variable) or not _is_known(value):
         return original(variable, value)
     if variable._shape is None:
         # Keras sets it later, the layout needs it now
         variable._shape = tuple(int(length) for length in cast("tuple[int, ...]", value.shape))
-    placed = _layout_for(variable)
-    if not mirrored.works_by_dtensor(placed.distribution):
-        return mirrored.create(original, variable, value, placed)
+    placed = _layout_for(variable, distribution)
+    if not mirrored_strategy.works_by_dtensor(placed.distribution):
+        return mirrored_strategy.create(original, variable, value, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
-    _set_value(variable, from_host(_host(value), layout, variable._dtype), placed)
+    _set_value(variable, from_logical(_host(value), layout, variable._dtype), placed)
     return None
 
 
@@ -145,12 +155,10 @@ def _is_known(value: object) -> bool:
     return not isinstance(value, tf.Tensor) or hasattr(value, "_numpy_internal")
 
 
-def _layout_for(variable: keras.Variable) -> KerasLayout:
-    distribution = active()
+def _layout_for(variable: keras.Variable, distribution: Distribution) -> KerasLayout:
     placed = keras_layout(variable)
-    if placed is not None and (distribution is None or placed.distribution is distribution):
+    if placed is not None and placed.distribution is distribution:
         return placed
-    assert distribution is not None  # the hooks' condition
     return distribution.get_variable_layout(variable) if placed is None else KerasLayout(placed.given, distribution)
 
 
@@ -168,18 +176,18 @@ def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) 
 # ---- assignment and reading
 
 
-def assigns_on_host(variable: keras.Variable, *args: object, **kwargs: object) -> bool:
-    """Condition of the assignment hook: an eager assignment to a DTensor variable."""
-    return (
-        isinstance(getattr(variable, "_value", None), dtensor.DVariable)
-        and tf.executing_eagerly()
-        and not in_stateless_scope()
-    )
+def assigned_on_host(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.DVariable | None:
+    """Condition of the hook on `Variable.assign`: the DTensor variable that is assigned to eagerly."""
+    target = getattr(variable, "_value", None)
+    is_eager = tf.executing_eagerly() and not in_stateless_scope()
+    return target if isinstance(target, dtensor.DVariable) and is_eager else None
 
 
-def assign(original: Callable[..., object], variable: keras.Variable, value: object) -> object:
-    """`Variable.assign`: host values are cut on the host; no device gets the whole value of a split variable."""
-    target = variable._value
+def assign(
+    target: dtensor.DVariable, original: Callable[..., object], variable: keras.Variable, value: object
+) -> object:
+    """Hook on `Variable.assign`: cut host values on the host, so that no device gets the whole value of a split
+    variable."""
     if isinstance(value, keras.Variable):
         value = value._value
     if isinstance(value, tf.Variable):
@@ -195,30 +203,27 @@ def assign(original: Callable[..., object], variable: keras.Variable, value: obj
         array = _host(value)
         if tuple(array.shape) != tuple(variable._shape):
             return original(variable, value)
-        value = from_host(array, target.layout, target.dtype)
+        value = from_logical(array, target.layout, target.dtype)
     target.assign(value)
     return value
 
 
-def is_used_in_step(variable: keras.Variable, *args: object, **kwargs: object) -> bool:
-    """Condition: a variable that is split over an axis of the batch, inside a step."""
+def layout_in_step(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.Layout | None:
+    """Condition of hooks on variables in a step: the layout in which one is used, where that is not its own."""
     placed = keras_layout(variable)
     value = getattr(variable, "_value", None)
     if placed is None or value is None or not isinstance(value, dtensor.DVariable) or not in_step():
-        return False
-    return gathered(value.layout, placed) is not None
+        return None
+    return gathered(value.layout, placed)
 
 
 def to_tensor(
-    original: Callable[..., tf.Tensor], variable: keras.Variable, *args: object, **kwargs: object
+    whole: dtensor.Layout, original: Callable[..., tf.Tensor], variable: keras.Variable, *args: object, **kwargs: object
 ) -> tf.Tensor:
-    """`Variable.__tf_tensor__`: the value, gathered for its use.
+    """Hook on `Variable.__tf_tensor__`: the value, gathered for its use.
 
     The gradient passes as it is (`Optimizer.apply` lays it as the variable), so that an embedding's slices stay slices.
     """
-    placed = keras_layout(variable)
-    assert placed is not None  # the hook's condition
-    whole = gathered(variable._value.layout, placed)
 
     @tf.custom_gradient
     def gather(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -228,8 +233,10 @@ def to_tensor(
     return gather(original(variable, *args, **kwargs))  # type: ignore[return-value]
 
 
-def direct_assign(original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray) -> object:
-    """`Variable._direct_assign` in a step: the value is cut as the variable is."""
+def direct_assign(
+    _: object, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
+) -> object:
+    """Hook on `Variable._direct_assign` in a step: cut the value as the variable is."""
     return original(variable, cut_as(variable._value, value))
 
 
@@ -238,29 +245,30 @@ def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tenso
     return dtensor.relayout(tf.cast(value, target.dtype), target.layout)
 
 
-def to_numpy(
-    original: Callable[..., object], value: keras.Variable | tf.Tensor, *args: object, **kwargs: object
-) -> np.ndarray:
-    """`convert_to_numpy` and `Variable.numpy` of what lies on a mesh."""
-    return to_host(value._value if isinstance(value, keras.Variable) else value)
+def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
+    """Hook on `convert_to_numpy` and `Variable.numpy`: the logical value of what is on a mesh."""
+    return to_host(value)
 
 
 def to_array(
+    value: tf.Tensor,
     original: Callable[..., object],
     variable: keras.Variable,
     dtype: np.dtype | str | None = None,
     copy: bool | None = None,
 ) -> np.ndarray:
-    """`Variable.__array__` of what lies on a mesh: always a new array, so `copy` (numpy 2 asks) changes nothing."""
-    return np.asarray(to_host(variable._value), dtype=dtype)
+    """Hook on `Variable.__array__`: the logical value of what is on a mesh, always in a new array, so that `copy`
+    (numpy 2 asks) changes nothing."""
+    return np.asarray(to_host(value), dtype=dtype)
 
 
-def lies_on_mesh(value: object, *args: object, **kwargs: object) -> bool:
-    """Condition of the reading hooks: an eager DTensor, or a variable that is one."""
+def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor | None:
+    """Condition of hooks on what reads values: an eager DTensor, or that of a variable."""
+    if not tf.executing_eagerly():
+        return None
     if isinstance(value, keras.Variable):
-        value = value._value
-        return isinstance(value, dtensor.DVariable) and tf.executing_eagerly()
-    return isinstance(value, tf.Tensor | tf.Variable) and tf.executing_eagerly() and is_dtensor(value)
+        return value._value if isinstance(value._value, dtensor.DVariable) else None
+    return value if isinstance(value, tf.Tensor | tf.Variable) and is_dtensor(value) else None  # type: ignore[return-value]
 
 
 def _host(value: object) -> np.ndarray:
@@ -277,14 +285,14 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     if variable._value is None:  # made by a symbolic build that has not ended
         variable._layout = layout
         return
-    if mirrored.is_mirrored(layout.distribution) or mirrored.is_mirrored_variable(variable._value):
-        mirrored.place(variable, layout)
-        if mirrored.is_mirrored(layout.distribution):
+    if mirrored_strategy.is_mirrored(layout.distribution) or mirrored_strategy.is_mirrored_variable(variable._value):
+        mirrored_strategy.place(variable, layout)
+        if mirrored_strategy.is_mirrored(layout.distribution):
             return
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
-            mirrored.place(variable, layout)
+            mirrored_strategy.place(variable, layout)
         variable._value._unique_id = key
         variable._layout = layout
         return
@@ -293,15 +301,15 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     if isinstance(old, dtensor.DVariable) and old.layout == target:
         variable._layout = layout
         return
-    _set_value(variable, from_host(to_host(old), target, variable._dtype), layout)
+    _set_value(variable, from_logical(to_host(old), target, variable._dtype), layout)
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the component that its device holds."""
     placed = keras_layout(variable)
     value = variable._value
-    if mirrored.is_mirrored_variable(value):
-        return mirrored.shards(variable)
+    if mirrored_strategy.is_mirrored_variable(value):
+        return mirrored_strategy.shards(variable)
     if placed is None or not isinstance(value, dtensor.DVariable):
         return {0 if placed is None else placed.distribution.placement.ranks[0]: to_host(value)}
     parts = dtensor.unpack(value.read_value())

@@ -16,7 +16,7 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.trace import compiled
-from keras_flow.backends.tensorflow.variables import from_host, to_host
+from keras_flow.backends.tensorflow.variables import from_logical, to_host
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import all_variables
 
@@ -56,7 +56,7 @@ class WholeStep:
             after = copy.numpy()
             if after.tobytes() != before.tobytes():
                 target = variable._value
-                target.assign(from_host(after, target.layout, target.dtype))
+                target.assign(from_logical(after, target.layout, target.dtype))
         return outputs
 
     def _copy(self, variable: keras.Variable, value: np.ndarray) -> tf.Variable:

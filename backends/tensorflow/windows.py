@@ -20,6 +20,7 @@ from keras.src.backend.tensorflow import nn
 
 from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, whole_kernel
 from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.current.distribution import Distribution
 
 #: larger windows are left to TensorFlow: a step would have several operations for each position
 _MOST_POSITIONS = 27
@@ -83,6 +84,7 @@ class Window:
 
 
 def depthwise(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     kernel: tf.Tensor | keras.Variable,
@@ -91,12 +93,12 @@ def depthwise(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """`depthwise_conv` with a kernel [*sizes, channels, multiplier]."""
+    """Hook on `depthwise_conv`: a sum over the positions of the window, for a kernel [*sizes, channels, multiplier]."""
     inputs, kernel = tf.convert_to_tensor(inputs), whole_kernel(kernel)
     sizes = tuple(cast("list[int]", kernel.shape.as_list()))[:-2]
     window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
     if window is None:
-        return convolve(original, inputs, kernel, strides, padding, data_format, dilation_rate)
+        return convolve(distribution, original, inputs, kernel, strides, padding, data_format, dilation_rate)
     products = [tf.expand_dims(part, -1) * kernel[at] for at, part in window.positions(by_rows(inputs))]
     total = functools.reduce(tf.add, products)
     channels = math.prod(cast("list[int]", kernel.shape.as_list())[-2:])
@@ -104,6 +106,7 @@ def depthwise(
 
 
 def separable(
+    _: object,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     depthwise_kernel: tf.Tensor | keras.Variable,
@@ -113,7 +116,7 @@ def separable(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """`separable_conv` as the two convolutions that it is, both of which have hooks of their own."""
+    """Hook on `separable_conv`: the two convolutions that it is, both of which have hooks of their own."""
     if standardize_data_format(data_format) != "channels_last":
         parts = (depthwise_kernel, pointwise_kernel, strides, padding, data_format, dilation_rate)
         return by_rows_only(original, inputs, *parts)
@@ -123,6 +126,7 @@ def separable(
 
 
 def average_pool(
+    _: object,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     pool_size: int | Sequence[int],
@@ -130,7 +134,7 @@ def average_pool(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> tf.Tensor:
-    """`average_pool`: padding does not count."""
+    """Hook on `average_pool`: a sum over the positions of the window; padding does not count."""
     inputs = tf.convert_to_tensor(inputs)
     window = _window(inputs, pool_size, strides or pool_size, 1, padding, data_format)
     if window is None:
@@ -140,6 +144,7 @@ def average_pool(
 
 
 def pool(
+    _: object,
     original: Callable[..., tf.Tensor],
     input: tf.Tensor,
     window_shape: int | Sequence[int],
@@ -150,17 +155,18 @@ def pool(
     dilations: Sequence[int] | None = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.pool`, which Keras's adaptive pools use: averages by `average_pool`, others between split rows."""
+    """Hook on `tf.nn.pool`, which Keras's adaptive pools use: averages by `average_pool`, others between split rows."""
 
-    def pooled(values: tf.Tensor, *_: object) -> tf.Tensor:
+    def pooled(values: tf.Tensor, *options: object) -> tf.Tensor:
         return original(values, window_shape, pooling_type, strides, padding, data_format, dilations, name)
 
     if pooling_type == "AVG" and dilations is None and (data_format or "C").endswith("C"):
-        return average_pool(pooled, input, window_shape, strides or 1, padding, "channels_last")
+        return average_pool(_, pooled, input, window_shape, strides or 1, padding, "channels_last")
     return by_rows_only(pooled, input)
 
 
 def depthwise_conv2d(
+    distribution: Distribution,
     original: Callable[..., tf.Tensor],
     input: tf.Tensor,
     filter: tf.Tensor,
@@ -170,16 +176,16 @@ def depthwise_conv2d(
     dilations: Sequence[int] | None = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """`tf.nn.depthwise_conv2d`, with which Keras blurs images."""
+    """Hook on `tf.nn.depthwise_conv2d`, with which Keras blurs images: as `depthwise`."""
 
-    def convolved(values: tf.Tensor, kernel: tf.Tensor, *_: object) -> tf.Tensor:
+    def convolved(values: tf.Tensor, kernel: tf.Tensor, *options: object) -> tf.Tensor:
         return original(values, kernel, strides, padding, data_format, dilations, name)
 
     filter = tf.convert_to_tensor(filter)
     plain = isinstance(padding, str) and (data_format or "C").endswith("C") and dilations in (None, 1, [1, 1], (1, 1))
     if not plain or not filter.shape.is_fully_defined():
         return by_rows_only(original, input, filter, strides, padding, data_format, dilations, name)
-    return depthwise(convolved, input, filter, strides[1:3], padding, "channels_last")
+    return depthwise(distribution, convolved, input, filter, strides[1:3], padding, "channels_last")
 
 
 def _window(

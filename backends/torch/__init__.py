@@ -1,39 +1,41 @@
-"""PyTorch: DTensors for the consistent view, local tensors for data parallel; one process per rank."""
+"""PyTorch: DTensors for the consistent view, local tensors for data parallel; one process per rank.
 
-from keras_flow.backends.torch import boxing, devices, hooks, layouts, probes, tensors, trainer, variables
-from keras_flow.backends.torch.capabilities import CAPABILITIES
+This module is the backend: it has the names of `keras_flow.backends.interface.Backend`.
+"""
 
+from typing import TYPE_CHECKING
 
-class TorchBackend:
-    """The engine interface on PyTorch; see `keras_flow.backends.interface.Backend`."""
+from keras_flow.backends.torch.boxing import redistribute as redistribute
+from keras_flow.backends.torch.capabilities import capabilities as capabilities
+from keras_flow.backends.torch.devices import init as init
+from keras_flow.backends.torch.devices import world as world
+from keras_flow.backends.torch.hooks import hooks as hooks
+from keras_flow.backends.torch.layouts import constrain as constrain
+from keras_flow.backends.torch.layouts import engine_layout as engine_layout
+from keras_flow.backends.torch.probes import all_reduce as all_reduce
+from keras_flow.backends.torch.probes import devices_seen as devices_seen
+from keras_flow.backends.torch.probes import free_memory as free_memory
+from keras_flow.backends.torch.tensors import agree_on as agree_on
+from keras_flow.backends.torch.tensors import as_numpy as as_numpy
+from keras_flow.backends.torch.tensors import from_engine as from_engine
+from keras_flow.backends.torch.tensors import note_call as note_call
+from keras_flow.backends.torch.tensors import on_rank as on_rank
+from keras_flow.backends.torch.tensors import put as put
+from keras_flow.backends.torch.tensors import to_engine as to_engine
+from keras_flow.backends.torch.tensors import vjp as vjp
+from keras_flow.backends.torch.trainer import double_precision as double_precision
+from keras_flow.backends.torch.trainer import enter as enter
+from keras_flow.backends.torch.trainer import forget_steps as forget_steps
+from keras_flow.backends.torch.trainer import random_state as random_state
+from keras_flow.backends.torch.trainer import recover as recover
+from keras_flow.backends.torch.trainer import set_random_state as set_random_state
+from keras_flow.backends.torch.variables import place as place
+from keras_flow.backends.torch.variables import shards as shards
 
-    name = "torch"
-    capabilities = CAPABILITIES
-    init = staticmethod(devices.init)
-    world = staticmethod(devices.world)
-    engine_layout = staticmethod(layouts.engine_layout)
-    constrain = staticmethod(layouts.constrain)
-    redistribute = staticmethod(boxing.redistribute)
-    note_call = staticmethod(tensors.note_call)
-    agree_on = staticmethod(tensors.agree_on)
-    put = staticmethod(tensors.put)
-    as_numpy = staticmethod(tensors.as_numpy)
-    on_rank = staticmethod(tensors.on_rank)
-    vjp = staticmethod(tensors.vjp)
-    to_engine = staticmethod(tensors.to_engine)
-    from_engine = staticmethod(tensors.from_engine)
-    place = staticmethod(variables.place)
-    shards = staticmethod(variables.shards)
-    enter = staticmethod(trainer.enter)
-    forget_steps = staticmethod(trainer.forget_steps)
-    recover = staticmethod(trainer.recover)
-    random_state = staticmethod(trainer.random_state)
-    set_random_state = staticmethod(trainer.set_random_state)
-    double_precision = staticmethod(trainer.double_precision)
-    hooks = staticmethod(hooks.hooks)
-    free_memory = staticmethod(probes.free_memory)
-    devices_seen = staticmethod(probes.devices_seen)
-    all_reduce = staticmethod(probes.all_reduce)
+if TYPE_CHECKING:
+    from keras_flow.backends import torch
+    from keras_flow.backends.interface import Backend
 
+    _: Backend = torch  # a type checker compares the module with the interface
 
-BACKEND = TorchBackend()
+name = "torch"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.backends.interface import Capabilities, Room, Traffic
 
-CAPABILITIES = Capabilities(
-    drives_all_ranks=False,
+capabilities = Capabilities(
+    drives_all_ranks=ENGINES["torch"].drives_all_ranks,
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="broadcast",

@@ -7,29 +7,21 @@ stream and keeps its piece.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
-from keras.src import initializers
 from keras.src.backend.torch import core
 from keras.src.backend.torch import random as keras_random
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends.initializers import constant_of, is_drawn
 from keras_flow.backends.torch import layouts
 
 _CHUNK_ELEMENTS = 1 << 20
-#: initialisers that return one draw of Keras's as it is; a user's own, or Orthogonal, need the whole value
-_STREAMED = (
-    initializers.RandomNormal,
-    initializers.RandomUniform,
-    initializers.TruncatedNormal,
-    initializers.VarianceScaling,
-)
 
 
 @dataclass(frozen=True)
@@ -44,64 +36,66 @@ class Target:
 _target: ContextVar[Target | None] = ContextVar("keras_flow_creation", default=None)
 
 
-@contextlib.contextmanager
-def target(
-    initializer: object, shape: tuple[int, ...], mesh: DeviceMesh, placements: layouts.TorchPlacements
-) -> Iterator[None]:
-    """Draws of this shape inside return this rank's piece, where the initialiser is one of Keras's that just draws."""
-    streamed = (
-        isinstance(initializer, _STREAMED)
-        and type(initializer).__module__.startswith("keras.")
-        and any(part.is_shard() for part in placements)
-        and core.get_device() == "cpu"  # a GPU's generator is no stream
-    )
-    token = _target.set(Target(shape, mesh, placements) if streamed else None)
-    try:
-        yield
-    finally:
-        _target.reset(token)
-
-
-def constant_piece(
+def constant(
     initializer: object, shape: tuple[int, ...], dtype: str, mesh: DeviceMesh, placements: layouts.TorchPlacements
 ) -> DTensor | None:
-    """This rank's piece of zeros, ones or a scalar constant; None for other initialisers."""
-    if type(initializer) is initializers.Zeros:
-        value = 0.0
-    elif type(initializer) is initializers.Ones:
-        value = 1.0
-    elif type(initializer) is initializers.Constant and isinstance(initializer.value, int | float):
-        value = initializer.value
-    else:
+    """The value of a new variable whose elements are all the same; None for other initialisers."""
+    value = constant_of(initializer)
+    if value is None:
         return None
     local = [part.stop - part.start for part in layouts.local_slices(shape, mesh, placements)]
     piece = torch.full(local, value, dtype=core.to_torch_dtype(dtype), device=core.get_device())
     return layouts.from_local(piece, shape, mesh, placements)
 
 
-def is_drawing(*args: object, **kwargs: object) -> bool:
-    """The condition of the hooks on Keras's random functions."""
-    return _target.get() is not None
+def drawn(
+    initializer: Callable[..., torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: str,
+    mesh: DeviceMesh,
+    placements: layouts.TorchPlacements,
+) -> torch.Tensor | None:
+    """The value of a new variable, of which this rank draws its piece; None where the whole is needed.
+
+    A user's own initialiser needs it, and Orthogonal; a GPU's generator is no stream.
+    """
+    if not is_drawn(initializer) or core.get_device() != "cpu" or not any(part.is_shard() for part in placements):
+        return None
+    token = _target.set(Target(shape, mesh, placements))
+    try:
+        return initializer(shape, dtype=dtype)
+    finally:
+        _target.reset(token)
 
 
-def uniform(original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
-    """Hook: the piece of a uniform draw."""
-    return _piece(original, shape, ("minval", "maxval"), _uniform, args, kwargs)
+def drawn_variable(*args: object, **kwargs: object) -> Target | None:
+    """Condition of hooks on Keras's random functions: the variable whose value is being drawn."""
+    return _target.get()
 
 
-def normal(original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
-    """Hook: the piece of a normal draw."""
-    return _piece(original, shape, ("mean", "stddev"), _normal, args, kwargs)
+def uniform(
+    wanted: Target, original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
+    """Hook on `random.uniform`: this rank's piece of the draw."""
+    return _piece(wanted, original, shape, ("minval", "maxval"), _uniform, args, kwargs)
+
+
+def normal(
+    wanted: Target, original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
+    """Hook on `random.normal`: this rank's piece of the draw."""
+    return _piece(wanted, original, shape, ("mean", "stddev"), _normal, args, kwargs)
 
 
 def truncated_normal(
-    original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
+    wanted: Target, original: Callable[..., object], shape: tuple[int, ...], *args: object, **kwargs: object
 ) -> object:
-    """Hook: the piece of a truncated normal draw."""
-    return _piece(original, shape, ("mean", "stddev"), _truncated_normal, args, kwargs)
+    """Hook on `random.truncated_normal`: this rank's piece of the draw."""
+    return _piece(wanted, original, shape, ("mean", "stddev"), _truncated_normal, args, kwargs)
 
 
 def _piece(
+    wanted: Target,
     original: Callable[..., object],
     shape: tuple[int, ...],
     names: tuple[str, str],
@@ -109,8 +103,7 @@ def _piece(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:
-    wanted = _target.get()
-    if wanted is None or tuple(shape) != wanted.shape or not wanted.shape:
+    if tuple(shape) != wanted.shape or not wanted.shape:
         return original(shape, *args, **kwargs)
     given = dict(zip((*names, "dtype", "seed"), args, strict=False), **kwargs)
     low, high = (given.get(name, default) for name, default in zip(names, (0.0, 1.0), strict=True))

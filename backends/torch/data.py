@@ -15,6 +15,7 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch.variables import from_logical
 from keras_flow.current.batch import rows_of
 from keras_flow.errors import FlowError
 
@@ -53,7 +54,7 @@ def rows(data: object) -> int:
     return found[0] if found else 0
 
 
-def lay(data: object, distribution: Distribution) -> object:
+def put_batch(data: object, distribution: Distribution) -> object:
     """The batch as DTensors. One that does not divide is laid whole on every rank: DTensor cannot flatten dimensions of
     uneven shards."""
     mesh = layouts.mesh(distribution.placement)
@@ -65,7 +66,7 @@ def lay(data: object, distribution: Distribution) -> object:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
             return leaf
         mask = get_keras_mask(leaf)
-        laid = layouts.from_full(leaf, mesh, split if leaf.shape[0] == count else whole)
+        laid = from_logical(leaf, mesh, split if leaf.shape[0] == count else whole)
         if mask is not None:
             set_keras_mask(laid, one(mask))
         return laid

@@ -77,6 +77,10 @@ def _part(rank: int) -> None:
     A rank that closes its connections while another is still in its last collective makes that one fail, so all meet
     first: through the store, because a collective would be taken for one of the program's own. The wait is short: when
     this rank left the program early, the others must see its connections close. After a failure nothing is waited for.
+
+    gloo's threads end with the process, which the launcher's child therefore ends by `os._exit`: one that gives back a
+    tensor while the interpreter goes down aborts the process ("terminate called without an active exception", pytorch
+    issue 190489).
     """
     if not torch_distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
         return

@@ -1,9 +1,9 @@
-"""Every place of Keras and torch that keras_flow wraps on PyTorch. Checked against keras 3.15.1 and torch 2.13.0."""
+"""Every place of Keras and of torch that keras_flow wraps on PyTorch. Checked against keras 3.15 and torch 2.13."""
 
 from __future__ import annotations
 
 from keras_flow.backends.dry_run_hooks import leave_out
-from keras_flow.backends.hooking import Hook, is_placed
+from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
     layers,
@@ -18,7 +18,7 @@ from keras_flow.backends.torch import (
     values,
     variables,
 )
-from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current import dry_run
 
 _KERAS = "keras.src.backend.torch"
 _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
@@ -26,7 +26,7 @@ _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_steps(), *_layers(), *_random(), *_saving())
+    return (*_variables(), *_trainer(), *_layers(), *_optimizer(), *_random(), *_saving(), *_operations())
 
 
 def _variables() -> tuple[Hook, ...]:
@@ -48,28 +48,28 @@ def _variables() -> tuple[Hook, ...]:
             "TorchLayer._track_variables",
             leave_out,
             "explain of a model that is only described: handing variables to torch's modules would make their values",
-            when=is_dry_run,
+            when=dry_run.world,
         ),
         Hook(
             f"{_KERAS}.core",
             "Variable.assign",
-            variables.assign_from_file,
+            variables.assign,
             "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
-            when=variables.is_in_file,
+            when=variables.assigned_from_file,
         ),
         Hook(
             f"{_KERAS}.core",
             "Variable._direct_assign",
-            variables.assign,
+            variables.direct_assign,
             "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
-            when=is_placed,
+            when=layout_over_ranks,
         ),
         Hook(
             "torch.distributed.tensor",
             "DTensor.__array__",
             saving.to_array,
             "numpy(), get_weights and saving of DTensors: `.numpy() is not supported for tensor subclasses`",
-            when=lambda *args, **kwargs: True,  # torch itself can only raise here
+            when=always,  # torch itself can only raise here
         ),
         *(
             Hook(
@@ -77,7 +77,7 @@ def _variables() -> tuple[Hook, ...]:
                 f"DTensor.{name}",
                 replacement,
                 "read values are the logical tensor's; DTensor raises, or shows this rank's piece",
-                when=lambda *args, **kwargs: True,
+                when=always,
             )
             for name, replacement in (
                 ("numpy", values.to_numpy),
@@ -89,7 +89,7 @@ def _variables() -> tuple[Hook, ...]:
     )
 
 
-def _steps() -> tuple[Hook, ...]:
+def _trainer() -> tuple[Hook, ...]:
     return (
         *(
             Hook(
@@ -111,28 +111,14 @@ def _steps() -> tuple[Hook, ...]:
             "grad",
             mirrored.autograd_grad,
             "a train_step that takes gradients this way would get those of this rank's rows",
-            when=mirrored.in_logical_part,
+            when=mirrored.step_on_all_rows,
         ),
         Hook(
-            "torch.distributed.tensor._redistribute",
-            "redistribute_local_tensor",
-            relayout.redistribute_local_tensor,
-            "layouts change by keras_flow's plans; DTensor moves more bytes, and on CPU gathers to split another dim",
-            also=tuple(f"torch.distributed.tensor.{name}:redistribute_local_tensor" for name in ("_dispatch", "_api")),
-        ),
-        Hook(
-            "keras.src.optimizers.base_optimizer",
-            "BaseOptimizer.apply",
-            optimizer.apply,
-            "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
-            when=optimizer.holds_dtensors,
-        ),
-        Hook(
-            f"{_KERAS}.optimizers.torch_parallel_optimizer",
-            "TorchParallelOptimizer._backend_update_step",
-            optimizer.update,
-            "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
-            when=optimizer.is_elementwise,
+            f"{_KERAS}.core",
+            "remat",
+            trainer.remat,
+            "a layer is run again in the backward pass, where it must compute the same rows",
+            when=step.running_step,
         ),
     )
 
@@ -144,7 +130,7 @@ def _layers() -> tuple[Hook, ...]:
             "Layer.__call__",
             layers.call,
             "data parallel computes own rows in it; partial sums leave it reduced; model(x) outside a step works",
-            when=layers.is_concerned,
+            when=layers.step_or_distribution,
         ),
         Hook(
             f"{_KERAS}.core",
@@ -154,25 +140,18 @@ def _layers() -> tuple[Hook, ...]:
             also=(f"{_KERAS}:compute_output_spec", "keras.src.backend:compute_output_spec"),
         ),
         Hook(
-            f"{_KERAS}.core",
-            "remat",
-            step.remat,
-            "a layer is run again in the backward pass, where it must compute the same rows",
-            when=step.in_step,
-        ),
-        Hook(
             "keras.src.trainers.compile_utils",
             "CompileMetrics.update_state",
             layers.update_metrics,
             "metrics use operators that DTensor has no rules for, and many small ones",
-            when=layers.in_consistent_step,
+            when=layers.consistent_step,
         ),
         Hook(
             _NORMALIZATION,
             "BatchNormalization._moments",
             layers.moments,
             "statistics of all rows, not of this rank's",
-            when=step.in_step,
+            when=step.running_step,
         ),
         Hook(
             _NORMALIZATION,
@@ -184,6 +163,25 @@ def _layers() -> tuple[Hook, ...]:
     )
 
 
+def _optimizer() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.optimizers.base_optimizer",
+            "BaseOptimizer.apply",
+            optimizer.apply,
+            "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
+            when=optimizer.variables_of_dtensors,
+        ),
+        Hook(
+            f"{_KERAS}.optimizers.torch_parallel_optimizer",
+            "TorchParallelOptimizer._backend_update_step",
+            optimizer.backend_update_step,
+            "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
+            when=optimizer.updates_by_element,
+        ),
+    )
+
+
 def _random() -> tuple[Hook, ...]:
     return (
         Hook(
@@ -191,7 +189,7 @@ def _random() -> tuple[Hook, ...]:
             "dropout",
             random.dropout,
             "one mask for the logical tensor; without it ranks repeat the mask of their rows",
-            when=step.in_step,
+            when=step.running_step,
         ),
         *(
             Hook(
@@ -199,7 +197,7 @@ def _random() -> tuple[Hook, ...]:
                 name,
                 random.draw,
                 "noise for all rows, of which a rank takes its own",
-                when=step.inside_rows,
+                when=step.step_by_rows,
             )
             for name in ("normal", "uniform", "truncated_normal", "randint")
         ),
@@ -209,7 +207,7 @@ def _random() -> tuple[Hook, ...]:
                 name,
                 getattr(creation, name),
                 "initial values are drawn piece by piece",
-                when=creation.is_drawing,
+                when=creation.drawn_variable,
             )
             for name in ("normal", "uniform", "truncated_normal")
         ),
@@ -223,7 +221,7 @@ def _saving() -> tuple[Hook, ...]:
             "save_model",
             saving.save,
             "all ranks call it with one path: rank 0 writes",
-            when=saving.is_shared,
+            when=saving.distribution_of_processes,
             also=("keras.saving:save_model", "keras.models:save_model"),
         ),
         Hook(
@@ -231,35 +229,35 @@ def _saving() -> tuple[Hook, ...]:
             "save_weights",
             saving.save,
             "all ranks call it with one path: rank 0 writes",
-            when=saving.is_shared,
+            when=saving.distribution_of_processes,
         ),
         Hook(
             "keras.src.saving.saving_lib",
             "H5IOStore.__setitem__",
             saving.write_entry,
             "a split variable is written block by block; Keras makes a whole array of it first",
-            when=saving.is_asking,
+            when=saving.asking_others,
         ),
         Hook(
             "keras.src.optimizers.base_optimizer",
             "BaseOptimizer.save_own_variables",
             saving.write_optimizer,
             "the same for the optimizer's variables",
-            when=saving.is_asking,
+            when=saving.asking_others,
         ),
         Hook(
             "keras.src.callbacks.backup_and_restore",
             "BackupAndRestore._save_model",
             saving.callback_writes_model,
             "folders and metadata are written by rank 0 only",
-            when=saving.callback_is_shared,
+            when=saving.shared_model,
         ),
         Hook(
             "keras.src.callbacks.backup_and_restore",
             "BackupAndRestore.on_train_end",
             saving.callback_writes,
             "the folder is removed by rank 0 only",
-            when=saving.callback_is_shared,
+            when=saving.shared_model,
         ),
         *(
             Hook(
@@ -267,7 +265,7 @@ def _saving() -> tuple[Hook, ...]:
                 f"CSVLogger.{name}",
                 saving.callback_writes,
                 "one file, written by rank 0",
-                when=saving.callback_is_shared,
+                when=saving.shared_model,
             )
             for name in ("on_train_begin", "on_epoch_end", "on_train_end")
         ),
@@ -276,5 +274,17 @@ def _saving() -> tuple[Hook, ...]:
             "TensorBoard.set_model",
             saving.throw_away_logs,
             "one log folder, written by rank 0",
+        ),
+    )
+
+
+def _operations() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "torch.distributed.tensor._redistribute",
+            "redistribute_local_tensor",
+            relayout.redistribute_local_tensor,
+            "layouts change by keras_flow's plans; DTensor moves more bytes, and on CPU gathers to split another dim",
+            also=tuple(f"torch.distributed.tensor.{name}:redistribute_local_tensor" for name in ("_dispatch", "_api")),
         ),
     )

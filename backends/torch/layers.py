@@ -15,7 +15,7 @@ from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate
 
-from keras_flow.backends.torch import data, layouts, local, mirrored
+from keras_flow.backends.torch import data, layouts, mirrored, rowwise_calls, variables
 from keras_flow.backends.torch.step import Step, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
@@ -27,30 +27,35 @@ if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
 
 
-def is_concerned(layer: keras.Layer, *args: object, **kwargs: object) -> bool:
-    """The condition: a step is running, or the layer's variables are DTensors; never while Keras infers shapes."""
+def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) -> Step | Distribution | None:
+    """Condition of the hook on `Layer.__call__`: the running step, else the distribution of a layer whose variables are
+    DTensors or will be; None while Keras infers shapes."""
     if core.get_device() == "meta" or in_symbolic_scope():
-        return False
-    if current_step() is not None:
-        return True
+        return None
+    step = current_step()
+    if step is not None:
+        return step
     # within another layer's call: that one was asked already, with these variables among its own
     if global_state.get_global_attribute("current_call_ctx") is not None:
-        return False
-    return _distribution_of(layer) is not None or _building_for(layer) is not None
+        return None
+    return _distribution_of(layer) or _building_for(layer)
 
 
-def call(original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-    """Hook on `Layer.__call__`."""
-    step = current_step()
-    if step is None:
-        return _call_outside(original, layer, args, kwargs)
+def call(
+    found: Step | Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Layer.__call__`: in a mirrored step by this rank's rows, in a consistent one by rows or as DTensors;
+    outside of a step logical tensors in and out."""
+    if not isinstance(found, Step):
+        return _call_outside(found, original, layer, args, kwargs)
+    step = found
     if step.inside is not None:
         return original(layer, *args, **kwargs)
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
     with step.within(layer.path or layer.name):
-        if local.can_run(layer, args, kwargs):
-            return local.call(original, step, layer, args, kwargs)
+        if rowwise_calls.can_run(layer, args, kwargs):
+            return rowwise_calls.call(original, step, layer, args, kwargs)
         outputs = original(layer, *args, **kwargs)
     if isinstance(outputs, torch.Tensor):
         return pin(outputs)
@@ -58,23 +63,25 @@ def call(original: Callable[..., object], layer: keras.Layer, *args: object, **k
 
 
 def _call_outside(
-    original: Callable[..., object], layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
+    distribution: Distribution,
+    original: Callable[..., object],
+    layer: keras.Layer,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> object:
     """A call by the program itself: logical tensors in, logical tensors out."""
     if any(_is_symbolic(leaf) for leaf in tree.flatten((args, kwargs))):
         return original(layer, *args, **kwargs)
-    distribution = _distribution_of(layer)
-    if distribution is None:  # its first call makes its variables; inputs are left to it, since it may preprocess
-        building_for = _building_for(layer)
-        assert building_for is not None  # the hook's condition
-        with running(Step(building_for, consistent=True)):
+    if _distribution_of(layer) is None:  # its first call makes its variables
+        # inputs are left to it, since it may preprocess
+        with running(Step(distribution, consistent=True)):
             return tree.map_structure(_plain_with_mask, original(layer, *args, **kwargs))
 
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
     args, kwargs = data.map_call(convert, args, kwargs)
-    args, kwargs = data.lay((args, kwargs), distribution)  # type: ignore[misc]
+    args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     with running(Step(distribution, consistent=True)):
         outputs = original(layer, *args, **kwargs)
         return tree.map_structure(_plain_with_mask, outputs)
@@ -82,9 +89,9 @@ def _call_outside(
 
 def _plain_with_mask(leaf: object) -> object:
     mask = get_keras_mask(leaf)
-    whole = layouts.plain(leaf)
+    whole = variables.to_logical(leaf)
     if mask is not None and whole is not leaf:
-        set_keras_mask(whole, layouts.plain(mask))
+        set_keras_mask(whole, variables.to_logical(mask))
     return whole
 
 
@@ -156,11 +163,9 @@ class _Pin(torch.autograd.Function):
 
 
 def moments(
-    original: Callable[..., object], layer: keras.Layer, inputs: torch.Tensor, mask: torch.Tensor | None
+    step: Step, original: Callable[..., object], layer: keras.Layer, inputs: torch.Tensor, mask: torch.Tensor | None
 ) -> object:
     """Hook on `BatchNormalization._moments`: statistics of all rows, by one reduction where Keras would make two."""
-    step = current_step()
-    assert step is not None  # the hook's condition
     if step.inside is None and not isinstance(inputs, DTensor):
         return original(layer, inputs, mask)
     if step.inside is not None and step.distribution.batch_statistics == "replica":
@@ -187,13 +192,14 @@ def _total(sums: torch.Tensor, step: Step) -> torch.Tensor:
     return mirrored.all_sum(sums, step.inside) if step.inside is not None else pin(sums)  # type: ignore[return-value]
 
 
-def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> bool:
-    """The condition: `batch_statistics="replica"` in a running step."""
+def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> Step | None:
+    """Condition of the hook on `BatchNormalization.call`: the step, where it wants statistics by replica."""
     step = current_step()
-    return step is not None and step.distribution.batch_statistics == "replica"
+    return step if step is not None and step.distribution.batch_statistics == "replica" else None
 
 
 def batch_normalization(
+    step: Step,
     original: Callable[..., torch.Tensor],
     layer: keras.Layer,
     inputs: torch.Tensor,
@@ -201,8 +207,6 @@ def batch_normalization(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Hook on `BatchNormalization.call`: statistics of each group of rows, and their mean for the moving statistics."""
-    step = current_step()
-    assert step is not None  # the hook's condition
     if not (training and layer.trainable):
         return original(layer, inputs, training=training, mask=mask)
     rows = step.inside
@@ -219,13 +223,15 @@ def batch_normalization(
 # ---- metrics
 
 
-def in_consistent_step(*args: object, **kwargs: object) -> bool:
-    """The condition: a step of the consistent view is running."""
+def consistent_step(*args: object, **kwargs: object) -> Step | None:
+    """Condition of the hook on `CompileMetrics.update_state`: the running step, where it is of the consistent view."""
     step = current_step()
-    return step is not None and step.consistent
+    return step if step is not None and step.consistent else None
 
 
-def update_metrics(original: Callable[..., object], metrics: object, *args: object, **kwargs: object) -> object:
+def update_metrics(
+    _: object, original: Callable[..., object], metrics: object, *args: object, **kwargs: object
+) -> object:
     """Hook on `CompileMetrics.update_state`: metrics are computed on plain logical tensors."""
     with torch.no_grad():
         args, kwargs = data.map_call(_plain_with_mask, args, kwargs)

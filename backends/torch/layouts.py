@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from keras_flow import sbp
 from keras_flow.backends.torch import devices
-from keras_flow.errors import FlowError
+from keras_flow.current.distribution import check_activation, expected
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 
@@ -125,14 +125,6 @@ def divides(shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlac
     return all(size % count == 0 for size, count in zip(shape, parts, strict=True))
 
 
-def from_full(full: torch.Tensor, device_mesh: DeviceMesh, placements: TorchPlacements) -> DTensor:
-    """Lay a logical tensor, equal on all ranks, without communication. A piece keeps no reference to the whole."""
-    local = full[local_slices(full.shape, device_mesh, placements)] if full.ndim else full
-    if local.numel() != full.numel():
-        local = local.clone(memory_format=torch.contiguous_format)
-    return from_local(local.contiguous(), full.shape, device_mesh, placements)
-
-
 def from_local(
     local: torch.Tensor, shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements
 ) -> DTensor:
@@ -141,31 +133,22 @@ def from_local(
     return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
-def plain(value: object) -> object:
-    """The logical tensor of a DTensor (a collective where it is split); anything else as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
     """Lay the tensors of a layer's output; a dimension that does not divide stays whole on that axis."""
-    wanted = to_placements(nd_sbp)
-    if any(part.is_partial() for part in wanted):
-        raise FlowError(f"{path}: activations ask for partial_sum; the output of a layer is split or broadcast")
-    return tree.map_structure(lambda leaf: _constrain_one(leaf, nd_sbp, wanted, path), outputs)
+    placement = expected().placement
+
+    def constrained(leaf: object) -> object:
+        shape = getattr(leaf, "shape", None)
+        if shape is None:
+            return leaf
+        check_activation(placement, nd_sbp, shape, path)
+        return _constrained(leaf, to_placements(nd_sbp)) if isinstance(leaf, DTensor) else leaf
+
+    return tree.map_structure(constrained, outputs)
 
 
-def _constrain_one(leaf: object, nd_sbp: sbp.NdSbp, wanted: TorchPlacements, path: str) -> object:
-    shape = getattr(leaf, "shape", None)
-    if shape is None:
-        return leaf
-    for part in wanted:
-        if isinstance(part, Shard) and not -len(shape) <= part.dim < len(shape):
-            raise FlowError(
-                f"{path}: activations ask for {sbp.text(nd_sbp)}, the output has shape {list(shape)}: "
-                f"it has no dimension {part.dim}"
-            )
-    if not isinstance(leaf, DTensor):
-        return leaf
+def _constrained(leaf: DTensor, wanted: TorchPlacements) -> DTensor:
+    shape = leaf.shape
     parts, placements = [1] * len(shape), []
     for axis, part in enumerate(wanted):
         if isinstance(part, Shard):

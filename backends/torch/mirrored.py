@@ -18,7 +18,8 @@ import torch.distributed as torch_distributed
 from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from keras_flow.backends.torch import data, layouts, rowwise
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import data, layouts
 from keras_flow.backends.torch.step import Rows, Step, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -35,7 +36,7 @@ def call(
 ) -> object:
     """Call a layer within a mirrored step: by own rows where it acts row by row and they divide, else on all rows."""
     rows = _common_rows((args, kwargs))
-    if rows is None or not step.distribution.batch_plan(rows).divides or rowwise.reason_of(layer) is not None:
+    if rows is None or not step.distribution.batch_plan(rows).divides or row_interaction.of_layer(layer) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
     mine = rows_of(placement)
@@ -139,13 +140,14 @@ class _AllSum(torch.autograd.Function):
         return grad, None
 
 
-def in_logical_part(*args: object, **kwargs: object) -> bool:
-    """A hook's condition: a mirrored step is running, and no layer is computing own rows right now."""
+def step_on_all_rows(*args: object, **kwargs: object) -> Step | None:
+    """Condition of the hook on `torch.autograd.grad`: the mirrored step, while no layer computes own rows."""
     step = current_step()
-    return step is not None and not step.consistent and step.inside is None
+    return step if step is not None and not step.consistent and step.inside is None else None
 
 
 def autograd_grad(
+    step: Step,
     original: Callable[..., Sequence[torch.Tensor | None]],
     outputs: object,
     inputs: object,
@@ -154,8 +156,6 @@ def autograd_grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """Hook on `torch.autograd.grad`, by which the reducer's hooks are not called: average the weights' gradients."""
     grads = original(outputs, inputs, *args, **kwargs)
-    step = current_step()
-    assert step is not None  # the hook's condition
     rows = rows_of(step.distribution.placement)
     if not reducer(step.distribution.placement).on:
         return tuple(grads)

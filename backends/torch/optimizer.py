@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
-from keras_flow.backends.torch.variables import holding
-from keras_flow.current.distribution import active
+from keras_flow.backends.torch.variables import from_logical, holding
+from keras_flow.current.distribution import Distribution, active
 
 if TYPE_CHECKING:
     import keras
@@ -22,43 +22,47 @@ if TYPE_CHECKING:
 _BLOCK = 2**18
 
 
-def holds_dtensors(
+def variables_of_dtensors(
     optimizer: object, grads: Sequence[object], trainable_variables: Sequence[keras.Variable] | None = None
-) -> bool:
-    """The hook's condition: gradients or variables are DTensors."""
+) -> Sequence[keras.Variable] | None:
+    """Condition of the hook on `BaseOptimizer.apply`: the variables, where they or gradients are DTensors."""
     held = trainable_variables if trainable_variables is not None else getattr(optimizer, "_trainable_variables", ())
-    return any(isinstance(grad, DTensor) for grad in grads) or any(isinstance(v._value, DTensor) for v in held)
+    has_dtensors = any(isinstance(grad, DTensor) for grad in grads) or any(isinstance(v._value, DTensor) for v in held)
+    return held if has_dtensors else None
 
 
 def apply(
+    held: Sequence[keras.Variable],
     original: Callable[..., object],
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor | None],
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> object:
-    """Hook: reduce what the backward pass left partial, then update."""
-    held = list(trainable_variables if trainable_variables is not None else optimizer._trainable_variables)
+    """Hook on `BaseOptimizer.apply`: reduce the partial sums that the backward pass left, then update."""
     with implicit_replication(), torch.no_grad():
-        return original(optimizer, reduce(list(grads), held), trainable_variables)
+        return original(optimizer, reduce(list(grads), list(held)), trainable_variables)
 
 
-def is_elementwise(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> bool:
-    """The hook's condition: the update is one of Keras's own, all of which work element by element."""
-    return active() is not None and _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.")
+def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `_backend_update_step`: the active distribution, where the update is one of Keras's own,
+    all of which work element by element."""
+    return active() if _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.") else None
 
 
 def _module_of(optimizer: keras.optimizers.Optimizer) -> str:
     return type(optimizer)._parallel_update_step.__module__
 
 
-def update(
+def backend_update_step(
+    _: object,
     original: Callable[..., object],
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor],
     variables: Sequence[keras.Variable],
     learning_rate: object,
 ) -> None:
-    """Hook: the update on this rank's pieces, block by block: element by element it is the same.
+    """Hook on `TorchParallelOptimizer._backend_update_step`: update this rank's pieces, block by block; element by
+    element it is the same.
 
     Each of a dozen operators on a list of DTensors would be dispatched tensor by tensor; and on all variables at once
     they make several copies of the model, in memory that is new in each step.
@@ -116,7 +120,7 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
             out[index] = whole(grad)  # of a plain variable that was used beside DTensors
             continue
         if not isinstance(grad, DTensor):
-            out[index] = layouts.from_full(grad, held.device_mesh, held.placements)
+            out[index] = from_logical(grad, held.device_mesh, held.placements)
             continue
         if grad.placements == held.placements:
             continue

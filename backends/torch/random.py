@@ -7,6 +7,7 @@ import random as python_random
 import warnings
 import zlib
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator as keras_seeds
 from torch.distributed.tensor import DTensor, Replicate
 
-from keras_flow.backends.torch import layouts
-from keras_flow.backends.torch.step import computing, current_step
+from keras_flow.backends.torch.step import Rows, Step, computing
+from keras_flow.backends.torch.variables import from_logical
 from keras_flow.errors import FlowWarning
 
 _WHAT = ("Python's random", "NumPy's", "torch's", "Keras's seed generator")
@@ -73,23 +74,23 @@ def _set_states(states: list[object]) -> None:
 
 
 def dropout(
+    step: Step,
     original: Callable[..., torch.Tensor],
     inputs: torch.Tensor,
     rate: float,
     noise_shape: tuple[int | None, ...] | None = None,
     seed: object = None,
 ) -> torch.Tensor:
-    """Hook: the mask of one device, of which this rank takes its part. Unseeded layers draw from torch's own generator,
-    so a mask of the local shape would be another one."""
-    step = current_step()
-    if step is None or not 0.0 < rate < 1.0:
+    """Hook on `random.dropout`: the mask of one device, of which this rank takes its part. Unseeded layers draw from
+    torch's own generator, so a mask of the local shape would be another one."""
+    if not 0.0 < rate < 1.0:
         return original(inputs, rate, noise_shape, seed)
     if isinstance(inputs, DTensor):
         mask = original(
             torch.ones(tuple(inputs.shape), dtype=inputs.dtype, device=inputs.device), rate, noise_shape, seed
         )
         placements = tuple(part if part.is_shard() else Replicate() for part in inputs.placements)
-        return inputs * layouts.from_full(mask, inputs.device_mesh, placements)
+        return inputs * from_logical(mask, inputs.device_mesh, placements)
     if step.inside is None:
         return original(inputs, rate, noise_shape, seed)
     shape = (inputs.shape[0] * step.inside.count, *inputs.shape[1:])
@@ -99,12 +100,12 @@ def dropout(
     return inputs * mask[step.inside.own(shape[0])]
 
 
-def draw(original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object) -> object:
-    """Hook inside a layer that computes this rank's rows: draw for all rows, keep the own. The layers that are known to
-    act row by row draw tensors of their input's rows only."""
-    step = current_step()
-    assert step is not None and step.inside is not None  # the hook's condition
-    rows = step.inside
+def draw(
+    step: Step, original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object
+) -> object:
+    """Hook on `random.normal` and the like, inside a layer that computes this rank's rows: draw for all rows, keep this
+    rank's. The layers that are known to act row by row draw tensors of their input's rows only."""
+    rows = cast("Rows", step.inside)  # a layer computes this rank's rows
     if not len(shape):
         return original(shape, *args, **kwargs)
     with computing(step, None):  # a draw may be made of another (truncated_normal)

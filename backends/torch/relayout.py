@@ -22,13 +22,15 @@ from keras_flow.placements import Placement
 
 
 def redistribute_local_tensor(
+    _: object,
     original: Callable[..., torch.Tensor],
     local: torch.Tensor,
     current: DTensorSpec,
     target: DTensorSpec,
     **options: object,
 ) -> torch.Tensor:
-    """This rank's shard in the layout `target`; as DTensor does it where a plan is not for such layouts.
+    """Hook on `redistribute_local_tensor` of DTensor: this rank's shard in the layout `target`, by a plan; by DTensor
+    itself where there is no plan for such layouts.
 
     Args:
         original: DTensor's own function.

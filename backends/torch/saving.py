@@ -17,7 +17,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import layouts, pieces, variables
+from keras_flow.backends.torch import gather_blocks, layouts, variables
 from keras_flow.backends.torch.trainer import optimizers_of
 from keras_flow.current.models import remembered
 from keras_flow.errors import FlowError
@@ -26,40 +26,48 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+    from keras_flow.current.distribution import Distribution
+
 #: this rank is writing alone: nothing inside may be a collective; what it asks the other ranks with
-_alone: ContextVar[pieces.Asking | None] = ContextVar("keras_flow_writing", default=None)
+_alone: ContextVar[gather_blocks.Asking | None] = ContextVar("keras_flow_writing", default=None)
 
 
-def is_shared(model: keras.Model, *args: object, **kwargs: object) -> bool:
-    """The condition: the model belongs to a distribution of several processes."""
-    return torch_distributed.is_initialized() and _alone.get() is None and remembered(model) is not None
+def distribution_of_processes(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on functions that write a model: its distribution, where that is of several processes."""
+    return remembered(model) if torch_distributed.is_initialized() and _alone.get() is None else None
 
 
-def callback_is_shared(callback: object, *args: object, **kwargs: object) -> bool:
-    """The condition for callbacks: their model is shared."""
+def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Model | None:
+    """Condition of hooks on callbacks: their model, where that belongs to a distribution of several processes."""
     model = getattr(callback, "_model", None)
-    return model is not None and is_shared(model)
+    return model if model is not None and distribution_of_processes(model) is not None else None
 
 
-def save(original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
-    """Hook on functions that write a model: without it all ranks open one file, and those that fail leave the others
-    waiting."""
+def save(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
+    """Hook on `save_model` and `save_weights`: rank 0 writes. Without it all ranks open one file, and those that fail
+    leave the others waiting."""
     _on_rank_0(lambda: original(model, *args, **kwargs), model)
 
 
-def callback_writes_model(original: Callable[..., object], callback: object, *args: object, **kwargs: object) -> None:
-    """Hook on a callback's method that writes the model and other files."""
-    _on_rank_0(lambda: original(callback, *args, **kwargs), callback._model)  # type: ignore[attr-defined]
+def callback_writes_model(
+    model: keras.Model, original: Callable[..., object], callback: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on `BackupAndRestore._save_model`: rank 0 writes the model and the other files."""
+    _on_rank_0(lambda: original(callback, *args, **kwargs), model)
 
 
-def callback_writes(original: Callable[..., object], callback: object, *args: object, **kwargs: object) -> None:
-    """Hook on a callback's method that writes files or removes them, without weights."""
+def callback_writes(
+    _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`, which write or remove files without weights:
+    rank 0 does."""
     _on_rank_0(lambda: original(callback, *args, **kwargs), None)
 
 
-def throw_away_logs(original: Callable[..., object], callback: object, model: keras.Model) -> object:
+def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
     """Hook on `TensorBoard.set_model`: it reads weights, a collective: all ranks log, only rank 0 to the folder."""
-    if is_shared(model) and layouts.this_rank() != 0 and not getattr(callback, "_keras_flow_nowhere", False):
+    is_shared = distribution_of_processes(model) is not None
+    if is_shared and layouts.this_rank() != 0 and not getattr(callback, "_keras_flow_nowhere", False):
         callback.log_dir = tempfile.mkdtemp(prefix="keras_flow_")  # type: ignore[attr-defined]
         callback._keras_flow_nowhere = True  # type: ignore[attr-defined]
         atexit.register(shutil.rmtree, callback.log_dir, ignore_errors=True)  # type: ignore[attr-defined]
@@ -73,15 +81,15 @@ def _all_variables(model: keras.Model) -> list[keras.Variable]:
     return list(found.values())
 
 
-def is_asking(*args: object, **kwargs: object) -> bool:
-    """The condition: this rank is writing the files of all."""
-    return _alone.get() is not None
+def asking_others(*args: object, **kwargs: object) -> gather_blocks.Asking | None:
+    """Condition of hooks on what writes variables: this rank writes the files of all, and asks the others."""
+    return _alone.get()
 
 
-def write_entry(original: Callable[..., None], store: object, key: str, value: object) -> None:
-    """Hook on the weights file: a split variable is written block by block."""
-    asking = _alone.get()
-    assert asking is not None  # the hook's condition
+def write_entry(
+    asking: gather_blocks.Asking, original: Callable[..., None], store: object, key: str, value: object
+) -> None:
+    """Hook on `H5IOStore.__setitem__`: a split variable is written block by block."""
     tensor = getattr(value, "_value", value)
     if not asking.has(tensor):
         original(store, key, value)
@@ -98,18 +106,22 @@ def write_entry(original: Callable[..., None], store: object, key: str, value: o
             dataset[index] = block.numpy()
 
 
-def write_optimizer(original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict) -> None:
-    """Hook: as Keras's own, which makes whole arrays of all variables first."""
+def write_optimizer(
+    _: object, original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict
+) -> None:
+    """Hook on `BaseOptimizer.save_own_variables`: hand the variables to the file one by one; Keras makes whole arrays
+    of all first."""
     for number, variable in enumerate(optimizer.variables):
         store[str(number)] = variable
 
 
 def to_array(
-    original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
+    _: object, original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
 ) -> np.ndarray:
-    """Hook: the logical value as numpy. Where it is split all ranks must take part, or answer rank 0, which writes."""
+    """Hook on `DTensor.__array__`: the logical value as numpy. Where it is split all ranks must take part, or answer
+    rank 0, which writes."""
     asking = _alone.get()
-    value = (variables.logical(tensor) if asking is None else asking.whole(tensor)).cpu().numpy()
+    value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
     return value.astype(dtype) if dtype is not None else value
 
 
@@ -126,7 +138,7 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
     computed = [] if model is None else [v for one in model._flatten_layers() if _computes(one) for v in one.variables]
     with variables.whole(computed, here=writes):
         if writes:
-            with pieces.asking(held) as asking:
+            with gather_blocks.asking(held) as asking:
                 token = _alone.set(asking)
                 try:
                     action()
@@ -135,7 +147,7 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
                 finally:
                     _alone.reset(token)
         else:
-            pieces.answer(held)
+            gather_blocks.answer(held)
     outcome = [None if error is None else f"{type(error).__name__}: {error}"]
     torch_distributed.broadcast_object_list(outcome, src=0)  # the others wait here until the file is complete
     if error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -70,15 +70,15 @@ def current_step() -> Step | None:
     return _step.get()
 
 
-def in_step(*args: object, **kwargs: object) -> bool:
-    """A hook's condition: a step is running."""
-    return _step.get() is not None
+def running_step(*args: object, **kwargs: object) -> Step | None:
+    """Condition of hooks on what a step computes: the running step."""
+    return _step.get()
 
 
-def inside_rows(*args: object, **kwargs: object) -> bool:
-    """A hook's condition: a layer is computing this rank's rows."""
+def step_by_rows(*args: object, **kwargs: object) -> Step | None:
+    """Condition of hooks on random draws: the running step, while a layer computes this rank's rows."""
     step = _step.get()
-    return step is not None and step.inside is not None
+    return step if step is not None and step.inside is not None else None
 
 
 @contextlib.contextmanager
@@ -89,24 +89,6 @@ def computing(step: Step, rows: Rows | None) -> Iterator[None]:
         yield
     finally:
         step.inside = before
-
-
-def remat(original: Callable[..., Callable[..., object]], function: Callable[..., object]) -> Callable[..., object]:
-    """Hook on rematerialisation: the second run, within the backward pass, computes the same rows as the first."""
-
-    def call(*args: object, **kwargs: object) -> object:
-        step = current_step()
-        if step is None:
-            return original(function)(*args, **kwargs)
-        rows = step.inside
-
-        def again(*inner_args: object, **inner_kwargs: object) -> object:
-            with computing(step, rows):
-                return function(*inner_args, **inner_kwargs)
-
-        return original(again)(*args, **kwargs)
-
-    return call
 
 
 @contextlib.contextmanager

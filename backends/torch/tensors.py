@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
-from keras_flow.backends.torch import layouts, sequence
+from keras_flow.backends.torch import call_order, layouts
 from keras_flow.backends.torch.devices import rank_devices, world
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -19,15 +19,15 @@ from keras_flow.placements import Placement
 
 
 def note_call(text: str) -> None:
-    """Operators called since the ranks last exchanged something: see `sequence`."""
-    sequence.note(text)
+    """Operators called since the ranks last exchanged something: see `call_order`."""
+    call_order.note(text)
 
 
 def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
     """Of all ranks."""
     if world().size == 1:
         return dict(facts)
-    sequence.check("agreeing on a seed or on local tensors")
+    call_order.check("agreeing on a seed or on local tensors")
     found: list[Any] = [None] * world().size
     torch.distributed.all_gather_object(found, dict(facts))
     return {rank: fact for part in found for rank, fact in part.items()}

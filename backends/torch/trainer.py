@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from keras.src import tree
 
-from keras_flow.backends.torch import copies, layouts, mirrored, operators, random, rowwise, variables
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, variables
 from keras_flow.backends.torch import data as batches
-from keras_flow.backends.torch.step import Step, running
+from keras_flow.backends.torch.step import Step, computing, current_step, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError, FlowWarning
@@ -35,7 +36,7 @@ def enter(distribution: Distribution) -> None:
     layouts.mesh(placement)
     if layouts.has_peers():
         layouts.group(placement.ranks)
-    operators.register()
+    operations.register()
     random.align()
 
 
@@ -75,7 +76,9 @@ def double_precision() -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def make_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> object:
+def make_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> object:
     """Hook on `make_{train,test,predict}_function`: wrap the step function that Keras stores."""
     _refuse(model)
     original(model, force)
@@ -83,17 +86,35 @@ def make_function(original: Callable[..., object], model: keras.Model, force: bo
     function = getattr(model, name)
     if not hasattr(function, "keras_flow_step"):
         setattr(model, name, _wrapped(model, function, trains=name == "train_function"))
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     _settle(model, distribution)
     return getattr(model, name)
 
 
-def new_source(original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
-    """Hook: a loop over new data begins."""
+def new_source(_: object, original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
+    """Hook on `TorchEpochIterator.__init__`: a loop over new data begins."""
     batches.refuse(args[0] if args else kwargs.get("x"))
     _watch.restart()
     return original(iterator, *args, **kwargs)
+
+
+def remat(
+    _: object, original: Callable[..., Callable[..., object]], function: Callable[..., object]
+) -> Callable[..., object]:
+    """Hook on `remat`: the second run of a layer, within the backward pass, computes the same rows as the first."""
+
+    def call(*args: object, **kwargs: object) -> object:
+        step = current_step()
+        if step is None:
+            return original(function)(*args, **kwargs)
+        rows = step.inside
+
+        def again(*inner_args: object, **inner_kwargs: object) -> object:
+            with computing(step, rows):
+                return function(*inner_args, **inner_kwargs)
+
+        return original(again)(*args, **kwargs)
+
+    return call
 
 
 def retrack(model: keras.Model) -> None:
@@ -126,7 +147,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             copies.compare(_variables_of(model, scalars=True), distribution.placement)
         if consistent:
             with running(Step(distribution, consistent=True)):
-                return tree.map_structure(layouts.plain, function(batches.lay(data, distribution)))
+                return tree.map_structure(variables.to_logical, function(batches.put_batch(data, distribution)))
         reducer = mirrored.reducer(distribution.placement)
         if trains:
             reducer.attach(model.trainable_variables)
@@ -151,12 +172,12 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
     """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
     consistent = not distribution.mirrored_view
     if distribution.mirrored_view and layouts.distributed(distribution.placement):
-        reason = rowwise.reason_against(model)
-        consistent = reason is not None
-        if reason is not None and _views.get(model, (None, False)) != (distribution, True):
+        found = row_interaction.of_model(model)
+        consistent = found is not None
+        if found is not None and _views.get(model, (None, False)) != (distribution, True):
             warnings.warn(
-                f"DataParallel: {reason}, so model {model.name!r} is trained by the consistent view (logical tensors; "
-                "the same numbers, more slowly)",
+                f"DataParallel: {found.text}, so model {model.name!r} is trained by the consistent view (logical "
+                "tensors; the same numbers, more slowly)",
                 FlowWarning,
                 stacklevel=5,
             )

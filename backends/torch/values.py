@@ -25,23 +25,23 @@ def equal(operator: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str
     return operator(*map(whole, args))
 
 
-def to_numpy(original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
-    """Hook on `DTensor.numpy`."""
+def to_numpy(_: object, original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
+    """Hook on `DTensor.numpy`: the logical value."""
     return whole(tensor.detach()).cpu().numpy(*args, **kwargs)
 
 
-def to_list(original: Callable[..., object], tensor: DTensor) -> object:
-    """Hook on `DTensor.tolist`."""
+def to_list(_: object, original: Callable[..., object], tensor: DTensor) -> object:
+    """Hook on `DTensor.tolist`: the logical value."""
     return whole(tensor.detach()).tolist()
 
 
-def to_text(original: Callable[..., str], tensor: DTensor, **options: object) -> str:
-    """Hook on `DTensor.__repr__`."""
+def to_text(_: object, original: Callable[..., str], tensor: DTensor, **options: object) -> str:
+    """Hook on `DTensor.__repr__`: the logical value and the placements."""
     return (
         f"DTensor({whole(tensor.detach())!r}, placements={tuple(tensor.placements)}, mesh={tensor.device_mesh.shape})"
     )
 
 
-def formatted(original: Callable[..., str], tensor: DTensor, spec: str) -> str:
-    """Hook on `DTensor.__format__`."""
+def formatted(_: object, original: Callable[..., str], tensor: DTensor, spec: str) -> str:
+    """Hook on `DTensor.__format__`: the logical value."""
     return format(whole(tensor.detach()), spec)

@@ -6,19 +6,19 @@ import contextlib
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import torch
 import torch.distributed as torch_distributed
 from keras.src.backend.torch import core
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import weights_files
 from keras_flow.backends.torch import creation, layouts
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current.creator import Creator, creator
-from keras_flow.current.distribution import active
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.errors import FlowWarning
 from keras_flow.layout import Layout
@@ -29,44 +29,78 @@ if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
 
 
+# ---- DTensors and logical values
+
+
+def from_logical(full: torch.Tensor, device_mesh: DeviceMesh, placements: layouts.TorchPlacements) -> DTensor:
+    """A DTensor from a logical tensor that is equal on all ranks, without communication.
+
+    A piece keeps no reference to the whole.
+    """
+    local = full[layouts.local_slices(full.shape, device_mesh, placements)] if full.ndim else full
+    if local.numel() != full.numel():
+        local = local.clone(memory_format=torch.contiguous_format)
+    return layouts.from_local(local.contiguous(), full.shape, device_mesh, placements)
+
+
+@overload
+def to_logical(value: torch.Tensor) -> torch.Tensor: ...
+@overload
+def to_logical(value: object) -> object: ...
+def to_logical(value: object) -> object:
+    """The logical tensor of a DTensor, a collective where it is split; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+# ---- creation, assignment, reading
+
+
 def initialize_with_initializer(
-    original: Callable[..., None], variable: keras.Variable, initializer: Callable[..., object]
+    distribution: Distribution,
+    original: Callable[..., None],
+    variable: keras.Variable,
+    initializer: Callable[..., torch.Tensor],
 ) -> None:
-    """Hook: choose the layout before the value is made, and make only this rank's piece where that can be."""
-    layout = _layout_at_creation(variable, tuple(variable._shape))
+    """Hook on `Variable._initialize_with_initializer`: choose the layout before the value is made, and make only this
+    rank's piece where that is possible."""
+    layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
         return
     placements = layouts.engine_layout(layout.layout)
     mesh = layouts.mesh(layout.distribution.placement)
-    piece = creation.constant_piece(initializer, tuple(variable._shape), variable._dtype, mesh, placements)
-    if piece is not None:
-        _set(variable, piece)
-        return
-    with creation.target(initializer, tuple(variable._shape), mesh, placements):
+    shape = tuple(variable._shape)
+    value = creation.constant(initializer, shape, variable._dtype, mesh, placements)
+    if value is None:
+        value = creation.drawn(initializer, shape, variable._dtype, mesh, placements)
+    if value is None:
         original(variable, initializer)
+    else:
+        _set(variable, _lay(value.detach(), layout))
 
 
-def initialize(original: Callable[..., None], variable: keras.Variable, value: object) -> None:
-    """Hook: lay the first value of a variable."""
+def initialize(
+    distribution: Distribution, original: Callable[..., None], variable: keras.Variable, value: object
+) -> None:
+    """Hook on `Variable._initialize`: hold the first value of a variable in its layout."""
     if isinstance(value, torch.nn.Parameter) or getattr(value, "is_meta", False):
         original(variable, value)
         return
     tensor = core.convert_to_tensor(value, dtype=variable._dtype)
     if variable._shape is None:
         variable._shape = tuple(tensor.shape)
-    layout = _layout_at_creation(variable, tuple(tensor.shape))
+    layout = _layout_at_creation(variable, tuple(tensor.shape), distribution)
     if not _as_dtensor(variable._dtype, tensor.shape, layout):
-        original(variable, layouts.plain(tensor))
+        original(variable, to_logical(tensor))
     else:
         _set(variable, _lay(tensor.detach(), layout))
 
 
-def assign(original: Callable[..., None], variable: keras.Variable, value: object) -> None:
-    """Hook: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
+def direct_assign(_: object, original: Callable[..., None], variable: keras.Variable, value: object) -> None:
+    """Hook on `Variable._direct_assign`: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
     held = variable._value
     if not isinstance(held, DTensor):
-        original(variable, layouts.plain(value))
+        original(variable, to_logical(value))
         return
     with torch.no_grad():
         if not isinstance(value, DTensor):
@@ -78,17 +112,15 @@ def assign(original: Callable[..., None], variable: keras.Variable, value: objec
         held.copy_(value)
 
 
-def is_in_file(variable: keras.Variable, value: object) -> bool:
-    """The condition: a value that is mapped from a file goes to a split variable."""
+def assigned_from_file(variable: keras.Variable, value: object) -> DTensor | None:
+    """Condition of the hook on `Variable.assign`: the split value of a variable that gets one mapped from a file."""
     held = variable._value
-    return (
-        isinstance(held, DTensor) and weights_files.is_mapped(value) and tuple(value.shape) == tuple(held.shape)  # type: ignore[attr-defined]
-    )
+    is_read = isinstance(held, DTensor) and weights_files.is_mapped(value)
+    return held if is_read and tuple(value.shape) == tuple(held.shape) else None  # type: ignore[attr-defined]
 
 
-def assign_from_file(original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
-    """Hook: this rank's part is read, block by block."""
-    held = variable._value
+def assign(held: DTensor, original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
+    """Hook on `Variable.assign`: read this rank's part of a value in a file, block by block."""
     local = held.to_local()
     index = layouts.local_slices(held.shape, held.device_mesh, held.placements)
     with torch.no_grad():
@@ -101,13 +133,11 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Lay a variable anew with the value it has; one that is not distributed yet takes rank 0's value."""
     before = keras_layout(variable)
     variable._layout = layout
-    held = variable._value
+    held: torch.Tensor | None = variable._value
     if held is None:
         return  # made later, with this layout
-    full = held.detach()
-    if isinstance(full, DTensor):
-        full = full.full_tensor()
-    elif before is None:
+    full: torch.Tensor = to_logical(held.detach())
+    if not isinstance(held, DTensor) and before is None:
         full = _value_of_rank_0(variable, full, layout.distribution)
     if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=True):
         _set(variable, _lay(full, layout))
@@ -121,7 +151,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     if layout is None or held is None or isinstance(held, DTensor) == consistent:
         return False
     if isinstance(held, DTensor):
-        variable._value = torch.nn.Parameter(logical(held), requires_grad=held.requires_grad)
+        variable._value = torch.nn.Parameter(to_logical(held.detach()), requires_grad=held.requires_grad)
         return True
     if not held.is_floating_point() or _stays_plain(variable):
         return False
@@ -159,12 +189,10 @@ def _is_read_outside(made_by: Creator | None) -> bool:
     return made_by.kind == "metric" or preprocesses
 
 
-def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...]) -> KerasLayout:
+def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...], distribution: Distribution) -> KerasLayout:
     # weights that are trained (STFTSpectrogram has some) have gradients of own rows, which are summed as DTensors
     if _is_read_outside(creator()) and not variable.trainable:
         keep_plain(variable)
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     layout = keras_layout(variable)
     if layout is None:
         layout = distribution.get_variable_layout(variable)
@@ -195,13 +223,7 @@ def _lay(full: torch.Tensor, layout: KerasLayout) -> DTensor:
     if isinstance(full, DTensor):  # made as a piece
         return full
     mesh = layouts.mesh(layout.distribution.placement)
-    return layouts.from_full(full, mesh, layouts.engine_layout(layout.layout))
-
-
-def logical(value: torch.Tensor) -> torch.Tensor:
-    """The logical value, without gradient: a collective where it is split."""
-    value = value.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return from_logical(full, mesh, layouts.engine_layout(layout.layout))
 
 
 def _set(variable: keras.Variable, value: torch.Tensor) -> None:
@@ -240,7 +262,7 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     for variable in variables:
         held = variable._value
         if isinstance(held, DTensor):
-            full = logical(held)
+            full = to_logical(held.detach())
             if here:
                 gathered.append((variable, torch.nn.Parameter(full, requires_grad=held.requires_grad)))
     with holding(gathered):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from keras_flow.backends.engines import that_train
 from keras_flow.errors import FlowError
 
 
@@ -15,7 +16,7 @@ def compare(
         Path,
         typer.Argument(help="Defines build_model(), load_data(), and distributions() or rules().", metavar="FILE.py"),
     ],
-    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = "jax,tensorflow,torch",
+    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     layouts: Annotated[
         str, typer.Option(help="1, dpN, tpN, AxB, or names from distributions(), separated by commas.")
     ] = "1,dp4,tp4,2x2",

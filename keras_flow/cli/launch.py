@@ -65,7 +65,9 @@ def _ranks(devices: int | None, processes: int | None, engine: str, one_process:
             f"devices of a host. Use --devices {processes}."
         )
     if devices is not None and processes is not None and not one_process and devices != processes:
-        raise FlowError(f"--devices {devices} and --nproc_per_node {processes} disagree; on torch they mean the same.")
+        raise FlowError(
+            f"--devices {devices} and --nproc_per_node {processes} disagree; on {engine} they mean the same."
+        )
     ranks = devices or (None if one_process else processes)
     if ranks is None:
         raise FlowError("keras-flow launch needs the number of ranks: give --devices N.")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from keras_flow.backends.engines import that_train
 from keras_flow.errors import FlowError
 
 
@@ -18,7 +19,7 @@ def verify(
         typer.Argument(help="Defines build_model(), load_data(), and rules() or distributions().", metavar="FILE.py"),
     ],
     layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, or a name from distributions().")],
-    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = "jax,tensorflow,torch",
+    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that are verified, from the first on.")] = 64,
     tolerance: Annotated[
         float | None, typer.Option(help="Of gradients and updates, relative; a tenth of it for losses and outputs.")

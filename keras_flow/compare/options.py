@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from keras_flow.backends.engines import that_train
+
 
 @dataclass(frozen=True)
 class CompareOptions:
@@ -24,7 +26,7 @@ class CompareOptions:
     """
 
     file: Path
-    backends: tuple[str, ...] = ("jax", "tensorflow", "torch")
+    backends: tuple[str, ...] = that_train()
     layouts: tuple[str, ...] = ("1", "dp4", "tp4", "2x2")
     steps: int | None = None
     epochs: int | None = None

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.options import CompareOptions, Job
 from keras_flow.compare.result import Comparison, RunResult
@@ -23,7 +24,6 @@ from keras_flow.runtime import versions
 from keras_flow.user_file import check_layouts, ranks_of
 
 _BATCH = 64
-_BACKENDS = ("jax", "tensorflow", "torch")
 
 
 def compare(options: CompareOptions, console: Console | None = None) -> int:
@@ -62,9 +62,10 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     Raises:
         FlowError: an unknown backend, one that is not installed and not to be skipped, or none at all.
     """
-    unknown = [name for name in names if name not in _BACKENDS]
+    legal = that_train()
+    unknown = [name for name in names if name not in legal]
     if unknown or not names:
-        raise FlowError(f"unknown backend {unknown}: legal are {', '.join(_BACKENDS)}")
+        raise FlowError(f"unknown backend {unknown}: legal are {', '.join(legal)}")
     present, skipped = [], {}
     for name in dict.fromkeys(names):
         if versions.installed(name) is not None:
@@ -73,8 +74,8 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
             skipped[name] = "not installed"
         else:
             raise FlowError(
-                f"backend {name!r} is not installed: pip install 'keras-flow[{name}]', leave it out of --backends, or "
-                "pass --skip-missing"
+                f"backend {name!r} is not installed: pip install '{ENGINES[name].extra}', leave it out of --backends, "
+                "or pass --skip-missing"
             )
     if not present:
         raise FlowError(f"none of the backends {list(names)} is installed")

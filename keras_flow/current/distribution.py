@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from keras.src.distribution import distribution_lib  # Keras 3.15 does not export the base class
 
+from keras_flow import sbp
 from keras_flow.current.batch import BatchPlan, UnevenNotice
+from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow import sbp
     from keras_flow.current.variable_layout import KerasLayout
     from keras_flow.layout import Layout
     from keras_flow.placements import Placement
@@ -25,6 +26,30 @@ class ActivationLayout:
     def __init__(self, nd_sbp: sbp.NdSbp, path: str):
         self.nd_sbp = nd_sbp
         self.path = path
+
+
+def check_activation(placement: Placement, nd_sbp: sbp.NdSbp, shape: Sequence[int | None], path: str) -> None:
+    """Check the layout that an `activations` rule asks for.
+
+    Args:
+        placement: the ranks.
+        nd_sbp: one sbp for each axis of the placement.
+        shape: shape of the layer's output; None for a length that is not known yet.
+        path: the layer's path.
+
+    Raises:
+        FlowError: a partial sum, or a dim that the output does not have.
+    """
+    where = f"activations: output of {path.removesuffix('/output')!r}"
+    ndim = len(shape)
+    for axis, part in zip(placement.axis_names, nd_sbp, strict=True):
+        if isinstance(part, sbp.PartialSum):
+            raise FlowError(f"{where}: partial_sum on axis {axis!r}; the output of a layer is split or broadcast")
+        if isinstance(part, sbp.Split) and not -ndim <= part.dim < ndim:
+            raise FlowError(
+                f"{where}: split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} does not "
+                + (f"have: legal are {-ndim} to {ndim - 1}" if ndim else "have")
+            )
 
 
 class Distribution(distribution_lib.Distribution):
@@ -114,3 +139,15 @@ def active() -> Distribution | None:
     """The keras_flow distribution that holds now, or None."""
     current = distribution_lib.distribution()
     return current if isinstance(current, Distribution) else None
+
+
+def expected() -> Distribution:
+    """The keras_flow distribution that holds now, for what runs only inside a step of one.
+
+    Raises:
+        LookupError: there is none.
+    """
+    distribution = active()
+    if distribution is None:
+        raise LookupError("no keras_flow distribution is active")
+    return distribution

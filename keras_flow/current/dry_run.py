@@ -21,11 +21,11 @@ def on(world: World) -> Iterator[None]:
         _world.reset(token)
 
 
-def world() -> World | None:
-    """The ranks of the dry run, or None where they are real."""
+def world(*args: object, **kwargs: object) -> World | None:
+    """The ranks of the dry run, or None where they are real. Also a condition of hooks, which hand it arguments."""
     return _world.get()
 
 
-def is_dry_run(*args: object, **kwargs: object) -> bool:
-    """Condition of hooks: variables get no value."""
+def is_dry_run() -> bool:
+    """Whether variables get no value."""
     return _world.get() is not None

@@ -34,19 +34,7 @@ def told(recorder: Recorder | None) -> Iterator[None]:
         _recorder.reset(token)
 
 
-def is_recording(layer: object, *args: object, **kwargs: object) -> bool:
-    """Condition of the hook: a layer inside the root of a recorder is called."""
+def recorder_of(layer: object, *args: object, **kwargs: object) -> Recorder | None:
+    """Condition of the hook on `Layer.__call__`: who is told of this call, that of a layer inside the root."""
     recorder = _recorder.get()
-    return recorder is not None and recorder.root is not layer
-
-
-def current() -> Recorder:
-    """The recorder that is told.
-
-    Raises:
-        LookupError: nobody is.
-    """
-    recorder = _recorder.get()
-    if recorder is None:
-        raise LookupError("no recorder is told of layers")
-    return recorder
+    return recorder if recorder is not None and recorder.root is not layer else None

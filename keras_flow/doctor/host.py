@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 import keras_flow
 from keras_flow.backends.active import DEVICES_VARIABLE
+from keras_flow.backends.engines import ENGINES
 from keras_flow.doctor.report import Check
 from keras_flow.launch.folder import FOLDER_VARIABLE
 from keras_flow.launch.launcher import TIMEOUT_VARIABLE
@@ -36,16 +37,10 @@ SET_BY_LAUNCHER: Mapping[str, str] = {
 _TELLING = (
     "KERAS_BACKEND",
     "KERAS_HOME",
-    "KERAS_TORCH_DEVICE",
     "CUDA_VISIBLE_DEVICES",
-    "JAX_PLATFORMS",
-    "XLA_FLAGS",
-    "NPROC",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
+    *(variable for engine in ENGINES.values() for variable in engine.settings),
     "http_proxy",
     DEVICES_VARIABLE,
     TIMEOUT_VARIABLE,

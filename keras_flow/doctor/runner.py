@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
-
-ENGINES = tuple(name for name in versions.SUPPORTED if name != "keras")
 
 #: seconds between two looks at a process
 _LOOK_SECONDS = 0.05
@@ -30,7 +29,7 @@ _LINKS = (2, 4)
 
 
 def examine(
-    engines: Sequence[str] = ENGINES,
+    engines: Sequence[str] = tuple(ENGINES),
     *,
     bandwidth: bool = False,
     seconds: float = 120,
@@ -69,7 +68,7 @@ def _engine(name: str, bandwidth: bool, seconds: float, stop: threading.Event) -
     version = versions.installed(name)
     if version is None:
         return EngineReport(
-            name, None, checks=[Check("import", "absent", f"not installed; pip install 'keras-flow[{name}]'")]
+            name, None, checks=[Check("import", "absent", f"not installed; pip install '{ENGINES[name].extra}'")]
         )
     found = _process(name, "look", (), seconds, stop)
     if "error" in found:

@@ -59,8 +59,8 @@ def main() -> None:
 def _leave(code: int) -> None:
     """End the process once its threads and what runs at exit are done, without taking the interpreter down.
 
-    That would free an engine's modules one by one, which takes a rank about 2 s; and a thread of gloo that gives back
-    a tensor meanwhile aborts the process ("terminate called without an active exception", pytorch issue 190489).
+    That would free an engine's modules one by one, which takes a rank about 2 s, and meanwhile threads of the engine's
+    own may abort the process (`backends/torch/devices.py`, `_part`, says of which this is known).
     """
     _flush_files()
     gc.collect()  # what the program no longer reaches is finished, as it would be; it may write

@@ -11,6 +11,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import LaunchError
 from keras_flow.launch.folder import JobFolder
 
@@ -18,7 +19,14 @@ from keras_flow.launch.folder import JobFolder
 TAIL_LINES = 30
 
 #: what a rank says that lost a neighbour or waited too long for one, and so is not itself the cause
-_LOST_NEIGHBOUR = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|Socket closed|recvBytes|sendBytes")
+_LOST_NEIGHBOUR = re.compile(
+    "|".join(
+        (
+            *(r"[Cc]onnection (?:closed|reset|refused)", "Broken pipe", "Socket closed"),
+            *(re.escape(words) for engine in ENGINES.values() for words in engine.lost_neighbour),
+        )
+    )
+)
 _WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError")
 
 

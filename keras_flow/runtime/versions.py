@@ -7,24 +7,16 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
-#: the same ranges as the dependencies and extras in pyproject.toml
-SUPPORTED = {
-    "keras": ">=3.15,<3.16",
-    "jax": ">=0.10,<0.11",
-    "tensorflow": ">=2.21,<2.22",
-    "torch": ">=2.13,<2.14",
-    "numpy": ">=1.26",
-}
-
-#: engine -> names under which it is packaged, where they are several
-_PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel")}
+#: Keras and the engines -> the same ranges as the dependencies and extras in pyproject.toml
+SUPPORTED = {"keras": ">=3.15,<3.16", **{name: engine.versions for name, engine in ENGINES.items()}}
 
 
 def installed(name: str) -> str | None:
     """The version of `name` (a key of `SUPPORTED`) that is installed, read without importing it."""
-    for package in _PACKAGES.get(name, (name,)):
+    for package in ENGINES[name].packages if name in ENGINES else (name,):
         try:
             return version(package)
         except PackageNotFoundError:
@@ -42,7 +34,7 @@ def check(engine: str) -> None:
     for name in ("keras", engine):
         found, wanted = installed(name), SUPPORTED[name]
         if found is None:
-            extra = "keras-flow" if name == "keras" else f"keras-flow[{name}]"
+            extra = "keras-flow" if name == "keras" else ENGINES[name].extra
             raise FlowError(f"keras_flow needs {name} {wanted}, found none; install it with `pip install '{extra}'`.")
         if not SpecifierSet(wanted).contains(found, prereleases=True):
             raise FlowError(

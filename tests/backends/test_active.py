@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from keras_flow.backends import active
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(60)
@@ -62,13 +61,6 @@ def test_missing_engine() -> None:
     text = tell("import sys; sys.argv.append('torch')\n" + ERROR, "torch")
     assert "its engine is not installed" in text
     assert "pip install 'keras-flow[torch]'" in text
-
-
-@pytest.mark.parametrize("name", ["jax", "tensorflow", "torch"])
-def test_table_of_engines_is_that_of_the_capabilities(name: str) -> None:
-    # read as text: to import it would load the engine
-    text = (Path(active.__file__).parent / name / "capabilities.py").read_text()
-    assert f"drives_all_ranks={active._ENGINES[name]}" in text
 
 
 def test_numpy_has_global_tensors_and_trains_nothing() -> None:

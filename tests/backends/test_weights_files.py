@@ -51,7 +51,7 @@ def test_slices_of_a_mapped_entry(values, index, tmp_path, monkeypatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["0"] = values
     with h5py.File(tmp_path / "a.h5") as file:
-        mapped = weights_files.entry(whole, Store(file), "0")
+        mapped = weights_files.entry(None, whole, Store(file), "0")
         assert weights_files.is_mapped(mapped)
         assert not weights_files.is_mapped(mapped[1:])
         assert np.array_equal(weights_files.read(mapped, index), values[index])
@@ -63,10 +63,10 @@ def test_other_entries_are_read_whole(values, tmp_path) -> None:
         file.create_dataset("packed", data=values, compression="gzip")
         file.create_dataset("tagged", data=values).attrs["dtype"] = "bfloat16"
         for name in file:
-            found = weights_files.entry(whole, Store(file), name)
+            found = weights_files.entry(None, whole, Store(file), name)
             assert type(found) is np.ndarray
             assert np.array_equal(found, file[name])
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
         file["0"] = values
-        assert type(weights_files.entry(whole, Store(file), "0")) is np.ndarray
+        assert type(weights_files.entry(None, whole, Store(file), "0")) is np.ndarray

@@ -13,6 +13,7 @@ import pytest
 import keras_flow as kf
 from keras_flow.backends import hooking, keras_hooks
 from keras_flow.backends.active import backend
+from keras_flow.current.distribution import active
 from tests.distributions import programs
 from tests.hooks import wrapped
 
@@ -78,7 +79,7 @@ def compiled_step(count: int, distribution: kf.DataParallel | kf.ModelParallel, 
 
 def hooked_with(spy: object, hooked: object, function: object, options: dict) -> object:
     """keras_flow's hook around `spy` in the place of Keras's own jit."""
-    return hooked.keras_flow_hook.replacement(spy, function, **options)  # type: ignore[attr-defined]
+    return hooked.keras_flow_hook.replacement(active(), spy, function, **options)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("count", [13, 16])

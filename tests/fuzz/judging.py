@@ -154,7 +154,7 @@ def _differences(
     steps: list[Step], arrays: dict[str, np.ndarray], names: list[str], last: str, weights: np.ndarray
 ) -> tuple[list[np.ndarray], float]:
     """Central differences of the weighted sum in float64 by each named array, and the limit of what is equal."""
-    from backends.numpy import _keeping_float64
+    from backends.numpy.tensors import _keeping_float64
 
     in64 = {name: np.array(value, "float64" if value.dtype == "float32" else None) for name, value in arrays.items()}
 

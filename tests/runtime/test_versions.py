@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
 
@@ -48,7 +49,7 @@ def test_missing_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_package_asks_for_the_same_ranges() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert f"keras{versions.SUPPORTED['keras']}" in project["dependencies"]
-    extras = project["optional-dependencies"]
-    assert extras["jax"] == [f"jax{versions.SUPPORTED['jax']}"]
-    assert extras["tensorflow"] == [f"tensorflow-cpu{versions.SUPPORTED['tensorflow']}"]
-    assert extras["torch"] == [f"torch{versions.SUPPORTED['torch']}"]
+    for engine in ENGINES.values():
+        extra = engine.extra.removeprefix("keras-flow").strip("[]")
+        asked = project["optional-dependencies"][extra] if extra else project["dependencies"]
+        assert any(f"{package}{engine.versions}" in asked for package in engine.packages), engine.name

@@ -209,7 +209,7 @@ def no_rank_holds_a_split_weight_whole_to_save_it() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends.torch.pieces import Asking
+    from keras_flow.backends.torch.gather_blocks import Asking
 
     folder = on_all_ranks(tempfile.mkdtemp())[0]
     rules = {
@@ -284,7 +284,7 @@ def models_that_act_row_by_row_are_known() -> None:
     import keras
     from keras import layers, ops
 
-    from keras_flow.backends.torch.rowwise import reason_against
+    from keras_flow.backends.row_interaction import of_model
 
     class Mixing(layers.Layer):
         def call(self, inputs):
@@ -309,7 +309,7 @@ def models_that_act_row_by_row_are_known() -> None:
         lambda x: layers.EinsumDense("abc,cd->abd", (None, 5))(x),
         lambda x: keras.Sequential([layers.Flatten(), layers.Dense(2)])(x),
     ):
-        assert reason_against(functional(function)) is None, reason_against(functional(function))
+        assert of_model(functional(function)) is None, of_model(functional(function))
     for function, word in (
         (lambda x: Mixing(name="mixing")(x), "'mixing' is a custom layer"),
         (lambda x: ops.mean(x, axis=0), "no batch dimension"),
@@ -326,9 +326,9 @@ def models_that_act_row_by_row_are_known() -> None:
         (lambda x: x + np.ones((8, 6, 4), "float32"), "no batch dimension"),
         (lambda x: layers.UnitNormalization(axis=0)(x), "along dimension 0"),
     ):
-        reason = reason_against(functional(function))
-        assert reason is not None and word in reason, (word, reason)
-    assert "subclassed model" in str(reason_against(Own()))
+        found = of_model(functional(function))
+        assert found is not None and word in found.text, (word, found)
+    assert "subclassed model" in str(of_model(Own()))
 
 
 @check

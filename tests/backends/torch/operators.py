@@ -159,10 +159,11 @@ def _leaf(value: np.ndarray, layout: str, mesh):
 
     import keras_flow as kf
     from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch.variables import from_logical
 
     placements = layouts.to_placements(kf.sbp.parse(layout))
     whole = tuple(torch.distributed.tensor.Replicate() if part.is_partial() else part for part in placements)
-    local = layouts.from_full(torch.from_numpy(value), mesh, whole)._local_tensor
+    local = from_logical(torch.from_numpy(value), mesh, whole)._local_tensor
     for axis, part in enumerate(placements):
         if part.is_partial():
             others = mesh.size(axis) - 1

@@ -15,12 +15,13 @@ import numpy as np
 import tensorflow as tf
 from keras.src import tree
 
+from keras_flow.backends import row_interaction
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.replica_math import Rows, rows_here
-from keras_flow.backends.tensorflow.row_interaction import refuse_what_mixes_rows
 from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
+from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 from keras_flow.placements import Placement
 
@@ -35,10 +36,10 @@ def is_mirrored(distribution: Distribution) -> bool:
     return distribution.strategy == "mirrored"
 
 
-def on_mirrored(*args: object, **kwargs: object) -> bool:
-    """Condition: the active distribution works by MirroredStrategy."""
+def distribution_by_strategy(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on steps of replicas: the active distribution, where it works by MirroredStrategy."""
     distribution = active()
-    return distribution is not None and is_mirrored(distribution)
+    return distribution if distribution is not None and is_mirrored(distribution) else None
 
 
 def is_mirrored_variable(value: object) -> bool:
@@ -141,7 +142,7 @@ class MirroredSteps:
         from keras_flow.backends.tensorflow.data import to_tensors
         from keras_flow.backends.tensorflow.trainer import build, build_for_prediction
 
-        refuse_what_mixes_rows(self.model)
+        _refuse_what_mixes_rows(self.model)
         (build_for_prediction if self.joined else build)(self.model, data)
         self._tell_optimizer()
         structure = to_tensors(data, self.model)
@@ -202,10 +203,49 @@ class MirroredSteps:
             optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
-def make_function(original: Callable[..., object], model: keras.Model, step: Callable) -> Callable:
-    """`TensorFlowTrainer._make_function` on replicas; several steps are a loop here, Keras's `while_loop` fails."""
-    distribution = active()
-    assert distribution is not None  # the hook's condition
+_INSTEAD = "use the default strategy (kf.DataParallel() without strategy), which computes the logical batch as one"
+#: kinds of interaction that a replica cannot compute. Added losses `replica_math` makes exact, and Keras's own layers
+#: are taken for what they are documented to do.
+_REFUSED = ("own code", "along rows", "state")
+
+
+def _refuse_what_mixes_rows(model: keras.Model) -> None:
+    """Raise for a model whose rows may interact: a replica sees its own rows only.
+
+    Raises:
+        FlowError: a layer, operation, loss, metric or step that is not Keras's own or works along the rows.
+    """
+    if type(model).train_step is not keras.Model.train_step or type(model).test_step is not keras.Model.test_step:
+        raise FlowError(f'strategy="mirrored": model {model.name!r} has its own train_step or test_step; {_INSTEAD}')
+    for layer in model._flatten_layers():
+        found = row_interaction.of_layer_itself(layer)
+        if found is not None and found.kind in _REFUSED:
+            raise FlowError(
+                f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
+                f"replica sees its own rows only; {_INSTEAD}"
+            )
+        for operation in (found.operation for found in row_interaction.of_operations(layer) if found.operation):
+            raise FlowError(
+                f'strategy="mirrored": rows may interact in operation {operation} of model {model.name!r}, and a '
+                f"replica sees its own rows only; {_INSTEAD}"
+            )
+    parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
+    asked = [
+        getattr(part, name, None) for part in parts for name in ("_user_loss", "_user_metrics") if part is not None
+    ]
+    for function in tree.flatten(asked):
+        function = getattr(function, "fn", None) or getattr(function, "_fn", None) or function
+        module = getattr(function, "__module__", None) or type(function).__module__
+        if function is not None and not isinstance(function, str) and not module.startswith("keras."):
+            name = getattr(function, "__name__", type(function).__name__)
+            raise FlowError(f'strategy="mirrored": rows may interact in the loss or metric {name!r}; {_INSTEAD}')
+
+
+def make_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
+) -> Callable:
+    """Hook on `TensorFlowTrainer._make_function`: steps of replicas; several steps are a loop here, because Keras's
+    `while_loop` fails."""
     steps = MirroredSteps(model, step, distribution, joined=False)
 
     def function(iterator: Iterator) -> object:
@@ -223,12 +263,12 @@ def make_function(original: Callable[..., object], model: keras.Model, step: Cal
     return function
 
 
-def make_predict_function(original: Callable[..., object], model: keras.Model, force: bool = False) -> None:
-    """`TensorFlowTrainer.make_predict_function` on replicas."""
+def make_predict_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> None:
+    """Hook on `TensorFlowTrainer.make_predict_function`: steps of replicas."""
     if model.predict_function is not None and not force:
         return
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     steps = MirroredSteps(model, model.predict_step, distribution, joined=True)
 
     def function(batches: list) -> object:

@@ -26,22 +26,27 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from keras_flow.backends.jax.layouts import mesh, whole_on
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.dry_run import is_dry_run
 
 
-def in_a_step(inputs: object, *args: object, **kwargs: object) -> bool:
-    """Condition: an operation of a step that is traced under a distribution of several ranks."""
-    distribution = active()
-    return isinstance(inputs, Tracer) and distribution is not None and not is_dry_run()
+def distribution_of_step(inputs: object, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on operations of a step: the distribution for which it is traced."""
+    return active() if isinstance(inputs, Tracer) and not is_dry_run() else None
 
 
-def by_own_rows(
-    original: Callable[..., jax.Array], inputs: jax.Array, kernel: Any, *args: Any, **kwargs: Any
+def convolve(
+    distribution: Distribution,
+    original: Callable[..., jax.Array],
+    inputs: jax.Array,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> jax.Array:
     """Hook on `conv` and `depthwise_conv`: with groups, each rank convolves the rows that it holds.
 
     Args:
+        distribution: the one for which the step is traced.
         original: Keras's function.
         inputs: tensor [rows, ...]; rows that do not divide by the data ranks are convolved by every rank.
         kernel: its variable or tensor, which every rank gets whole.
@@ -50,26 +55,30 @@ def by_own_rows(
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     if original.__name__ == "conv" and not _has_groups(inputs, weights, *args, **kwargs):
-        return with_whole_windows(original, inputs, weights, *args, **kwargs)
-    distribution = active()
-    assert distribution is not None  # the hook's condition
+        return convolve_transposed(distribution, original, inputs, weights, *args, **kwargs)
     divides = distribution.batch_plan(inputs.shape[0]).divides
     rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
-    convolve = jax.shard_map(
+    by_own_rows = jax.shard_map(
         lambda own, whole: original(own, whole, *args, **kwargs),
         mesh=mesh(distribution.placement),
         in_specs=(rows, PartitionSpec()),
         out_specs=rows,
     )
-    return convolve(inputs, weights)
+    return by_own_rows(inputs, weights)
 
 
-def with_whole_windows(
-    original: Callable[..., jax.Array], inputs: jax.Array, kernel: Any, *args: Any, **kwargs: Any
+def convolve_transposed(
+    distribution: Distribution,
+    original: Callable[..., jax.Array],
+    inputs: jax.Array,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> jax.Array:
     """Hook on `conv_transpose`, and `conv` without groups: only rows and channels may be split.
 
     Args:
+        distribution: the one for which the step is traced.
         original: Keras's function.
         inputs: tensor [rows, *positions, channels], or with the channels second.
         kernel: its variable or tensor [*window, channels, channels].
@@ -77,14 +86,18 @@ def with_whole_windows(
         kwargs: the same by name.
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
-    weights = _whole_on(weights, range(weights.ndim - 2))
-    return pooled(original, inputs, weights, *args, **kwargs)
+    weights = _whole_on(weights, range(weights.ndim - 2), distribution)
+    return pool(distribution, original, inputs, weights, *args, **kwargs)
 
 
-def pooled(original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-    """Hook on poolings: the positions of inputs and output are not split, rows and channels may be.
+def pool(
+    distribution: Distribution, original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any
+) -> jax.Array:
+    """Hook on `max_pool`, `average_pool` and the adaptive ones: the positions of inputs and output are not split, rows
+    and channels may be.
 
     Args:
+        distribution: the one for which the step is traced.
         original: Keras's function.
         inputs: tensor [rows, *positions, channels], or with the channels second.
         args: the other arguments of the function.
@@ -95,13 +108,12 @@ def pooled(original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **
     given = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
     last = backend.standardize_data_format(given.get("data_format")) == "channels_last"
     positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
-    return _whole_on(original(_whole_on(inputs, positions), *args, **kwargs), positions)
+    outputs = original(_whole_on(inputs, positions, distribution), *args, **kwargs)
+    return _whole_on(outputs, positions, distribution)
 
 
-def _whole_on(value: jax.Array, dims: range) -> jax.Array:
+def _whole_on(value: jax.Array, dims: range, distribution: Distribution) -> jax.Array:
     """The same tensor, not split on these dims; on the others as XLA likes."""
-    distribution = active()
-    assert distribution is not None  # the hook's condition
     if distribution.num_model_replicas == len(distribution.placement.ranks):
         return value  # every rank has rows of its own, and nothing else is split
     return whole_on(value, dims, distribution.placement)

@@ -18,7 +18,8 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from keras_flow.backends.torch import data, layouts, rowwise, variables
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import data, layouts, variables
 from keras_flow.backends.torch.step import Rows, Step, computing
 
 if TYPE_CHECKING:
@@ -27,17 +28,18 @@ if TYPE_CHECKING:
 
 def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
-    if not layer.built or rowwise.reason_of(layer) is not None:
+    if not layer.built or row_interaction.of_layer(layer) is not None:
         return False
-    if _layout_of(args, kwargs) is None and not (rowwise.is_recurrent(layer) and _can_lie_by_rows(args, kwargs)):
+    is_recurrent = row_interaction.is_recurrent(layer)
+    if _layout_of(args, kwargs) is None and not (is_recurrent and _can_lie_by_rows(args, kwargs)):
         return False
     if any("call" in vars(part) for part in layer._flatten_layers()):
         return False  # who replaced it (`dist.verify` notes the inputs) expects all rows
     if any(part._remat_mode is not None for part in layer._flatten_layers()):
         return False  # run again in the backward pass, when its weights are no longer plain
-    if any(rowwise.assigns_weights(part) for part in layer._flatten_layers()):
+    if any(row_interaction.assigns_weights(part) for part in layer._flatten_layers()):
         return False  # plain weights are views of the variables' values, which autograd must not see written
-    return rowwise.is_recurrent(layer) or not any(
+    return is_recurrent or not any(
         part.is_shard()
         for variable in layer.variables
         if isinstance(variable._value, DTensor)
@@ -49,7 +51,7 @@ def call(
     original: Callable[..., object], step: Step, layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Run the layer on this rank's rows."""
-    if rowwise.is_recurrent(layer):
+    if row_interaction.is_recurrent(layer):
         args, kwargs = _by_rows(args, kwargs)
     layout = _layout_of(args, kwargs)
     assert layout is not None  # `can_run` said so

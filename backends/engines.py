@@ -1,0 +1,96 @@
+"""The table of engines: what is known of each without loading it.
+
+A launcher, the command line and the check of versions must tell engines apart before one is loaded, and mostly without
+ever loading it. Whatever they need is a row here. To add an engine is to add its row and the folder
+`backends/<name>/`, a module with the names of `interface.Backend`; `tests/backends/test_engines.py` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine, as far as it is known without loading it.
+
+    Attributes:
+        name: Keras's name of the backend; also that of the folder under `backends/`.
+        versions: the versions of its package that keras_flow was tested with; the same range as in pyproject.toml.
+        packages: names under which it is packaged.
+        module: the module that Python imports.
+        extra: what pip installs to have it with keras_flow.
+        drives_all_ranks: one process drives every rank of a host; otherwise each rank is a process of its own.
+        trains: whether it has `interface.Backend`; otherwise `interface.TensorEngine` only.
+        lost_neighbour: words in an error of this engine by which a rank says that another one is gone, so that the
+            launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
+        settings: environment variables that users set for it, which `keras-flow doctor` shows.
+    """
+
+    name: str
+    versions: str
+    packages: tuple[str, ...]
+    module: str
+    extra: str
+    drives_all_ranks: bool
+    trains: bool = True
+    lost_neighbour: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+#: name -> engine, in the order in which they are listed and compared
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "jax",
+            ">=0.10,<0.11",
+            ("jax",),
+            "jax",
+            "keras-flow[jax]",
+            drives_all_ranks=True,
+            settings=("JAX_PLATFORMS", "XLA_FLAGS", "NPROC"),
+        ),
+        Engine(
+            "tensorflow",
+            ">=2.21,<2.22",
+            ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
+            "tensorflow",
+            "keras-flow[tensorflow]",
+            drives_all_ranks=True,
+            settings=("TF_NUM_INTRAOP_THREADS",),
+        ),
+        Engine(
+            "torch",
+            ">=2.13,<2.14",
+            ("torch",),
+            "torch",
+            "keras-flow[torch]",
+            drives_all_ranks=False,
+            lost_neighbour=(
+                "recvBytes",
+                "sendBytes",
+            ),  # functions of gloo, named when a connection breaks
+            settings=("KERAS_TORCH_DEVICE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+        ),
+        # the reference of boxing and of global tensors
+        Engine("numpy", ">=2", ("numpy",), "numpy", "keras-flow", drives_all_ranks=True, trains=False),
+    )
+}
+
+
+def that_train() -> tuple[str, ...]:
+    """The names of the engines that train."""
+    return tuple(name for name, engine in ENGINES.items() if engine.trains)
+
+
+def in_words(names: Iterable[str]) -> str:
+    """Names as a choice.
+
+    Example:
+        >>> in_words(["jax", "tensorflow", "torch"])
+        'jax, tensorflow or torch'
+    """
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,259 @@
+"""Do the rows of a batch interact in a layer or a model? Decided from its structure, before training.
+
+A layer acts row by row when row i of its output depends on row i of its inputs only: then a rank may compute its rows
+alone. BatchNormalization and the random layers do not, but hooks make them exact. This is the one place that knows: an
+engine asks for the interaction that is found, and decides by its kind what it can still do. What is in none of the
+tables is unknown, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import keras
+from keras.src import tree
+from keras.src.models.functional import Functional
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """How rows may interact.
+
+    Attributes:
+        kind: `"own code"` of the user's; a `"function"` of the user's inside one of Keras's layers; `"along rows"`, an
+            axis that is dimension 0; `"state"` of the batch's rows; an `"added loss"` over all rows; a `"shape"`
+            without the rows; or `"unknown"`, for what is in no table.
+        text: who, and why, as the beginning of a sentence.
+        operation: the class of the operation of a functional model, where it is one.
+    """
+
+    kind: Literal["own code", "function", "along rows", "state", "added loss", "shape", "unknown"]
+    text: str
+    operation: str = ""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Keras's own layers that act row by row whatever their arguments
+_LAYERS = _names(
+    """InputLayer Dense Embedding ReversibleEmbedding Identity Masking Activation ReLU ELU LeakyReLU PReLU
+    Conv1D Conv2D Conv3D Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D
+    SeparableConv1D SeparableConv2D MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D
+    AveragePooling3D AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D
+    AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D
+    GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
+    GlobalMaxPooling2D GlobalMaxPooling3D Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise
+    GaussianDropout Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D
+    UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Add Subtract Multiply Average Maximum Minimum Attention
+    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling
+    Normalization"""
+)
+#: wrappers that do as the layers inside them
+_WRAPPERS = frozenset(["Bidirectional", "TimeDistributed", "SpectralNormalization"])
+_RECURRENT = frozenset(["RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "StackedRNNCells"])
+_CELLS = frozenset(["SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell"])
+#: layers that reduce or join along `axis`, which must not be dimension 0
+_ALONG_AXIS = _names(
+    """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot"""
+)
+#: operations in functional models (`keras.ops`) that act element by element
+_ELEMENTWISE = _names(
+    """Abs Absolute Add Subtract Multiply Divide TrueDivide FloorDivide Mod Power Maximum Minimum Square Sqrt
+    Rsqrt Exp Expm1 Log Log1p Log2 Log10 Sin Cos Tan Tanh Sinh Cosh Arcsin Arccos Arctan Arctan2 Negative Sign Floor
+    Ceil Round Clip Cast Relu Relu6 Sigmoid Silu Gelu Elu Selu Softplus Softsign HardSigmoid HardSilu HardTanh LeakyRelu
+    Mish LogSigmoid Celu Glu Identity Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot
+    Where Isnan Isinf Isfinite Erf Reciprocal ZerosLike OnesLike StopGradient"""
+)
+#: operations along `axis`, which must be given and must not be dimension 0
+_OPERATIONS_ALONG_AXIS = _names(
+    """Softmax LogSoftmax Mean Sum Max Min Prod Std Var Any All Argmax Argmin Logsumexp CountNonzero
+    Concatenate Cumsum Cumprod Norm Median Sort Argsort Flip Repeat Squeeze
+    ExpandDims"""
+)
+
+_known: WeakKeyDictionary[keras.Layer, Interaction | None] = WeakKeyDictionary()
+
+
+def of_model(model: keras.Model) -> Interaction | None:
+    """The interaction of rows in a model's step, or None.
+
+    A custom `train_step` sees logical tensors, so only the layers that it calls matter.
+    """
+    found = of_layer(model)
+    own_step = getattr(type(model), "train_step", None) is not getattr(keras.Model, "train_step", None)
+    if found is not None and own_step:
+        parts = [layer for layer in model._layers if isinstance(layer, keras.Layer)]
+        if parts and not _first(of_layer(layer) for layer in parts):
+            return None
+    return found
+
+
+def of_layer(layer: keras.Layer) -> Interaction | None:
+    """The interaction of rows in a layer and those inside it, or None where it acts row by row."""
+    if layer in _known:
+        return _known[layer]
+    found = of_layer_itself(layer) or _first(_inside(layer))
+    if layer.built:
+        _known[layer] = found
+    return found
+
+
+def is_recurrent(layer: keras.Layer) -> bool:
+    """Whether the layer repeats its operators for each time step."""
+    if type(layer).__name__ == "Bidirectional":
+        return is_recurrent(layer.forward_layer)
+    return type(layer).__name__ in _RECURRENT
+
+
+def assigns_weights(layer: keras.Layer) -> bool:
+    """Whether the layer assigns to trainable weights when it is called."""
+    return type(layer).__name__ == "SpectralNormalization"
+
+
+def of_layer_itself(layer: keras.Layer) -> Interaction | None:
+    """The interaction of rows in a layer, those inside it left out."""
+    found = None if _is_stock_graph(layer) or _is_stock_sequence(layer) else _by_class(layer)
+    if found is None and layer.activity_regularizer is not None:
+        text = f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
+        return Interaction("added loss", text)
+    return found
+
+
+def _by_class(layer: keras.Layer) -> Interaction | None:
+    name = type(layer).__name__
+    if not type(layer).__module__.startswith("keras.src.layers"):
+        kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
+        return Interaction("own code", f"{layer.name!r} is {kind}, which may mix rows")
+    if _has_unknown_function(layer):
+        return Interaction("function", f"layer {layer.name!r} has a custom activation function, which may mix rows")
+    if getattr(layer, "stateful", False):
+        return Interaction("state", f"layer {layer.name!r} is stateful: its state is of the batch's rows")
+    if name == "EinsumDense":
+        keeps = _keeps_first_letter(layer.equation)
+        return None if keeps else Interaction("along rows", f"layer {layer.name!r} contracts or moves dimension 0")
+    axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
+    if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, _rank_of(layer))):
+        return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
+    if name in _LAYERS | _CELLS | _ALONG_AXIS | _RECURRENT | _WRAPPERS:
+        return None
+    kind = "own code" if name == "Lambda" else "unknown"
+    return Interaction(kind, f"layer {layer.name!r} ({name}) is not known to act row by row")
+
+
+def of_operations(model: keras.Layer) -> Iterator[Interaction]:
+    """The interactions of rows in the graph of a functional model, its layers left out; none in other layers."""
+    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    if not isinstance(graph, Functional):
+        return
+    if getattr(graph, "_losses_override", None) or graph._losses:
+        yield Interaction("added loss", f"model {graph.name!r} calls add_loss, which is over all rows")
+    rows = {tensor.shape[0] if len(tensor.shape) else () for tensor in tree.flatten(graph.inputs)}
+    if len(rows) > 1 or () in rows:
+        yield Interaction("shape", f"the inputs of {graph.name!r} have different numbers of rows")
+    for nodes in graph._nodes_by_depth.values():
+        for node in nodes:
+            operation = node.operation
+            is_layer = isinstance(operation, keras.Layer)
+            if any(not len(x.shape) or x.shape[0] not in rows for x in tree.flatten(node.output_tensors)):
+                text = f"the output of {operation.name!r} in {graph.name!r} has no batch dimension"
+                yield Interaction("shape", text, "" if is_layer else type(operation).__name__)
+            elif not is_layer and (found := _of_operation(node)) is not None:
+                yield found
+
+
+def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
+    """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
+    name = type(layer).__name__
+    if _is_stock_graph(layer) or _is_stock_sequence(layer):
+        yield from of_operations(layer)
+        yield from map(of_layer, layer.layers)
+    elif name in _RECURRENT:
+        yield from map(of_layer, layer.cells if name == "StackedRNNCells" else [layer.cell])
+    elif name == "Bidirectional":
+        yield from map(of_layer, (layer.forward_layer, layer.backward_layer))
+    elif name in _WRAPPERS:
+        yield of_layer(layer.layer)
+
+
+def _is_stock_graph(layer: keras.Layer) -> bool:
+    return isinstance(layer, Functional) and type(layer).call is Functional.call
+
+
+def _is_stock_sequence(layer: keras.Layer) -> bool:
+    return isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
+
+
+def _of_operation(node: object) -> Interaction | None:
+    operation = node.operation  # type: ignore[attr-defined]
+    name = type(operation).__name__
+    tensors = node.arguments.keras_tensors  # type: ignore[attr-defined]
+    rank = max((len(tensor.shape) for tensor in tensors), default=0)
+    if any(len(tensor.shape) != rank for tensor in tensors):
+        return Interaction("along rows", f"operation {name} joins tensors of different ranks, so rows may meet", name)
+    if _constant_with_rows(node, rank):
+        return Interaction("along rows", f"operation {name} has a constant with a row for each row of the batch", name)
+    if name in _ELEMENTWISE or (name == "GetItem" and _keeps_all_rows(node)):
+        return None
+    if name in _OPERATIONS_ALONG_AXIS:
+        axis = getattr(operation, "axis", None)
+        if axis is None or _touches_rows(axis, rank):
+            return Interaction("along rows", f"operation {name} works along dimension 0", name)
+        return None
+    if name == "Matmul" and rank > 2:
+        return None
+    return Interaction("unknown", f"operation {name} is not known to act row by row", name)
+
+
+def _constant_with_rows(node: object, rank: int) -> bool:
+    arguments = (node.arguments.args, node.arguments.kwargs)  # type: ignore[attr-defined]
+    for leaf in tree.flatten(arguments):
+        shape: tuple[int, ...] = tuple(getattr(leaf, "shape", ()))
+        if not isinstance(leaf, keras.KerasTensor) and len(shape) >= rank > 0 and shape[:1] != (1,):
+            return True
+    return False
+
+
+def _keeps_all_rows(node: object) -> bool:
+    args = node.arguments.args  # type: ignore[attr-defined]
+    key = args[1] if len(args) > 1 else None
+    first = key[0] if isinstance(key, tuple) and key else key
+    return first is Ellipsis or (isinstance(first, slice) and first == slice(None))
+
+
+def _has_unknown_function(layer: keras.Layer) -> bool:
+    for name in ("activation", "recurrent_activation"):
+        function = getattr(layer, name, None)
+        module = getattr(function, "__module__", None) or type(function).__module__
+        if isinstance(function, Callable) and not module.startswith("keras."):  # type: ignore[arg-type]
+            return True
+        if isinstance(function, keras.Layer) and of_layer(function) is not None:
+            return True
+    return False
+
+
+def _keeps_first_letter(equation: str) -> bool:
+    inputs, _, output = equation.partition("->")
+    first, _, second = inputs.partition(",")
+    if first.startswith("...") or output.startswith("..."):
+        return first.startswith("...") and output.startswith("...")
+    return bool(first) and first[0] == output[:1] and first[0] not in second
+
+
+def _touches_rows(axes: object, rank: int | None) -> bool:
+    flat = [int(axis) for axis in tree.flatten(axes) if axis is not None]
+    return any(axis == 0 or (rank is not None and axis == -rank) for axis in flat)
+
+
+def _rank_of(layer: keras.Layer) -> int | None:
+    for node in layer._inbound_nodes:
+        return max((len(tensor.shape) for tensor in node.input_tensors), default=0)
+    return None
+
+
+def _first(found: Iterable[Interaction | None]) -> Interaction | None:
+    return next((one for one in found if one is not None), None)

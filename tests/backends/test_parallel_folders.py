@@ -1,0 +1,197 @@
+"""The folders of the engines are read side by side: what they share has one name, and what they do not has a reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keras_flow.backends import engines
+
+pytestmark = pytest.mark.check
+
+ROOT = Path(engines.__file__).parent
+
+#: files that one engine has, or two -> why the others have none
+FILES = {
+    "random": (
+        ("tensorflow", "torch"),
+        "on JAX every draw is a function of seed and position already (partitionable threefry)",
+    ),
+    "optimizer": (("tensorflow", "torch"), "on JAX the update is a part of the step that XLA partitions"),
+    "operations": (
+        ("tensorflow", "torch"),
+        "rules of DTensor, which both have; XLA's are gone around in `partitioning`",
+    ),
+    "convolutions": (("jax", "tensorflow"), "torch's rules for convolutions are right, or are set in `operations`"),
+    # jax
+    "lowering": (("jax",), "plans become collectives of XLA before they run"),
+    "partitioning": (("jax",), "dims left over, which XLA pads and others compute whole"),
+    "rank_grid": (("jax",), "all ranks are one program: a rank finds its place by index"),
+    "schedule": (("jax",), "rounds of messages, which an SPMD program must fix beforehand"),
+    "signals": (("jax",), "transforms that XLA has wrong on split dims"),
+    "uniform_exchange": (("jax",), "exchanges as one SPMD program"),
+    # tensorflow
+    "counting": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "graph_operations": (("tensorflow",), "a step is a graph: its operations are seen as they are made"),
+    "images": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "linear_algebra": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "mirrored_strategy": (("tensorflow",), 'the engine\'s own strategy, `strategy="mirrored"`'),
+    "operation_hooks": (("tensorflow",), "TensorFlow's functions are wrapped one by one; torch has handlers for that"),
+    "recovery": (("tensorflow",), "DTensor keeps errors of ranks for the next operation"),
+    "replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
+    "replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
+    "slices": (("tensorflow",), "slices that DTensor has wrong"),
+    "substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "trace": (("tensorflow",), "which layer made which operation of a graph"),
+    "unpartitioned": (("tensorflow",), "what DTensor says of a step that it cannot partition"),
+    "whole_step": (("tensorflow",), "the last resort for such a step"),
+    "windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    # torch
+    "call_order": (("torch",), "a rank is a process of its own, and may run another program"),
+    "copies": (("torch",), "a rank is a process of its own, and may hold another copy of a weight"),
+    "embedding": (("torch",), "a handler in the place of DTensor's"),
+    "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
+    "gathering": (("torch",), "handlers gather below autograd"),
+    "in_place": (("torch",), "tensors that are written into, which the others do not have"),
+    "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
+    "relayout": (("torch",), "changes of layout inside DTensor are plans"),
+    "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
+    "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
+    "saving": (("torch",), "a rank is a process of its own: one of them writes"),
+    "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
+    "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
+    "trusted": (("torch",), "the rules of DTensor that are right"),
+    "values": (("torch",), "values that an eager program reads"),
+    "whole": (("torch",), "operators whose rules are not right"),
+}
+
+#: file -> names that not all engines have which have the file -> why
+NAMES = {
+    "boxing": {
+        "Shards program": "JAX and TensorFlow compile a program for each plan; JAX leaves all shards in one array",
+        "Region run": "torch works out a recipe for its rank; DTensor's changes of layout run plans too",
+    },
+    "convolutions": {"pool max_pool by_rows_only whole_kernel": "what each partitioner has wrong"},
+    "creation": {
+        "Draw recording creating_values record making_values": "TensorFlow notes an initialiser's draw to make parts",
+        "Target drawn_variable uniform normal truncated_normal": "torch's generator is a stream that each rank walks",
+    },
+    "data": {
+        "Uneven has_uneven to_logical distribute_data_input": "on JAX batches that do not divide stay split",
+        "Batch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
+        "to_tensors": "JAX's step takes host arrays as they are",
+        "map_call rows refuse BatchWatch": "ranks are processes, each of which reads the batch by itself",
+    },
+    "devices": {"must_await_steps": "XLA's pool of threads may be too small for steps in flight"},
+    "layers": {
+        "call moments": "JAX's step sees logical tensors, outside of a step too",
+        "distribution_outside rows_of_global confusion_matrix dense_bincount": "limits of DTensor, and of replicas",
+        "step_or_distribution pin consistent_step update_metrics": "operators run eagerly: each layer's call is seen",
+    },
+    "layouts": {
+        "mesh": "TensorFlow's mesh joins axes: `mesh_view`",
+        "MeshView mesh_view view_of layout_on lay on_mesh gathered in_step": "DTensor puts one mesh axis on a dim",
+        "whole_on": "XLA is told which dims stay whole",
+        "replicated": "a NamedSharding without axes is all that JAX needs",
+        "TorchPlacements group has_peers this_rank is_member distributed to_sbp to_placements local_slices divides "
+        "from_local": "ranks are processes that meet in groups; DTensor's placements are lists",
+    },
+    "operations": {
+        "in_traced_step captured_tensor capture concat split sparse_softmax_cross_entropy tile top_k recurrent "
+        "unrolled half_precision contract by_rows whole_dims known_value endless_text parse_message": (
+            "TensorFlow's functions are wrapped one by one"
+        ),
+        "aten Signature register": "torch has a registry of rules",
+    },
+    "optimizer": {
+        "Target described_key distribution_by_dtensor updated_variable add_variable_from_reference "
+        "distribution_of_step assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
+        "variables_of_dtensors updates_by_element reduce": "gradients arrive as partial sums",
+    },
+    "random": {
+        "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
+            "draws are operations of the step's graph"
+        ),
+        "align": "ranks are processes with random states of their own",
+    },
+    "trainer": {
+        "jit purge_model_variables predict_on_batch": "Keras's stock trainer does the rest on JAX",
+        "make_function remat": "JAX jits Keras's own step function, and recomputes inside it",
+        "Steps make_predict_function build build_for_prediction compile": "a step is a graph for each shape of batch",
+        "new_source retrack optimizers_of": "a step runs eagerly, on parameters of torch's modules",
+    },
+    "variables": {
+        "should_shard_at_init": "a question of Keras's JAX backend",
+        "to_logical": "numpy reads the logical value of a jax.Array",
+        "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
+        "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
+        "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
+        "assigned_from_file as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
+    },
+}
+
+
+def folders() -> dict[str, dict[str, Path]]:
+    """engine -> file -> path."""
+    return {name: {path.stem: path for path in (ROOT / name).glob("*.py")} for name in engines.that_train()}
+
+
+def public_names(path: Path) -> set[str]:
+    """Functions, classes and values of a file, without what it imports."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if not name.startswith("_")}
+
+
+def test_files_that_not_all_engines_have_are_listed_with_the_reason() -> None:
+    present: dict[str, list[str]] = {}
+    for engine, files in folders().items():
+        for file in files:
+            present.setdefault(file, []).append(engine)
+    partial = {file: tuple(have) for file, have in present.items() if len(have) < len(folders())}
+    assert partial == {file: have for file, (have, _) in FILES.items()}
+
+
+@pytest.mark.parametrize("file", sorted({file for files in folders().values() for file in files}))
+def test_names_that_not_all_engines_have_are_listed_with_the_reason(file: str) -> None:
+    names = [public_names(files[file]) for files in folders().values() if file in files]
+    partial = set.union(*names) - set.intersection(*names)
+    listed = [name for texts in NAMES.get(file, {}) for name in texts.split()]
+    assert len(listed) == len(set(listed))
+    assert partial == set(listed)
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+
+
+def test_hooks_and_conditions_are_written_in_one_form() -> None:
+    """A replacement takes what was found and the original, and says what it hooks; a condition may find nothing."""
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        for function in functions(path):
+            text = ast.get_docstring(function) or ""
+            second = [arg.arg for arg in function.args.args[1:2]]
+            if second == ["original"] and not function.name.startswith("_"):
+                if not text.startswith("Hook on "):
+                    wrong.append(f"{path.name} {function.name}: {text[:40]!r}")
+            elif text.startswith("Condition of") and function.name != "always":
+                returns = ast.unparse(function.returns) if function.returns else ""
+                if not returns.endswith("None"):
+                    wrong.append(f"{path.name} {function.name} -> {returns}")
+    assert not wrong
+
+
+def test_tables_of_hooks_have_the_same_groups_in_the_same_order() -> None:
+    order = ["_variables", "_trainer", "_layers", "_optimizer", "_random", "_saving", "_operations", "_replicas"]
+    for files in folders().values():
+        groups = [function.name for function in functions(files["hooks"]) if function.name.startswith("_")]
+        assert groups == [name for name in order if name in groups]
