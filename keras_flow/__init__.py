@@ -22,7 +22,7 @@ _NAMES = {
     "arange": "keras_flow.tensors.creation",
     "explain": "keras_flow.tensors.explanation",
     "full": "keras_flow.tensors.creation",
-    "global_tensor": "keras_flow.tensors.reading",
+    "global_tensor": "keras_flow.tensors.from_engine",
     "init": "keras_flow.runtime.init",
     "layout_of": "keras_flow.current.variable_layout",
     "ones": "keras_flow.tensors.creation",
@@ -33,7 +33,7 @@ _NAMES = {
     "run": "keras_flow.launch.run",
     "shard": "keras_flow.distributions.shard",
     "tensor": "keras_flow.tensors.creation",
-    "to_global": "keras_flow.tensors.creation",
+    "to_global": "keras_flow.tensors.from_local",
     "value_and_grad": "keras_flow.tensors.gradients",
     "zeros": "keras_flow.tensors.creation",
 }

@@ -22,11 +22,11 @@ from keras_flow.tensors.creation import rand as rand
 from keras_flow.tensors.creation import randint as randint
 from keras_flow.tensors.creation import randn as randn
 from keras_flow.tensors.creation import tensor as tensor
-from keras_flow.tensors.creation import to_global as to_global
 from keras_flow.tensors.creation import zeros as zeros
 from keras_flow.tensors.explanation import explain as explain
+from keras_flow.tensors.from_engine import global_tensor as global_tensor
+from keras_flow.tensors.from_local import to_global as to_global
 from keras_flow.tensors.global_tensor import GlobalTensor as GlobalTensor
 from keras_flow.tensors.gradients import value_and_grad as value_and_grad
-from keras_flow.tensors.reading import global_tensor as global_tensor
 
 __version__: str

@@ -1,4 +1,8 @@
-"""Making global tensors; each rank makes only its own shard."""
+"""`kf.tensor`, `kf.zeros`, `kf.randn` ...: new global tensors, of which each rank makes only its own shard.
+
+Nothing is communicated: every process computes its shards from the same arguments. Random numbers are a function of the
+seed and the logical index (`philox.py`), so they are equal for every layout and engine.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import DTypeLike
 
 from keras_flow import sbp as _sbp
+from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, PartialSum, SbpSpec
-from keras_flow.tensors import engine, philox
-from keras_flow.tensors.global_tensor import GlobalTensor, is_described
+from keras_flow.tensors import dry_run, philox
+from keras_flow.tensors.dtypes import check_dtype, default_of_array, default_of_values, numpy_dtype, standard_name
+from keras_flow.tensors.global_tensor import GlobalTensor
+from keras_flow.tensors.ranks import check_placement, local_ranks
 
 
 def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
@@ -23,35 +31,75 @@ def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike |
 
     Args:
         value: the logical value.
-        placement: ranks.
-        sbp: layout. P: the first rank of the axis holds the value, the others zeros.
-        dtype: None: that of an array, but for 64 bits, which become `keras.config.floatx()` and int32, the same on
-            every engine; numbers and lists alike.
+        placement: the ranks that hold it.
+        sbp: one sbp for each axis of the placement. With P the first rank of the axis holds the value, the others
+            zeros.
+        dtype: None means that of the array, except for 64 bits, which become `keras.config.floatx()` and int32 on
+            every engine; numbers and lists likewise.
 
     Raises:
-        FlowError: the engine has no such dtype.
+        FlowError: the engine has no such dtype, or the job has not the ranks.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.tensor([[1, 2], [3, 4], [5, 6]], placement=kf.Placement([0, 1]), sbp="S(0)")
+        GlobalTensor(shape=(3, 2), dtype=int32, sbp=(S(0)), Placement([0, 1], axes ('axis0',)))
+          rank 0: [[1 2]
+                   [3 4]]
+          rank 1: [[5 6]]
     """
     array = np.asarray(value)
     if dtype is None:
-        dtype = dtype_of(array)
-    return _made(array.shape, placement, sbp, dtype, lambda slices: array[slices])
+        dtype = default_of_array(array)
+    return _from_blocks(array.shape, placement, sbp, dtype, lambda slices: array[slices])
 
 
 def zeros(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
-    """Zeros. Shape as one sequence or as numbers."""
-    return full(shape, 0, placement=placement, sbp=sbp, dtype=dtype or _floatx())
+    """A global tensor of zeros.
+
+    Args:
+        *shape: logical shape, as numbers or as one sequence.
+        placement: the ranks that hold it.
+        sbp: one sbp for each axis of the placement.
+        dtype: None means `keras.config.floatx()`.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.zeros(4, 2, placement=kf.Placement([0, 1]), sbp="S(0)").to_local(rank=0).shape
+        (2, 2)
+    """
+    return full(shape, 0, placement=placement, sbp=sbp, dtype=dtype or keras.config.floatx())
 
 
 def ones(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
-    """Ones. Shape as one sequence or as numbers."""
-    return full(shape, 1, placement=placement, sbp=sbp, dtype=dtype or _floatx())
+    """A global tensor of ones; arguments as those of `kf.zeros`.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.ones(2, placement=kf.Placement([0, 1]), sbp="P").to_local(rank=1)  # summands of ones: 1 + 0
+        array([0., 0.], dtype=float32)
+    """
+    return full(shape, 1, placement=placement, sbp=sbp, dtype=dtype or keras.config.floatx())
 
 
 def full(shape: Any, value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
-    """One number everywhere."""
-    named = dtype or _default_dtype(np.asarray(value))
+    """A global tensor with one number everywhere.
+
+    Args:
+        shape: logical shape.
+        value: the number.
+        placement: the ranks that hold it.
+        sbp: one sbp for each axis of the placement.
+        dtype: None means `keras.config.floatx()` for a float, int32 for a whole number, bool for a truth value.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.full((3,), 7, placement=kf.Placement([0, 1]), sbp="B").numpy()
+        array([7, 7, 7], dtype=int32)
+    """
+    named = dtype or default_of_values(np.asarray(value))
     sizes = _shape(shape)
-    return _made(
+    return _from_blocks(
         sizes, placement, sbp, named, lambda slices: np.full([part.stop - part.start for part in slices], value)
     )
 
@@ -65,14 +113,31 @@ def arange(
     sbp: SbpSpec,
     dtype: DTypeLike | None = None,
 ) -> GlobalTensor:
-    """Evenly spaced values, as `keras.ops.arange`."""
+    """Evenly spaced values, as `keras.ops.arange` gives them.
+
+    Args:
+        start: first value; the end, and 0 the first value, where `stop` is None.
+        stop: the end, which is not reached.
+        step: difference of neighbours.
+        placement: the ranks that hold it.
+        sbp: one sbp for each axis of the placement.
+        dtype: None means int32 for whole numbers, else `keras.config.floatx()`.
+
+    Raises:
+        FlowError: a step of 0.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.arange(5, placement=kf.Placement([0, 1]), sbp="S(0)").to_local(rank=0)
+        array([0, 1, 2], dtype=int32)
+    """
     if stop is None:
         start, stop = 0, start
     if step == 0:
         raise FlowError(f"kf.arange from {start} to {stop} by steps of 0; a step is above or below 0")
     count = max(0, int(np.ceil((stop - start) / step)))
-    named = dtype or _default_dtype(np.asarray([start, stop, step]))
-    return _made(
+    named = dtype or default_of_values(np.asarray([start, stop, step]))
+    return _from_blocks(
         (count,), placement, sbp, named, lambda slices: start + step * np.arange(slices[0].start, slices[0].stop)
     )
 
@@ -80,114 +145,138 @@ def arange(
 def rand(
     *shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike | None = None
 ) -> GlobalTensor:
-    """Uniform in [0, 1)."""
-    named = _standard(dtype or _floatx())
-    one = engine.numpy_dtype(named).type(1)
-    below = float(np.nextafter(one, -one))  # what is drawn above it would be rounded up to 1
+    """Random numbers, uniform in [0, 1).
+
+    Args:
+        *shape: logical shape, as numbers or as one sequence.
+        placement: the ranks that hold it.
+        sbp: one sbp for each axis of the placement.
+        seed: a whole number, or a `keras.random.SeedGenerator`, which moves on with each draw. None: rank 0 draws a
+            seed from Python's generator, which `keras.utils.set_random_seed` seeds.
+        dtype: None means `keras.config.floatx()`.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> one_rank = kf.rand(4, placement=kf.Placement([0]), sbp="B", seed=1)
+        >>> two_ranks = kf.rand(4, placement=kf.Placement([0, 1]), sbp="S(0)", seed=1)
+        >>> bool((one_rank.numpy() == two_ranks.numpy()).all())
+        True
+    """
+    named = standard_name(dtype or keras.config.floatx())
+    one = numpy_dtype(named).type(1)
+    below = float(np.nextafter(one, -one))  # draws are float64; one above this would be rounded up to 1
 
     def draw(seed: int, stream: int, indices: np.ndarray) -> np.ndarray:
         return np.minimum(philox.uniform(seed, stream, indices), below)
 
-    return _drawn(shape, placement, sbp, seed, named, draw)
+    return _random(_shape(shape), placement, sbp, seed, named, draw)
 
 
 def randn(
     *shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike | None = None
 ) -> GlobalTensor:
-    """Standard normal."""
-    return _drawn(shape, placement, sbp, seed, dtype or _floatx(), philox.normal)
+    """Random numbers of the standard normal distribution; arguments as those of `kf.rand`.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.randn(2, 3, placement=kf.Placement([0, 1]), sbp="S(1)", seed=1).shape
+        (2, 3)
+    """
+    return _random(_shape(shape), placement, sbp, seed, dtype or keras.config.floatx(), philox.normal)
 
 
 def randint(
     low: int, high: int, shape: Any, *, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike = "int32"
 ) -> GlobalTensor:
-    """Whole numbers from `low` up, below `high`."""
+    """Random whole numbers from `low` up, below `high`, each equally likely.
+
+    Args:
+        low: the least.
+        high: one more than the largest.
+        shape: logical shape.
+        placement: the ranks that hold it.
+        sbp: one sbp for each axis of the placement.
+        seed: as for `kf.rand`.
+        dtype: of the result.
+
+    Raises:
+        FlowError: no number between low and high, or 2**32 of them or more.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.randint(0, 10, (3,), placement=kf.Placement([0, 1]), sbp="B", seed=1).dtype
+        'int32'
+    """
     if not 0 < high - low < 2**32:
         raise FlowError(f"kf.randint draws from low up to below high, under 2**32 numbers; got low={low}, high={high}")
 
     def draw(seed: int, stream: int, indices: np.ndarray) -> np.ndarray:
         return philox.integers(seed, stream, indices, low, high)
 
-    return _drawn((shape,), placement, sbp, seed, dtype, draw)
+    return _random(_shape((shape,)), placement, sbp, seed, dtype, draw)
 
 
-def full_like_layout(like: GlobalTensor, value: np.ndarray) -> GlobalTensor:
-    """A value on the placement of `like`, whole on every rank, of its dtype."""
+def broadcast_like(like: GlobalTensor, value: np.ndarray) -> GlobalTensor:
+    """A value in the dtype of `like`, broadcast on its placement."""
     return tensor(value, placement=like.placement, sbp=(_sbp.broadcast,) * like.placement.ndim, dtype=like.dtype)
 
 
-def to_global(local: Any, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
-    """A global tensor of what each process has: S takes shards, B copies of one value, P summands.
-
-    Args:
-        local: where this process drives one rank, its array; else rank -> array, for the ranks that it drives. A rank
-            outside the placement gives an empty array, or none. Numpy's 64 bits become fewer as in `kf.tensor`; the
-            engine's own arrays keep their dtype.
-        placement: ranks.
-        sbp: how the shards make up the logical tensor. With B the value of the first rank of each axis counts.
-
-    Raises:
-        FlowError: dtypes differ, shards are not those of a balanced split, a rank's shard is missing.
-    """
-    from keras_flow.tensors.joining import join
-
-    return join(local, placement, sbp)
-
-
-def _made(
+def _from_blocks(
     shape: Sequence[int],
     placement: Placement,
     sbp: SbpSpec,
     dtype: DTypeLike,
     block: Callable[[tuple[slice, ...]], np.ndarray],
 ) -> GlobalTensor:
-    engine.check_placement(placement)
-    dtype = _standard(dtype)
+    """A tensor of which `block` gives the logical values at any slices; called once for each rank of this process."""
+    check_placement(placement)
+    dtype = standard_name(dtype)
     layout = Layout(placement, sbp, shape)
     shards = {}
-    if not is_described():
-        engine.tensor_engine().note_call(f"making {dtype}{list(shape)} as ({_sbp.text(layout.nd_sbp)})")
-        for rank in engine.local_ranks():
+    if not dry_run.is_on():
+        tensor_engine().note_call(f"making {dtype}{list(shape)} as ({_sbp.text(layout.nd_sbp)})")
+        for rank in local_ranks():
             if placement.contains(rank):
-                value = block(layout.local_slices(rank)).astype(engine.numpy_dtype(dtype))
-                held = value if _holds(layout.nd_sbp, placement, rank) else np.zeros_like(value)
-                shards[rank] = engine.put(held, rank)
-                engine.check_dtype(shards[rank], dtype)
+                value = block(layout.local_slices(rank)).astype(numpy_dtype(dtype))
+                if not _holds_summand(layout.nd_sbp, placement, rank):
+                    value = np.zeros_like(value)
+                shards[rank] = tensor_engine().put(value, rank)
+                check_dtype(shards[rank], dtype)
     return GlobalTensor(layout, dtype, shards)
 
 
-def _holds(nd_sbp: NdSbp, placement: Placement, rank: int) -> bool:
-    """Of the ranks of a P axis the first has the value."""
-    at = zip(placement.coordinates(rank), nd_sbp, strict=True)
-    return all(index == 0 for index, part in at if isinstance(part, PartialSum))
+def _holds_summand(nd_sbp: NdSbp, placement: Placement, rank: int) -> bool:
+    """Whether a rank has the values of a partial sum: the first rank of each P axis does, and the others have zeros."""
+    axes = zip(placement.coordinates(rank), nd_sbp, strict=True)
+    return all(index == 0 for index, part in axes if isinstance(part, PartialSum))
 
 
-def _drawn(
-    shape: Any,
+def _random(
+    shape: tuple[int, ...],
     placement: Placement,
     sbp: SbpSpec,
     seed: Any,
     dtype: DTypeLike,
     draw: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> GlobalTensor:
-    sizes = _shape(shape)
+    """A tensor of random numbers; `draw` takes a seed, a stream and the logical indices of the elements."""
     number, stream = _seed(seed)
-    engine.tensor_engine().note_call(f"drawing with seed {number}, {stream}")
-    return _made(sizes, placement, sbp, dtype, lambda slices: draw(number, stream, philox.indices_of(sizes, slices)))
+    tensor_engine().note_call(f"drawing with seed {number}, {stream}")
+    return _from_blocks(
+        shape, placement, sbp, dtype, lambda slices: draw(number, stream, philox.indices_of(shape, slices))
+    )
 
 
 def _seed(seed: Any) -> tuple[int, int]:
     """Seed and stream. A `keras.random.SeedGenerator` moves on with each draw; without a seed rank 0 draws one."""
-    import keras
-
     if isinstance(seed, keras.random.SeedGenerator):
         number, stream = np.asarray(keras.ops.convert_to_numpy(seed.next())).tolist()
         return number, stream
-    if seed is None and is_described():
+    if seed is None and dry_run.is_on():
         return 0, 0
     if seed is None:  # `keras.utils.set_random_seed` seeds Python's generator too
-        drawn = {rank: random.getrandbits(63) for rank in engine.local_ranks()}
-        agreed = engine.tensor_engine().agree_on(drawn)
+        drawn = {rank: random.getrandbits(63) for rank in local_ranks()}
+        agreed = tensor_engine().agree_on(drawn)
         return agreed[min(agreed)], 0
     return int(seed), 0
 
@@ -195,32 +284,3 @@ def _seed(seed: Any) -> tuple[int, int]:
 def _shape(shape: Any) -> tuple[int, ...]:
     parts = tuple(shape)
     return tuple(parts[0]) if len(parts) == 1 and isinstance(parts[0], Sequence) else parts
-
-
-def _standard(dtype: DTypeLike) -> str:
-    """The name of a dtype, given as `keras.ops` takes it: a name, a type, or numpy's or the engine's own."""
-    import keras
-
-    try:
-        name = keras.backend.standardize_dtype(dtype)
-        engine.numpy_dtype(name)
-    except (TypeError, ValueError) as error:
-        raise FlowError(f"{dtype!r} is no dtype of numbers; 'float32', 'int32' and 'bool' are, for example") from error
-    return name
-
-
-def _floatx() -> str:
-    import keras
-
-    return keras.config.floatx()
-
-
-def _default_dtype(array: np.ndarray) -> str:
-    if array.dtype.kind == "f":
-        return _floatx()
-    return "int32" if array.dtype.kind in "iu" else array.dtype.name
-
-
-def dtype_of(array: np.ndarray | np.generic) -> str:
-    """The dtype that an array's global tensor has unless another is asked for: its own, but for 64 bits."""
-    return array.dtype.name if array.dtype.itemsize < 8 else _default_dtype(np.asarray(array))

@@ -1,47 +1,44 @@
-"""What an operator would do: signatures and boxing, from layouts alone."""
+"""`kf.explain`: what an operator, or a function and its gradients, would choose and send, from layouts alone.
+
+It is a dry run (`dry_run.py`) whose record is printed: for each operator the signature with its cost, the boxing of its
+inputs, and the signatures that cost more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.sbp import text
-from keras_flow.signatures import Call, Choice
 from keras_flow.signatures.choice import Option
-from keras_flow.tensors.global_tensor import GlobalTensor, watched
-
-
-@dataclass(frozen=True)
-class Line:
-    """One operator: its signature, those rejected, and the boxing of its inputs."""
-
-    call: Call
-    choice: Choice
-    plans: tuple[BoxingPlan, ...] = ()
+from keras_flow.tensors import gradients, tape
+from keras_flow.tensors.dry_run import OperatorCost, Recorder, recorded_by
+from keras_flow.tensors.global_tensor import GlobalTensor
+from keras_flow.tensors.ops import Operator
 
 
 @dataclass(frozen=True)
 class GradientLine:
-    """How the gradient of a float input comes out of the operators, and how it is laid at the leaf.
+    """The gradient of a float input: its layout out of the operators, and the boxing to the one that it returns in.
 
     Attributes:
-        came: its layout where nothing is reduced yet; None: the result does not depend on the input.
-        laid: that of the input, but B for P.
-        plan: the reduction; None where the gradient lies so already.
+        unreduced: its layout as the operators give it; None: the result does not depend on the input.
+        returned: that of the input, with B for P.
+        plan: from the one to the other; None where they are the same.
     """
 
-    came: Layout | None
-    laid: Layout
+    unreduced: Layout | None
+    returned: Layout
     plan: BoxingPlan | None = None
 
     def __str__(self) -> str:
-        how = f"comes as ({text(self.came.nd_sbp)})" if self.came else "is zeros"
+        how = f"comes as ({text(self.unreduced.nd_sbp)})" if self.unreduced else "is zeros"
         received = self.plan.total_bytes if self.plan else 0
-        return f"of {list(self.laid.shape)} {how}, is laid as ({text(self.laid.nd_sbp)}), {received} bytes"
+        return f"of {list(self.returned.shape)} {how}, is laid as ({text(self.returned.nd_sbp)}), {received} bytes"
 
 
 @dataclass(frozen=True)
@@ -49,33 +46,33 @@ class OperatorExplanation:
     """What an operator, or a function and its gradients, does on given layouts; nothing was computed or sent.
 
     Attributes:
-        name: the operator.
-        lines: the operators that it is made of, one where it runs on shards as it is.
-        outputs: layouts of the results.
-        gradients: of the float inputs, in their order, where the gradient of a result lies as the result, but B for P.
-        way_back: boxing of the gradients on their way from the results to the inputs.
+        name: of what was explained.
+        lines: the operators that ran, several for a function or a decomposition.
+        outputs: the results, without values.
+        gradients: of the float inputs, in their order, when the cotangents of the results are B for P.
+        way_back: boxing of cotangents between operators.
     """
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[OperatorCost, ...]
     outputs: tuple[GlobalTensor, ...]
     gradients: tuple[GradientLine, ...] = ()
     way_back: tuple[BoxingPlan, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """Bytes received by all ranks together, without the gradients'."""
+        """Bytes that all ranks together receive for the results; gradients are apart."""
         return sum(plan.total_bytes for line in self.lines for plan in line.plans)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes received by all ranks together for the gradients."""
+        """Bytes that all ranks together receive for the gradients."""
         at_leaves = [line.plan for line in self.gradients if line.plan is not None]
         return sum(plan.total_bytes for plan in (*self.way_back, *at_leaves))
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that boxing takes on a rank at once."""
+        """The most bytes that boxing has on a rank at once; the first 64 ranks are asked, as others are alike."""
         return max(
             (plan.peak_bytes(rank) for line in self.lines for plan in line.plans for rank in plan.ranks[:64]), default=0
         )
@@ -107,29 +104,6 @@ def _priced(option: Option) -> str:
     return f"{option}, {option.bytes} bytes{owed}"
 
 
-@dataclass
-class _Watcher:
-    """Notes choices and plans."""
-
-    held: int = 0
-    lines: list[Line] = field(default_factory=list)
-    before: list[BoxingPlan] = field(default_factory=list)
-    plans: list[BoxingPlan] = field(default_factory=list)
-
-    def chosen(self, call: Call, choice: Choice) -> None:
-        self.held = max(self.held, choice.chosen.elements)
-        self.lines.append(Line(call, choice, tuple(self.before)))
-        self.before.clear()
-
-    def relaid(self, plan: BoxingPlan) -> None:
-        self.plans.append(plan)
-        if self.lines:
-            last = self.lines[-1]
-            self.lines[-1] = Line(last.call, last.choice, (*last.plans, plan))
-        else:
-            self.before.append(plan)
-
-
 def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
     """What `program(*args, **kwargs)` would do: signatures, the rejected ones, steps, bytes, peak memory, gradients.
 
@@ -140,49 +114,40 @@ def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
 
     Raises:
         FlowError: it is neither; it needs values of tensors, of which only layouts are known here.
-    """
-    from keras_flow.tensors import gradients
-    from keras_flow.tensors.ops import Operator
 
+    Example:
+        >>> import keras_flow as kf
+        >>> mesh = kf.Placement([0, 1])
+        >>> x, w = (kf.ones(4, 4, placement=mesh, sbp=sbp) for sbp in ("S(1)", "B"))
+        >>> print(kf.explain(kf.ops.matmul, x, w).outputs[0].sbp)  # each rank cuts its rows of w: nothing is sent
+        (P,)
+    """
     if not isinstance(program, (Operator, gradients.ValueAndGrad)):
         raise FlowError(
             "kf.explain explains operators of kf.ops, kf.ops.matmul for example, and what kf.value_and_grad returns; "
             f"got {program!r}"
         )
-    there, back = _Watcher(), _Watcher()
-    with watched(there):
+    forward, backward = Recorder(), Recorder()
+    with recorded_by(forward):
         if isinstance(program, Operator):
-            args, kwargs = gradients.fresh((args, kwargs))
+            args, kwargs = gradients.distinct((args, kwargs))
             leaves = gradients.floats_of((args, kwargs))
-            found, tape = gradients.record(lambda: program(*args, **kwargs), leaves)
+            result, records = tape.record(lambda: program(*args, **kwargs), leaves)
         else:
-            chosen, found, tape = program.recorded(args, kwargs)
+            chosen, result, records = program.record(args, kwargs)
             leaves = gradients.floats_of(chosen)
-    with watched(back):
-        seeds = [(result, gradients.seed_of(result)) for result in gradients.floats_of(found)]
-        came = gradients.back(tape, seeds) if seeds else {}
-    lines = [_gradient_line(leaf, came) for leaf in leaves] if seeds else []
-    outputs = tuple(gradients.tensors_of(found))
-    return OperatorExplanation(str(program), tuple(there.lines), outputs, tuple(lines), tuple(back.plans))
+    with recorded_by(backward):
+        cotangents = [(output, gradients.cotangent_of_ones(output)) for output in gradients.floats_of(result)]
+        by_id = gradients.walk_back(records, cotangents) if cotangents else {}
+    lines = [_gradient_line(leaf, by_id) for leaf in leaves] if cotangents else []
+    outputs = tuple(gradients.tensors_of(result))
+    return OperatorExplanation(str(program), tuple(forward.operators), outputs, tuple(lines), tuple(backward.plans))
 
 
-def _gradient_line(leaf: GlobalTensor, came: Mapping[int, GlobalTensor]) -> GradientLine:
-    from keras_flow.tensors import gradients
-
-    watcher = _Watcher()
-    with watched(watcher):
-        laid = gradients.at_leaf(leaf, came).layout
-    if id(leaf) not in came:
-        return GradientLine(None, laid)
-    return GradientLine(came[id(leaf)].layout, laid, watcher.plans[0] if watcher.plans else None)
-
-
-def cost_of(program: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes that all ranks together receive in operators on global tensors, and the most elements that one of these
-    has on a rank; from layouts alone."""
-    from keras_flow.tensors import gradients
-
-    watcher = _Watcher()
-    with watched(watcher), gradients.untaped():
-        program()
-    return sum(plan.total_bytes for plan in watcher.plans), watcher.held
+def _gradient_line(leaf: GlobalTensor, by_id: Mapping[int, GlobalTensor]) -> GradientLine:
+    recorder = Recorder()
+    with recorded_by(recorder):
+        returned = gradients.at_leaf(leaf, by_id).layout
+    if id(leaf) not in by_id:
+        return GradientLine(None, returned)
+    return GradientLine(by_id[id(leaf)].layout, returned, recorder.plans[0] if recorder.plans else None)

@@ -1,62 +1,64 @@
-"""A logical tensor that lies on the ranks of a placement."""
+"""`GlobalTensor`: one logical tensor whose shards lie on the ranks of a placement.
+
+This file has the data and what concerns a single tensor: layout, shards, `to_global`, `to_local`, conversions.
+Operators (`x + y`, `x[2:5]`) are attached to the class by `operators.py`, because they need everything between here and
+there.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from keras_flow import boxing
 from keras_flow import sbp as _sbp
+from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, combine
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, PartialSum, SbpSpec
-from keras_flow.tensors import engine
+from keras_flow.tensors import dry_run, tape
+from keras_flow.tensors.dtypes import numpy_dtype
+from keras_flow.tensors.ranks import check_placement, local_ranks, world_size
 
-#: while it is there operators tell it what they choose and how they lay tensors, and compute nothing: see `explanation`
-_watcher: ContextVar[Any] = ContextVar("watcher", default=None)
-
-
-def _operator(name: str, swapped: bool = False) -> Callable[[GlobalTensor, object], GlobalTensor]:
-    def method(self: GlobalTensor, other: object) -> GlobalTensor:
-        from keras_flow.tensors import ops
-
-        if not isinstance(other, (GlobalTensor, int, float, bool, complex, np.ndarray, np.generic)):
-            return NotImplemented
-        one, two = (other, self) if swapped else (self, other)
-        return getattr(ops, name)(one, two)
-
-    return method
-
-
-def _unary(name: str) -> Callable[[GlobalTensor], GlobalTensor]:
-    def method(self: GlobalTensor) -> GlobalTensor:
-        from keras_flow.tensors import ops
-
-        return getattr(ops, name)(self)
-
-    return method
+#: shards of this process that `repr` shows
+_SHOWN = 2
 
 
 class GlobalTensor:
-    """One logical tensor; each rank of its placement holds the shard that its layout says.
+    """One logical tensor; each rank of its placement holds the shard that the layout says.
 
-    Made by `kf.tensor`, `kf.zeros`, `kf.randn` ... and `kf.to_global`; behaves as an array does. Every process of the
-    job calls each operator in the same order; ranks outside the placement too.
+    `kf.tensor`, `kf.zeros`, `kf.randn` ... and `kf.to_global` make them; they behave as numpy arrays do. Every process
+    of the job must call the same operators in the same order, processes whose ranks are outside the placement included.
 
     Attributes:
         layout: placement, nd_sbp and logical shape.
         dtype: name of the dtype, as `"float32"`.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> mesh = kf.Placement([0, 1])
+        >>> x = kf.tensor([[1.0, 2.0], [3.0, 4.0]], placement=mesh, sbp="S(0)")
+        >>> x.shape, x.dtype, x.sbp
+        ((2, 2), 'float32', (S(0),))
+        >>> (x @ x).numpy()
+        array([[ 7., 10.],
+               [15., 22.]], dtype=float32)
     """
 
-    # a numpy array on the left leaves the operator to us
+    # numpy leaves `array + tensor` to our __radd__ instead of adding element by element
     __array_priority__ = 100
 
     def __init__(self, layout: Layout, dtype: str, shards: Mapping[int, object]):
+        """A tensor of shards that exist already.
+
+        Args:
+            layout: where they lie.
+            dtype: of all shards.
+            shards: rank -> the engine's array, for the ranks that this process drives; none in a dry run.
+        """
         self.layout = layout
         self.dtype = dtype
         self._shards = shards
@@ -80,7 +82,7 @@ class GlobalTensor:
 
     @property
     def placement(self) -> Placement:
-        """The ranks."""
+        """The ranks that hold it."""
         return self.layout.placement
 
     @property
@@ -91,11 +93,12 @@ class GlobalTensor:
     def __repr__(self) -> str:
         """Shape, dtype, placement, sbp and the shards of this process; nothing is communicated."""
         head = f"GlobalTensor(shape={self.shape}, dtype={self.dtype}, sbp=({_sbp.text(self.sbp)}), {self.placement}"
+        as_numpy = tensor_engine().as_numpy
         shards = "".join(
-            f"\n  rank {rank}: {np.array2string(engine.as_numpy(value), prefix=f'  rank {rank}: ', threshold=64)}"
-            for rank, value in list(self._shards.items())[:2]
+            f"\n  rank {rank}: {np.array2string(as_numpy(value), prefix=f'  rank {rank}: ', threshold=64)}"
+            for rank, value in list(self._shards.items())[:_SHOWN]
         )
-        more = len(self._shards) - 2
+        more = len(self._shards) - _SHOWN
         return f"{head}){shards}" + (f"\n  and {more} more ranks of this process" if more > 0 else "")
 
     # ---- other layouts
@@ -103,43 +106,52 @@ class GlobalTensor:
     def to_global(
         self, placement: Placement | None = None, sbp: SbpSpec | None = None, *, grad_sbp: SbpSpec | None = None
     ) -> GlobalTensor:
-        """The same logical tensor in another layout.
+        """The same logical tensor in another layout, by boxing.
 
         Args:
             placement: None keeps the present one.
             sbp: None keeps the present one.
-            grad_sbp: layout of the gradient that passes back through here; None leaves it as it comes.
+            grad_sbp: layout that the gradient gets when it passes back through here; None leaves the layout it has.
 
         Raises:
             FlowError: a split dim out of range, an nd_sbp of another length than the placement has axes, ranks that
                 the job does not have.
-        """
-        from keras_flow.tensors import gradients
 
+        Example:
+            >>> import keras_flow as kf
+            >>> x = kf.ones(4, 2, placement=kf.Placement([0, 1]), sbp="S(0)")
+            >>> x.to_local(rank=1).shape, x.to_global(sbp="B").to_local(rank=1).shape
+            ((2, 2), (4, 2))
+        """
         if placement is not None:
-            engine.check_placement(placement)
+            check_placement(placement)
         target = Layout(placement or self.placement, self.sbp if sbp is None else sbp, self.shape)
         if target == self.layout and grad_sbp is None:
             return self
-        result = relay(self, target)
-        if result is self:  # another tensor, so that the tape can tell them apart
+        result = change_layout(self, target)
+        if result is self:  # the tape tells tensors apart by identity, and the gradient of this one gets a layout
             result = GlobalTensor(self.layout, self.dtype, self._shards)
-        gradients.note_relay(self, result, grad_sbp)
+        tape.record_boxing(self, result, grad_sbp)
         return result
 
     def to_local(self, rank: int | None = None) -> Any:
         """The engine's own array that a rank holds, shared, without communication.
 
         Args:
-            rank: which; None: that of this process, where it drives one.
+            rank: None means the rank of this process, where it drives only one.
 
         Returns:
             The shard; for a rank outside the placement an empty array with as many dims.
 
         Raises:
             FlowError: this process drives several ranks, or not that one.
+
+        Example:
+            >>> import keras_flow as kf
+            >>> kf.arange(5, placement=kf.Placement([0, 1]), sbp="S(0)").to_local(rank=1)
+            array([3, 4], dtype=int32)
         """
-        here = engine.local_ranks()
+        here = local_ranks()
         if rank is None:
             if len(here) != 1:
                 raise FlowError(
@@ -150,17 +162,27 @@ class GlobalTensor:
             raise FlowError(f"rank {rank} is not of this process, which drives {list(here)}")
         if rank in self._shards:
             return self._shards[rank]
-        return engine.put(np.zeros((0,) * self.ndim, engine.numpy_dtype(self.dtype)), rank)
+        return tensor_engine().put(np.zeros((0,) * self.ndim, numpy_dtype(self.dtype)), rank)
 
     def numpy(self) -> np.ndarray:
-        """The logical tensor on every process; a collective on several: all processes call."""
-        if is_described():
+        """The logical tensor, on every process. A collective where there are several processes: all of them call.
+
+        Raises:
+            FlowError: in `kf.explain`, where tensors have no values.
+
+        Example:
+            >>> import keras_flow as kf
+            >>> kf.ones(3, placement=kf.Placement([0, 1]), sbp="P").numpy()
+            array([1., 1., 1.], dtype=float32)
+        """
+        if dry_run.is_on():
             raise FlowError("kf.explain knows layouts only; this program asks for the values of a tensor")
-        if len(engine.local_ranks()) == engine.world_size():  # one process sees all shards
-            return combine(self.layout, {rank: engine.as_numpy(value) for rank, value in self._shards.items()})
-        whole = Placement(range(engine.world_size()), type=self.placement.type)
-        everywhere = relay(self, Layout(whole, (_sbp.broadcast,), self.shape))
-        return engine.as_numpy(next(iter(everywhere._shards.values())))
+        as_numpy = tensor_engine().as_numpy
+        if len(local_ranks()) == world_size():  # this process has all shards: nothing needs to be sent
+            return combine(self.layout, {rank: as_numpy(value) for rank, value in self._shards.items()})
+        world = Placement(range(world_size()), type=self.placement.type)
+        everywhere = change_layout(self, Layout(world, (_sbp.broadcast,), self.shape))
+        return as_numpy(next(iter(everywhere._shards.values())))
 
     def item(self) -> float | int | bool:
         """The value of a tensor with one element, as a Python number."""
@@ -172,51 +194,43 @@ class GlobalTensor:
         Nothing is copied.
 
         Raises:
-            FlowError: the engine's own cannot hold this layout.
+            FlowError: the engine's own array cannot have this layout.
         """
-        return engine.to_engine(self)
+        return tensor_engine().to_engine(self.layout, self._shards)
 
-    # ---- as arrays do
+    # ---- conversions of Python and numpy
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        """The logical values, for `np.asarray(x)`."""
         return np.asarray(self.numpy(), dtype)  # type: ignore[call-overload]
 
     def __len__(self) -> int:
+        """Length of the first dim."""
         if not self.shape:
             raise TypeError("len() of a 0-d global tensor")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[GlobalTensor]:
-        return (self[index] for index in range(len(self)))
-
     def __bool__(self) -> bool:
+        """The truth of a tensor with one element."""
         return bool(self._number("bool"))
 
     def __float__(self) -> float:
+        """The number in a tensor with one element."""
         return float(self._number("float"))
 
     def __int__(self) -> int:
+        """The number in a tensor with one element."""
         return int(self._number("int"))
 
     def __index__(self) -> int:
+        """The whole number in a tensor with one element, so that it can be an index or a length."""
         if "int" not in self.dtype:
             raise TypeError(f"a global tensor of dtype {self.dtype} is no index: whole numbers are")
         return int(self._number("int"))
 
     def __format__(self, spec: str) -> str:
+        """A number for a format as `.3f`; else the text of `repr`."""
         return format(self.item(), spec) if spec else repr(self)
-
-    def __contains__(self, value: object) -> bool:
-        from keras_flow.tensors import ops
-
-        return bool(ops.any(self == value))
-
-    @property
-    def T(self) -> GlobalTensor:
-        """Dims in reverse order."""
-        from keras_flow.tensors import ops
-
-        return ops.transpose(self)
 
     def _number(self, kind: str) -> Any:
         if self.size != 1:
@@ -224,107 +238,79 @@ class GlobalTensor:
         return self.item()
 
     def __hash__(self) -> int:
+        """By identity: `==` compares elements and returns a tensor."""
         return id(self)
 
     def __reduce__(self) -> Any:
+        """Refuses to be pickled."""
         raise TypeError(
             "a global tensor cannot be pickled: it is spread over the ranks of a job. Pickle x.numpy(), and make it "
             "again with kf.tensor(value, placement=..., sbp=...)"
         )
 
-    # ---- operators
-    __add__ = _operator("add")
-    __radd__ = _operator("add", swapped=True)
-    __sub__ = _operator("subtract")
-    __rsub__ = _operator("subtract", swapped=True)
-    __mul__ = _operator("multiply")
-    __rmul__ = _operator("multiply", swapped=True)
-    __truediv__ = _operator("true_divide")
-    __rtruediv__ = _operator("true_divide", swapped=True)
-    __floordiv__ = _operator("floor_divide")
-    __rfloordiv__ = _operator("floor_divide", swapped=True)
-    __mod__ = _operator("mod")
-    __rmod__ = _operator("mod", swapped=True)
-    __pow__ = _operator("power")
-    __rpow__ = _operator("power", swapped=True)
-    __matmul__ = _operator("matmul")
-    __rmatmul__ = _operator("matmul", swapped=True)
-    __and__ = _operator("bitwise_and")
-    __rand__ = _operator("bitwise_and", swapped=True)
-    __or__ = _operator("bitwise_or")
-    __ror__ = _operator("bitwise_or", swapped=True)
-    __xor__ = _operator("bitwise_xor")
-    __rxor__ = _operator("bitwise_xor", swapped=True)
-    __eq__ = _operator("equal")  # type: ignore[assignment]
-    __ne__ = _operator("not_equal")  # type: ignore[assignment]
-    __lt__ = _operator("less")
-    __le__ = _operator("less_equal")
-    __gt__ = _operator("greater")
-    __ge__ = _operator("greater_equal")
-    __neg__ = _unary("negative")
-    __abs__ = _unary("absolute")
+    # ---- operators, for type checkers: operators.py attaches them
 
-    def __pos__(self) -> GlobalTensor:
-        return self
+    if TYPE_CHECKING:
+        __add__: ClassVar[Operator]
+        __radd__: ClassVar[Operator]
+        __sub__: ClassVar[Operator]
+        __rsub__: ClassVar[Operator]
+        __mul__: ClassVar[Operator]
+        __rmul__: ClassVar[Operator]
+        __truediv__: ClassVar[Operator]
+        __rtruediv__: ClassVar[Operator]
+        __floordiv__: ClassVar[Operator]
+        __rfloordiv__: ClassVar[Operator]
+        __mod__: ClassVar[Operator]
+        __rmod__: ClassVar[Operator]
+        __pow__: ClassVar[Operator]
+        __rpow__: ClassVar[Operator]
+        __matmul__: ClassVar[Operator]
+        __rmatmul__: ClassVar[Operator]
+        __and__: ClassVar[Operator]
+        __rand__: ClassVar[Operator]
+        __or__: ClassVar[Operator]
+        __ror__: ClassVar[Operator]
+        __xor__: ClassVar[Operator]
+        __rxor__: ClassVar[Operator]
+        __eq__: ClassVar[Operator]  # type: ignore[assignment]
+        __ne__: ClassVar[Operator]  # type: ignore[assignment]
+        __lt__: ClassVar[Operator]
+        __le__: ClassVar[Operator]
+        __gt__: ClassVar[Operator]
+        __ge__: ClassVar[Operator]
+        __getitem__: ClassVar[Operator]
+        __iter__: ClassVar[Callable[[GlobalTensor], Iterator[GlobalTensor]]]
+        __contains__: ClassVar[Callable[[GlobalTensor, object], bool]]
+        __setitem__: ClassVar[Callable[[GlobalTensor, object, object], None]]
+        __round__: ClassVar[Callable[..., GlobalTensor]]
+        __pos__: ClassVar[Callable[[GlobalTensor], GlobalTensor]]
+        __neg__: ClassVar[Callable[[GlobalTensor], GlobalTensor]]
+        __abs__: ClassVar[Callable[[GlobalTensor], GlobalTensor]]
+        __invert__: ClassVar[Callable[[GlobalTensor], GlobalTensor]]
 
-    def __invert__(self) -> GlobalTensor:
-        from keras_flow.tensors import ops
-
-        return ops.logical_not(self) if self.dtype == "bool" else ops.bitwise_invert(self)
-
-    def __round__(self, digits: int | None = None) -> GlobalTensor:
-        from keras_flow.tensors import ops
-
-        return ops.round(self, digits or 0)
-
-    def __getitem__(self, key: object) -> GlobalTensor:
-        from keras_flow.tensors import indexing
-
-        return indexing.get(self, key)
-
-    def __setitem__(self, key: object, value: object) -> None:
-        from keras_flow.tensors import gradients, indexing
-
-        if gradients.is_taped([one for one in (self, value) if isinstance(one, GlobalTensor)]):
-            raise FlowError(
-                "x[...] = value changes a tensor that kf.value_and_grad differentiates; make a new one, with "
-                "kf.ops.where or kf.ops.concatenate"
-            )
-        result = indexing.put(self, key, value).to_global(sbp=self.sbp)
-        self._shards = result._shards
+        @property
+        def T(self) -> GlobalTensor: ...
 
 
-def relay(tensor: GlobalTensor, target: Layout) -> GlobalTensor:
-    """The same logical tensor in another layout, unseen by a tape."""
+Operator = Callable[[GlobalTensor, object], GlobalTensor]
+
+
+def change_layout(tensor: GlobalTensor, target: Layout) -> GlobalTensor:
+    """The same logical tensor in another layout; the tape does not see it. Returns `tensor` where it has that layout.
+
+    `x.to_global` is what programs call; this is boxing inside operators and gradients, which the tape must not record
+    a second time.
+    """
     if target == tensor.layout:
         return tensor
     plan = boxing.plan(tensor.layout, target, tensor.dtype)
-    if (watching := watcher()) is not None:
-        watching.relaid(plan)
+    if (recorder := dry_run.recorder()) is not None:
+        recorder.record_boxing(plan)
         return GlobalTensor(target, tensor.dtype, {})
     return GlobalTensor(target, tensor.dtype, boxing.execute(plan, tensor._shards))
 
 
-def summed(nd_sbp: NdSbp) -> NdSbp:
-    """An nd_sbp with B where it has P."""
+def without_partial(nd_sbp: NdSbp) -> NdSbp:
+    """An nd_sbp with B in place of P: the layout in which sums over ranks are finished."""
     return tuple(_sbp.broadcast if isinstance(part, PartialSum) else part for part in nd_sbp)
-
-
-@contextlib.contextmanager
-def watched(by: Any) -> Iterator[None]:
-    """Tell `by`, and no other, of what operators and boxing do; tensors are only described inside."""
-    token = _watcher.set(by)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
-
-
-def watcher() -> Any:
-    """The one of now, or None."""
-    return _watcher.get()
-
-
-def is_described() -> bool:
-    """Whether tensors are only described: layouts without values."""
-    return _watcher.get() is not None

@@ -1,48 +1,36 @@
-"""Gradients of functions of global tensors: a tape of what operators did, walked back.
+"""`kf.value_and_grad`: gradients of functions of global tensors, by walking back a tape of what operators did.
 
-The gradient of S is S, of B is P and of P is B: the cotangent of an output is laid as the dual of the output, each rank
-takes it through its own part, and what comes out is laid as the dual of the input. Nothing is reduced before the leaf.
-On an axis where all inputs and outputs are B every rank does the same, so a cotangent that is whole stays whole.
+The gradient of S is S, of B is P and of P is B: the *dual* layout. At each operator the cotangents of its results are
+boxed to the duals of the results' layouts, each rank takes its part back through its pullback, and what comes out has
+the duals of the inputs' layouts. So gradients of broadcast weights stay partial sums, and are reduced once, at the
+leaf.
+
+On an axis where all inputs and all results are B every rank computes the same. There a whole cotangent gives whole
+gradients on every rank, which must not be summed; a partial one gives partial ones.
+
+Example: `sum(x * w)` with `x` of layout S(0) and `w` of layout B on 2 ranks. `x * w` is S(0), the sum P. The cotangent
+of the sum is a one, B. That of `x * w` is S(0), and from it each rank gets its rows of the gradient of `x`, S(0), and a
+summand of the gradient of `w`, P, which an all-reduce makes B.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from keras import tree
 
 from keras_flow import sbp as _sbp
+from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
-from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Sbp, SbpSpec
-from keras_flow.tensors import engine
-from keras_flow.tensors.global_tensor import GlobalTensor, relay, summed
-
-
-@dataclass
-class _Record:
-    inputs: Sequence[GlobalTensor]
-    laid: Sequence[GlobalTensor]
-    results: Sequence[GlobalTensor]
-    pullbacks: Mapping[int, Callable[..., list]]
-    grad_sbp: SbpSpec | None = None
-    is_relay: bool = False
-
-
-@dataclass
-class Tape:
-    """What was done to tensors that depend on the arguments, in order."""
-
-    watched: set[int]
-    records: list[_Record] = field(default_factory=list)
-
-
-_tape: ContextVar[Tape | None] = ContextVar("tape", default=None)
+from keras_flow.sbp import Broadcast, NdSbp, PartialSum, Sbp
+from keras_flow.tensors import creation, ops, tape
+from keras_flow.tensors.dtypes import is_float
+from keras_flow.tensors.global_tensor import GlobalTensor, change_layout, without_partial
+from keras_flow.tensors.tape import BoxingRecord, OperatorRecord, Tape
 
 
 def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | None = None) -> Callable[..., Any]:
@@ -54,18 +42,25 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
 
     Returns:
         A function of the same arguments: (value, gradients). Gradients have the structure of the argument, or of a
-        tuple of arguments, and lie as these do, a P argument's as B. `kf.explain` takes it too.
+        tuple of arguments, and their layouts, with B for P. `kf.explain` takes it too.
 
     Raises:
-        FlowError: the result is not one number, nothing to differentiate, one inside another, or the engine has no
-            gradients.
+        FlowError: when it is called: the result is not one number, no argument can be differentiated, one call inside
+            another, or the engine has no gradients.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> x = kf.tensor([1.0, 2.0, 3.0], placement=kf.Placement([0, 1]), sbp="S(0)")
+        >>> value, gradient = kf.value_and_grad(lambda x: kf.ops.sum(x * x))(x)
+        >>> float(value), gradient.sbp, [round(g, 3) for g in gradient.numpy().tolist()]
+        (14.0, (S(0),), [2.0, 4.0, 6.0])
     """
     return ValueAndGrad(function, argnums)
 
 
 @dataclass(frozen=True)
 class ValueAndGrad:
-    """What `value_and_grad` returns."""
+    """What `value_and_grad` returns; its arguments are those of `value_and_grad`."""
 
     function: Callable[..., Any]
     argnums: int | Sequence[int] | None
@@ -74,19 +69,18 @@ class ValueAndGrad:
         return f"kf.value_and_grad({getattr(self.function, '__name__', self.function)})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[GlobalTensor, Any]:
-        from keras import tree
-
-        chosen, value, tape = self.recorded(args, kwargs)
-        found = back(tape, [(value, seed_of(value))])
+        """The value, B on every axis, and the gradients."""
+        chosen, value, records = self.record(args, kwargs)
+        by_id = walk_back(records, [(value, cotangent_of_ones(value))])
         gradients: Any = tree.map_structure(
-            lambda leaf: at_leaf(leaf, found) if isinstance(leaf, GlobalTensor) else None, chosen
+            lambda leaf: at_leaf(leaf, by_id) if isinstance(leaf, GlobalTensor) else None, chosen
         )
         whole = value.to_global(sbp=(_sbp.broadcast,) * value.placement.ndim)
         single = isinstance(self.argnums, int) or (self.argnums is None and len(args) == 1)
         return whole, gradients[0] if single else tuple(gradients)
 
-    def recorded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list, GlobalTensor, Tape]:
-        """The arguments to differentiate, as the function was given them, its value, and the tape."""
+    def record(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list, GlobalTensor, Tape]:
+        """Run the function; returns the arguments to differentiate, as it was given them, its value, and the tape."""
         given = list(args)
         places = range(len(args)) if self.argnums is None else np.atleast_1d(self.argnums).tolist()
         for place in places:
@@ -94,31 +88,30 @@ class ValueAndGrad:
                 raise FlowError(
                     f"kf.value_and_grad: argnums names argument {place}; the function was given {len(args)}"
                 )
-            given[place] = fresh(args[place])
+            given[place] = distinct(args[place])
         chosen = [given[place] for place in places]
         leaves = tensors_of(chosen)
         for leaf in leaves:
-            if not _is_float(leaf.dtype):
+            if not is_float(leaf.dtype):
                 raise FlowError(
                     f"kf.value_and_grad: an argument of dtype {leaf.dtype} has no gradient; leave it out by argnums"
                 )
         if not leaves:
             raise FlowError("kf.value_and_grad was given no global tensor to differentiate")
-        if _tape.get() is not None:
+        if tape.is_recording():
             raise FlowError("kf.value_and_grad inside another: gradients of gradients are not there yet")
-        value, tape = record(lambda: self.function(*given, **kwargs), leaves)
+        value, records = tape.record(lambda: self.function(*given, **kwargs), leaves)
         if not isinstance(value, GlobalTensor) or value.size != 1:
             found = f"shape {value.shape}" if isinstance(value, GlobalTensor) else type(value).__name__
             raise FlowError(
                 f"kf.value_and_grad: the function must return a global tensor with one element, got {found}"
             )
-        return chosen, value, tape
+        return chosen, value, records
 
 
-def fresh(structure: Any) -> Any:
-    """The structure with other tensors that share the shards: one that is given twice is two to a tape."""
-    from keras import tree
-
+def distinct(structure: Any) -> Any:
+    """The structure with new tensors on the same shards: the tape tells arguments apart by identity, and one tensor may
+    be given twice."""
     return tree.map_structure(
         lambda leaf: GlobalTensor(leaf.layout, leaf.dtype, leaf._shards) if isinstance(leaf, GlobalTensor) else leaf,
         structure,
@@ -126,180 +119,117 @@ def fresh(structure: Any) -> Any:
 
 
 def tensors_of(structure: Any) -> list[GlobalTensor]:
-    """The global tensors of a structure."""
-    from keras import tree
-
+    """The global tensors of a structure, in order."""
     return [leaf for leaf in tree.flatten(structure) if isinstance(leaf, GlobalTensor)]
 
 
 def floats_of(structure: Any) -> list[GlobalTensor]:
-    """Those that have gradients."""
-    return [leaf for leaf in tensors_of(structure) if _is_float(leaf.dtype)]
+    """The global tensors of a structure that have gradients."""
+    return [leaf for leaf in tensors_of(structure) if is_float(leaf.dtype)]
 
 
-def record(program: Callable[[], Any], leaves: Sequence[GlobalTensor]) -> tuple[Any, Tape]:
-    """What a program returns, and what it did to tensors that depend on the leaves."""
-    tape = Tape({id(leaf) for leaf in leaves})
-    with _taped_by(tape):
-        return program(), tape
+def cotangent_of_ones(result: GlobalTensor) -> GlobalTensor:
+    """Ones in the dual layout of a result, B for P; every rank makes its own."""
+    return creation.ones(result.shape, placement=result.placement, sbp=without_partial(result.sbp), dtype=result.dtype)
 
 
-@contextlib.contextmanager
-def _taped_by(tape: Tape | None) -> Iterator[None]:
-    token = _tape.set(tape)
-    try:
-        yield
-    finally:
-        _tape.reset(token)
-
-
-def untaped() -> AbstractContextManager[None]:
-    """Inside, nothing is recorded."""
-    return _taped_by(None)
-
-
-def is_taped(inputs: Sequence[GlobalTensor]) -> bool:
-    """Whether what is computed from these is to be differentiated."""
-    tape = _tape.get()
-    return tape is not None and any(id(one) in tape.watched and _is_float(one.dtype) for one in inputs)
-
-
-def note(
-    inputs: Sequence[GlobalTensor],
-    laid: Sequence[GlobalTensor],
-    results: Sequence[GlobalTensor],
-    pullbacks: Mapping[int, Callable[..., list]],
-) -> None:
-    """What an operator did. The record holds the tensors, so that their ids stay their own."""
-    tape = _tape.get()
-    assert tape is not None
-    tape.records.append(_Record(list(inputs), list(laid), list(results), dict(pullbacks)))
-    tape.watched |= {id(one) for one in results}
-
-
-def note_relay(before: GlobalTensor, after: GlobalTensor, grad_sbp: SbpSpec | None) -> None:
-    """A change of layout: the gradient passes as it is, or is laid as `grad_sbp`."""
-    tape = _tape.get()
-    if tape is not None and id(before) in tape.watched:
-        tape.records.append(_Record([before], [before], [after], {}, grad_sbp, is_relay=True))
-        tape.watched.add(id(after))
-
-
-def differentiated(
-    compute: Callable[..., list], values: Sequence[Any], inputs: Sequence[GlobalTensor], dtypes: Sequence[str]
-) -> tuple[list, Callable[..., list]]:
-    """Results on a rank, and the function from cotangents of its float results to those of its float inputs."""
-    floats = [place for place, one in enumerate(inputs) if _is_float(one.dtype)]
-    kept = [place for place, dtype in enumerate(dtypes) if _is_float(dtype)]
-    rest: list[Any] = []
-
-    def of_floats(*given: Any) -> list:
-        filled = list(values)
-        for place, value in zip(floats, given, strict=True):
-            filled[place] = value
-        rest[:] = compute(*filled)
-        return [rest[place] for place in kept]
-
-    results, pullback = engine.tensor_engine().vjp(of_floats, [values[place] for place in floats])
-    if len(kept) == len(dtypes):
-        return results, pullback
-    plain = compute(*values)  # whole numbers beside (top_k): not part of what is differentiated
-    for place, value in zip(kept, results, strict=True):
-        plain[place] = value
-    return plain, pullback
-
-
-def seed_of(result: GlobalTensor) -> GlobalTensor:
-    """Ones, laid as the gradient of a result lies at no cost: as the result does, but B for P."""
-    from keras_flow.tensors import creation
-
-    return creation.ones(result.shape, placement=result.placement, sbp=summed(result.sbp), dtype=result.dtype)
-
-
-def back(tape: Tape, seeds: Sequence[tuple[GlobalTensor, GlobalTensor]]) -> dict[int, GlobalTensor]:
-    """id of a tensor -> its gradient, in whatever layout it came.
+def walk_back(
+    records: Tape, cotangents_of_results: Sequence[tuple[GlobalTensor, GlobalTensor]]
+) -> dict[int, GlobalTensor]:
+    """Gradients of all tensors on the tape, last operator first.
 
     Args:
-        tape: what was done.
-        seeds: results, each with its gradient.
+        records: what the program did.
+        cotangents_of_results: its results, each with its cotangent.
+
+    Returns:
+        id of a tensor -> its gradient, in the layout in which it came out of the operators.
     """
-    from keras_flow.tensors import ops
+    gradients = {id(result): cotangent for result, cotangent in cotangents_of_results}
 
-    found = {id(result): seed for result, seed in seeds}
+    def add(tensor: GlobalTensor, gradient: GlobalTensor) -> None:
+        before = gradients.get(id(tensor))
+        gradients[id(tensor)] = gradient if before is None else ops.add(before, gradient)
 
-    def gather(tensor: GlobalTensor, gradient: GlobalTensor) -> None:
-        before = found.get(id(tensor))
-        found[id(tensor)] = gradient if before is None else ops.add(before, gradient)
-
-    for record in reversed(tape.records):
-        cotangents = [found.get(id(one)) for one in record.results]
-        if all(one is None for one in cotangents):
+    for record in reversed(records.records):
+        if isinstance(record, BoxingRecord):
+            cotangent = gradients.get(id(record.after))
+            if cotangent is not None:
+                add(record.before, _through_boxing(record, cotangent))
             continue
-        if record.is_relay:
-            (cotangent,), (before,) = cotangents, record.inputs
-            assert cotangent is not None
-            target = cotangent.layout
-            if record.grad_sbp is not None:
-                target = Layout(before.placement, record.grad_sbp, before.shape)
-            elif cotangent.placement != before.placement:
-                target = Layout(before.placement, summed(before.sbp), before.shape)
-            gather(before, relay(cotangent, target))
-            continue
-        for tensor, gradient in _through(record, cotangents):
-            if id(tensor) in tape.watched:
-                gather(tensor, gradient)
-    return found
+        cotangents = [gradients.get(id(result)) for result in record.results]
+        if any(cotangent is not None for cotangent in cotangents):
+            for tensor, gradient in _through_operator(record, cotangents):
+                if id(tensor) in records.watched:
+                    add(tensor, gradient)
+    return gradients
 
 
-def _through(record: _Record, cotangents: Sequence[GlobalTensor | None]) -> list[tuple[GlobalTensor, GlobalTensor]]:
-    """Gradients of the float inputs of an operator."""
-    from keras_flow.tensors import creation
+def _through_boxing(record: BoxingRecord, cotangent: GlobalTensor) -> GlobalTensor:
+    """The gradient of a tensor before its layout changed: the same values, boxed only if asked or on other ranks."""
+    before = record.before
+    if record.grad_sbp is not None:
+        return change_layout(cotangent, Layout(before.placement, record.grad_sbp, before.shape))
+    if cotangent.placement != before.placement:
+        return change_layout(cotangent, Layout(before.placement, without_partial(before.sbp), before.shape))
+    return cotangent
 
-    placement = record.laid[0].placement
-    parts = [one.sbp for one in (*record.laid, *record.results)]
-    given = [one for one in cotangents if one is not None]
-    # an axis on which every rank does the same: a whole cotangent gives whole gradients, a partial one partial ones
-    same: list[Sbp | None] = [
-        (_sbp.partial_sum if any(isinstance(one.sbp[axis], PartialSum) for one in given) else _sbp.broadcast)
-        if all(isinstance(part[axis], Broadcast) for part in parts)
-        else None
-        for axis in range(placement.ndim)
-    ]
-    laid = []
+
+def _through_operator(
+    record: OperatorRecord, cotangents: Sequence[GlobalTensor | None]
+) -> list[tuple[GlobalTensor, GlobalTensor]]:
+    """The float inputs of an operator, each with the gradient that this operator adds to it."""
+    placement = record.boxed[0].placement
+    fixed = _axes_of_equal_work(record, cotangents)
+    boxed = []
     for result, cotangent in zip(record.results, cotangents, strict=True):
-        if not _is_float(result.dtype):
+        if not is_float(result.dtype):
             continue
-        wanted = Layout(placement, _dual(result.sbp, same), result.shape)
-        if cotangent is None:
-            cotangent = creation.full_like_layout(result, np.zeros(result.shape))
-        laid.append(relay(cotangent, wanted))
-    floats = [(tensor, one) for tensor, one in zip(record.inputs, record.laid, strict=True) if _is_float(one.dtype)]
-    shards: list[dict[int, Any]] = [{} for _ in floats]
+        if cotangent is None:  # the program did not use this result
+            cotangent = creation.broadcast_like(result, np.zeros(result.shape))
+        boxed.append(change_layout(cotangent, Layout(placement, _dual(result.sbp, fixed), result.shape)))
+    inputs = [pair for pair in zip(record.inputs, record.boxed, strict=True) if is_float(pair[1].dtype)]
+    shards: list[dict[int, Any]] = [{} for _ in inputs]
     for rank, pullback in record.pullbacks.items():
-        with engine.on_rank(rank):
-            for held, value in zip(shards, pullback(*[one._shards[rank] for one in laid]), strict=True):
-                held[rank] = value
+        with tensor_engine().on_rank(rank):
+            gradients = pullback(*[cotangent._shards[rank] for cotangent in boxed])
+        for of_input, value in zip(shards, gradients, strict=True):
+            of_input[rank] = value
     return [
-        (tensor, GlobalTensor(Layout(placement, _dual(one.sbp, same), one.shape), one.dtype, held))
-        for (tensor, one), held in zip(floats, shards, strict=True)
+        (tensor, GlobalTensor(Layout(placement, _dual(laid.sbp, fixed), laid.shape), laid.dtype, of_input))
+        for (tensor, laid), of_input in zip(inputs, shards, strict=True)
     ]
 
 
-def _dual(nd_sbp: NdSbp, same: Sequence[Sbp | None]) -> NdSbp:
-    swapped = {_sbp.broadcast: _sbp.partial_sum, _sbp.partial_sum: _sbp.broadcast}
-    return tuple(swapped.get(part, part) if one is None else one for part, one in zip(nd_sbp, same, strict=True))
+def _axes_of_equal_work(record: OperatorRecord, cotangents: Sequence[GlobalTensor | None]) -> list[Sbp | None]:
+    """For each axis on which every rank computes the same, the sbp of cotangents and gradients there; None for others.
+
+    That is B, or P where a cotangent is partial: an operator's derivative is linear, so summands stay summands.
+    """
+    layouts = [tensor.sbp for tensor in (*record.boxed, *record.results)]
+    given = [cotangent.sbp for cotangent in cotangents if cotangent is not None]
+    return [
+        (_sbp.partial_sum if any(isinstance(nd_sbp[axis], PartialSum) for nd_sbp in given) else _sbp.broadcast)
+        if all(isinstance(nd_sbp[axis], Broadcast) for nd_sbp in layouts)
+        else None
+        for axis in range(record.boxed[0].placement.ndim)
+    ]
 
 
-def at_leaf(leaf: GlobalTensor, found: Mapping[int, GlobalTensor]) -> GlobalTensor:
-    """The gradient of an argument, laid as this is, but B for P."""
-    from keras_flow.tensors import creation
+_DUAL: dict[Sbp, Sbp] = {_sbp.broadcast: _sbp.partial_sum, _sbp.partial_sum: _sbp.broadcast}
 
-    target = Layout(leaf.placement, summed(leaf.sbp), leaf.shape)
-    gradient = found.get(id(leaf))
+
+def _dual(nd_sbp: NdSbp, fixed: Sequence[Sbp | None]) -> NdSbp:
+    """The layout of the gradient of a tensor: B for P and P for B, except on axes where it is fixed."""
+    return tuple(
+        _DUAL.get(part, part) if on_axis is None else on_axis for part, on_axis in zip(nd_sbp, fixed, strict=True)
+    )
+
+
+def at_leaf(leaf: GlobalTensor, gradients: Mapping[int, GlobalTensor]) -> GlobalTensor:
+    """The gradient of an argument in the argument's layout, with B for P; zeros where nothing depends on it."""
+    target = Layout(leaf.placement, without_partial(leaf.sbp), leaf.shape)
+    gradient = gradients.get(id(leaf))
     if gradient is None:
-        gradient = creation.full_like_layout(leaf, np.zeros(leaf.shape))
-    return relay(gradient, target)
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
+        gradient = creation.broadcast_like(leaf, np.zeros(leaf.shape))
+    return change_layout(gradient, target)

@@ -1,9 +1,16 @@
-"""`kf.ops`: the operators of `keras.ops` on global tensors, with its names and arguments.
+"""`kf.ops`: the operators of `keras.ops` on global tensors, with Keras's names and arguments.
 
-Any operator of `keras.ops` that takes tensors is here. Those that the table of signatures knows
-(`keras_flow.signatures`) run on shards; for others the inputs are brought to broadcast. What goes along a split dim and
-is a few sums (softmax, normalisations, cross-entropy, means) is composed of operators on shards where that receives
-fewer bytes.
+Every operator of `keras.ops` that takes tensors is here: this module makes them when they are first asked for. Those
+for which `keras_flow.signatures` has rows run on shards; for others the inputs are brought to broadcast first.
+Operators along a split dim that amount to a few sums (softmax, normalisations, cross-entropy, means) are decomposed
+where that receives fewer bytes.
+
+>>> import keras_flow as kf
+>>> x = kf.tensor([[1.0, 2.0], [3.0, 4.0]], placement=kf.Placement([0, 1]), sbp="S(0)")
+>>> kf.ops.sum(x, axis=0)
+GlobalTensor(shape=(2,), dtype=float32, sbp=(P), Placement([0, 1], axes ('axis0',)))
+  rank 0: [1. 2.]
+  rank 1: [3. 4.]
 """
 
 from __future__ import annotations
@@ -11,35 +18,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_flow.tensors import composed
-from keras_flow.tensors.local import bound, function_of
-from keras_flow.tensors.running import run
+import keras
+
+from keras_flow.tensors import dispatch
+from keras_flow.tensors.keras_operators import arguments_by_name, function_of
 
 
 class Operator:
     """One operator. Call it with global tensors, or give it to `kf.explain`."""
 
     def __init__(self, name: str, function: Callable[..., Any]):
+        """An operator of `keras.ops`.
+
+        Args:
+            name: its name there.
+            function: computes it on arrays of the engine, and describes the result of `KerasTensor`s.
+        """
         self.name = self.__name__ = name
         self.__doc__ = function.__doc__
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = bound(self._function, args, kwargs)
-        if self.name == "einsum":  # keras.ops takes spaces where it computes, not where it describes
+        """The result for these arguments, which are those of the operator of `keras.ops`."""
+        arguments = arguments_by_name(self._function, args, kwargs)
+        if self.name == "einsum":  # keras.ops accepts spaces where it computes and refuses them where it describes
             arguments["subscripts"] = str(arguments["subscripts"]).replace(" ", "")
         if self.name == "squeeze" and arguments.get("axis") is None:
-            # of the tensor, not of what is left of it on a rank, where other dims may have length 1
+            # which dims to squeeze is a question to the logical shape: on a rank a split dim may have length 1 too
             dims = tuple(dim for dim, length in enumerate(arguments["x"].shape) if length == 1)
             arguments["axis"] = dims or None
-        other = composed.COMPOSED.get(self.name)
-        if other is not None:
-            composition = other(arguments)
-            if composition is not None:
-                return composed.cheaper(
-                    self.name, arguments, composition, lambda: run(self.name, self._function, arguments)
-                )
-        return run(self.name, self._function, arguments)
+        return dispatch.cheapest(self.name, self._function, arguments)
+
+    def without_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+        """As a call, but the operator itself runs; for decompositions that cover only some of its arguments."""
+        return dispatch.run(self.name, self._function, arguments_by_name(self._function, args, kwargs))
 
     def __repr__(self) -> str:
         return f"kf.ops.{self.name}"
@@ -51,12 +63,10 @@ def __getattr__(name: str) -> Operator:
     function = function_of(name)
     if function is None:
         raise AttributeError(f"keras.ops has no operator {name!r}, and so has kf.ops")
-    made = Operator(name, function)
-    globals()[name] = made
-    return made
+    operator = Operator(name, function)
+    globals()[name] = operator
+    return operator
 
 
 def __dir__() -> list[str]:
-    import keras
-
     return [name for name in dir(keras.ops) if not name.startswith("_")]

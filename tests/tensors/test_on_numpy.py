@@ -7,7 +7,7 @@ import json
 import pytest
 
 from keras_flow.signatures import table
-from keras_flow.tensors.composed import COMPOSED
+from keras_flow.tensors.dispatch import DECOMPOSITIONS
 from tests.launch import programs
 from tests.tensors.cases import CASES, EVERY_NAME
 from tests.tensors.checks import CHECKS
@@ -28,4 +28,4 @@ def test_nothing_is_wrong(check: str, wrong: dict[str, str]) -> None:
 def test_every_name_has_a_case() -> None:
     names = {case.name for case in (*CASES, *EVERY_NAME)}
     indices = {"getitem", "setitem"}  # see `worker.wrong_arrays`
-    assert set(table.RULES) | set(COMPOSED) == names | indices
+    assert set(table.RULES) | set(DECOMPOSITIONS) == names | indices

@@ -45,12 +45,12 @@ def _wrong_rows(case: Case, hierarchy: tuple[int, ...]) -> Iterator[str]:
 
     from keras_flow.signatures import Call
     from keras_flow.signatures.choice import signatures
-    from keras_flow.tensors import local
+    from keras_flow.tensors import keras_operators, per_rank
     from keras_flow.tensors.global_tensor import GlobalTensor
 
     placement = kf.Placement(np.arange(np.prod(hierarchy)).reshape(hierarchy))
     function = getattr(ops, case.name)
-    arguments = local.bound(function, *_given(case))
+    arguments = keras_operators.arguments_by_name(function, *_given(case))
     flat = [leaf for value in arguments.values() for leaf in tree.flatten(value)]
     arrays = [leaf for leaf in flat if isinstance(leaf, np.ndarray)]
 
@@ -61,7 +61,7 @@ def _wrong_rows(case: Case, hierarchy: tuple[int, ...]) -> Iterator[str]:
         return GlobalTensor(layout, keras.backend.standardize_dtype(leaf.dtype), {})
 
     symbols = {key: tree.map_structure(symbol, value) for key, value in arguments.items()}
-    wanted = [ops.convert_to_numpy(one) for one in tree.flatten(local.called(function, arguments))]
+    wanted = [ops.convert_to_numpy(one) for one in tree.flatten(keras_operators.call(function, arguments))]
     names = tuple(
         key for key, value in symbols.items() for leaf in tree.flatten(value) if isinstance(leaf, GlobalTensor)
     )
@@ -79,7 +79,7 @@ def _wrong_rows(case: Case, hierarchy: tuple[int, ...]) -> Iterator[str]:
         shards = [_shards(layout, one, rng) for layout, one in zip(laid, arrays, strict=True)]
         held: list[dict[int, np.ndarray]] = [{} for _ in results]
         for rank in placement.ranks:
-            compute = local.function(call, function, symbols, laid, results, rank)
+            compute = per_rank.function_of_rank(call, function, symbols, laid, results, rank)
             values = compute(*[ops.convert_to_tensor(one[rank]) for one in shards])
             for part, value in zip(held, values, strict=True):
                 part[rank] = ops.convert_to_numpy(value)
@@ -213,7 +213,10 @@ def _reference_gradients(function: Any, args: list, kwargs: dict, weights: list[
     import keras
     from keras import ops, tree
 
-    from keras_flow.tensors import engine
+    from keras_flow.backends.active import tensor_engine
+    from keras_flow.tensors.ranks import local_ranks
+
+    engine = tensor_engine()
 
     flat = [leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f"]
     exact = "float64" if keras.backend.backend() == "numpy" else "float32"  # numpy's are differences
@@ -226,8 +229,8 @@ def _reference_gradients(function: Any, args: list, kwargs: dict, weights: list[
                 total = total + ops.sum(ops.cast(one, exact) * ops.convert_to_tensor(weight))
         return [total]
 
-    rank = engine.local_ranks()[0]
-    _, pullback = engine.tensor_engine().vjp(run, [engine.put(one, rank) for one in flat])
+    rank = local_ranks()[0]
+    _, pullback = engine.vjp(run, [engine.put(one, rank) for one in flat])
     return [engine.as_numpy(one) for one in pullback(engine.put(np.ones((), "float32"), rank))]
 
 
@@ -344,9 +347,12 @@ def wrong_arrays() -> Iterator[str]:
 def _wrong_locals(value: np.ndarray) -> Iterator[str]:
     import pytest
 
-    from keras_flow.tensors import engine
+    from keras_flow.backends.active import tensor_engine
+    from keras_flow.tensors.ranks import local_ranks
 
-    here = engine.local_ranks()
+    engine = tensor_engine()
+
+    here = local_ranks()
     for nd_sbp in ("S(0),S(1)", "B,S(0)", "P,B"):
         layout = Layout(MESH, nd_sbp, value.shape)
         shards = _shards(layout, value, np.random.default_rng(2))
@@ -448,10 +454,10 @@ def _wrong_gradients() -> Iterator[str]:
     w = kf.randn(6, 4, placement=MESH, sbp="B,S(1)", seed=2)
     differentiated = kf.value_and_grad(lambda v, w: kf.ops.sum(kf.ops.square(kf.ops.matmul(v, w))))
     explained = kf.explain(differentiated, v, w)
-    came = [sbp.text(line.came.nd_sbp) for line in explained.gradients if line.came is not None]
+    came = [sbp.text(line.unreduced.nd_sbp) for line in explained.gradients if line.unreduced is not None]
     if came != ["S(0),P", "P,S(1)"] or explained.bytes != 0 or explained.gradient_bytes != 4 * (48 * 2 + 24 * 2):
         yield f"the explanation: {explained}"
-    if [line.laid for line in explained.gradients] != [one.layout for one in differentiated(v, w)[1]]:
+    if [line.returned for line in explained.gradients] != [one.layout for one in differentiated(v, w)[1]]:
         yield "the gradients do not lie as the explanation says"
     if "of [6, 4] comes as (P,S(1)), is laid as (B,S(1)), 192 bytes" not in str(kf.explain(kf.ops.matmul, v, w)):
         yield f"the explanation of an operator: {kf.explain(kf.ops.matmul, v, w)}"

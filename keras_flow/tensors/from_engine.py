@@ -1,0 +1,39 @@
+"""`kf.global_tensor`: what Keras or an engine holds, as a global tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
+from keras_flow.tensors.global_tensor import GlobalTensor
+from keras_flow.tensors.ranks import local_ranks
+
+
+def global_tensor(value: Any) -> GlobalTensor:
+    """A Keras variable created under a scope, or the engine's distributed array, as a global tensor; nothing is copied.
+
+    Args:
+        value: a `keras.Variable`, `jax.Array`, torch `DTensor` or TensorFlow DTensor.
+
+    Raises:
+        FlowError: it is none of these, or its shards are not those of a layout.
+    """
+    array = value.value if isinstance(value, keras.Variable) else value
+    layout_and_shards = tensor_engine().from_engine(array)
+    variable = keras_layout(value) if isinstance(value, keras.Variable) else None
+    if layout_and_shards is None and variable is not None and variable.distribution.has_one_rank:
+        # on a placement of one rank variables are plain tensors of Keras, which no engine calls distributed
+        (rank,) = variable.distribution.placement.ranks
+        shards = {rank: keras.ops.convert_to_tensor(value)} if rank in local_ranks() else {}
+        layout_and_shards = variable.layout, shards
+    if layout_and_shards is None:
+        raise FlowError(
+            f"kf.global_tensor reads variables made under a keras_flow scope and the engine's distributed arrays; got "
+            f"{type(array).__name__}. kf.to_global(local, placement, sbp) makes one of shards"
+        )
+    layout, shards = layout_and_shards
+    return GlobalTensor(layout, keras.backend.standardize_dtype(array.dtype), shards)
