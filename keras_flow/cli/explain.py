@@ -35,8 +35,8 @@ def explain(
         raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
     from rich.console import Console
 
+    from keras_flow.cli.explain_file import explain_file
     from keras_flow.explainer import suggest as pairs
-    from keras_flow.explainer.described import explain_file
     from keras_flow.explainer.text import show
 
     found = explain_file(file, layout, batch_size, ranks)

@@ -44,8 +44,8 @@ def verify(
         raise FlowError(f"keras-flow verify was asked for {file}, which is not a file.")
     from rich.console import Console
 
+    from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
-    from keras_flow.verify.file import verify_file
 
     asked = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(asked, skip_missing)

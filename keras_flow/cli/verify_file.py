@@ -61,7 +61,7 @@ def verify_file(
         out = Path(folder) / "verification.json"
         job = Job(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
         environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
-        command = [sys.executable, "-m", "keras_flow.verify.file", json.dumps(vars(job))]
+        command = [sys.executable, "-m", "keras_flow.cli.verify_file", json.dumps(vars(job))]
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT
