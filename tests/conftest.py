@@ -31,6 +31,13 @@ _CHECK = ("algebra", "boxing", "distributions/test_rules.py", "test_docs.py", "t
 _ENGINE = ("backend", "engine")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Under `-p randomly` (pytest-randomly) the order is random, not the seeds: a test or its fixture sets its own, which
+    the plugin would set again before the test itself."""
+    if hasattr(config.option, "randomly_reset_seed"):
+        config.option.randomly_reset_seed = False
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at markers, and pytest-xdist at groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs no engine, and group tests by the engine whose ranks they ask for, so that with pytest-xdist one

@@ -79,6 +79,7 @@ def test_memory_of_a_rank() -> None:
     assert any("estimate" in note for note in found.notes)
 
 
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")  # as for any subclass without one
 def test_a_model_without_a_graph_says_the_same() -> None:
     class Block(keras.Model):
         def __init__(self) -> None:
