@@ -32,8 +32,8 @@ _ENGINE = ("backend", "engine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under `-p randomly` (pytest-randomly) the order is random, not the seeds: a test or its fixture sets its own, which
-    the plugin would set again before the test itself."""
+    """Keep pytest-randomly (`-p randomly`) to the order of tests: between a test's fixtures and the test it would draw
+    seeds anew, over those that the fixtures have set."""
     if hasattr(config.option, "randomly_reset_seed"):
         config.option.randomly_reset_seed = False
 
