@@ -37,6 +37,16 @@ def on_every_engine(function: Callable[..., None]) -> Callable[..., None]:
     return _on(function, ["numpy", *ENGINES])
 
 
+def on_engines_alone(function: Callable[..., None]) -> Callable[..., None]:
+    """What numpy has not: on one of the engines, which turns with the day; on the others in `make test-full`."""
+    return _on(function, on_one(ENGINES, zlib.crc32(function.__name__.encode())))
+
+
+def on_jax(function: Callable[..., None]) -> Callable[..., None]:
+    """What JAX alone has."""
+    return _on(function, ["jax"])
+
+
 def _on(function: Callable[..., None], backends: Sequence[Any]) -> Callable[..., None]:
     def test(backend: str, on_ranks: Callable[[str], Callable[..., Any]], **given: object) -> None:
         on_ranks(backend)(function, *given.values())
