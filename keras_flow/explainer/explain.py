@@ -49,7 +49,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         graph,
         {axis: distribution.placement.axis_size(axis) for axis in distribution.placement.axis_names},
         capabilities.traffic,
-        capabilities.room,
+        capabilities.memory,
         lambda variable: layouts[id(variable)],
         slots=len(slots) // max(1, len(model.trainable_variables)),
     )
@@ -136,9 +136,9 @@ def _memory(
     of_slots = sum(_bytes(one.layout, dtype) for one, dtype in slots)
     gradients = sum(size for size, trainable in held if trainable)
     summed = [one.bytes for one in step.collectives if one.phase == "gradients" and one.kind == "all_reduce"]
-    room = step.room
-    at_a_time = gradients if room.update_bytes is None else min(gradients, room.update_bytes)
-    update = sum(summed) * room.sums_apart + room.update * at_a_time
+    besides = step.memory
+    at_a_time = gradients if besides.update_block_bytes is None else min(gradients, besides.update_block_bytes)
+    update = sum(summed) * besides.reduces_out_of_place + besides.update_tensors * at_a_time
     peak = weights + of_slots + max(backward_peak(calls), gradients + update)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
@@ -183,7 +183,7 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
     axes = tuple(axis for axis in distribution.batch_axes if rows_split and step.axes[axis] > 1)
     held = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
-        return Held(step.room.loss * held)
+        return Held(step.memory.loss_tensors * held)
     gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
@@ -198,8 +198,8 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
         step.send("all_reduce", axes, 4 + 4 * measured, "outputs", model.name, "loss and metrics", why)
     if gathers and view == "mirrored":  # the loss is computed on all rows
         whole = sum(step.local(key, {}) for key in step.graph.outputs)
-        return Held((step.room.loss + 1) * whole)
-    return Held(step.room.loss * held)
+        return Held((step.memory.loss_tensors + 1) * whole)
+    return Held(step.memory.loss_tensors * held)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:

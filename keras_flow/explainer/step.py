@@ -16,7 +16,7 @@ from keras_flow.sbp import Split
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.backends.interface import Room, Traffic
+    from keras_flow.backends.interface import StepMemory, StepTraffic
 
 #: how a tensor lies: axis name -> the dim that it splits; axes left out are broadcast
 Splits = Mapping[str, int]
@@ -36,7 +36,7 @@ class Step:
     Attributes:
         graph: the model's calls.
         axes: axis name -> ranks.
-        traffic, room: the engine's habits.
+        traffic, memory: what the engine communicates and holds besides.
         layout_of: a variable's layout.
         slots: optimizer variables for each trainable one (Adam: 2).
         splits: tensor key -> how it lies.
@@ -48,8 +48,8 @@ class Step:
 
     graph: Graph
     axes: Mapping[str, int]
-    traffic: Traffic
-    room: Room
+    traffic: StepTraffic
+    memory: StepMemory
     layout_of: Callable[[keras.Variable], Layout]
     slots: int = 0
     splits: dict[int, Splits] = field(default_factory=dict)
