@@ -36,7 +36,7 @@ def explain(
     from rich.console import Console
 
     from keras_flow.cli.explain_file import explain_file
-    from keras_flow.explainer import suggest as pairs
+    from keras_flow.explainer.suggest import rules_file
     from keras_flow.explainer.text import show
 
     found = explain_file(file, layout, batch_size, ranks)
@@ -45,7 +45,7 @@ def explain(
         if not found.suggested_rules:
             typer.echo("# nothing to suggest: no layer is split outside of a column and row pair", err=True)
         else:
-            typer.echo(pairs.rules_file(found.suggested_rules))
+            typer.echo(rules_file(found.suggested_rules))
     elif as_json:
         json.dump(found.as_json(), sys.stdout, indent=1)
         print()
