@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """What an engine sends in a step beyond what the layouts need, as data; read by `explain`, counted in
-    `tests/explain`.
+class StepTraffic:
+    """What an engine communicates in a step beyond what the layouts need, as data that `explain` reads.
+
+    The values were counted: bytes in XLA's compiled programs, around the calls to `torch.distributed`, and in
+    TensorFlow's partitioned graphs. `tests/explain/test_against_engines.py` counts them again.
 
     Attributes:
         adds_before_summing: partial gradients of one tensor, from several layers that read it, are added before one
@@ -46,7 +48,8 @@ class Traffic:
         sparse_gradients_per_slot: the gradient of an embedding table is reduced once for each slot of the optimizer.
         gathers_outputs: the model's outputs are gathered over the batch axes, by view: `"mirrored"`, `"consistent"`
             (there with the targets, for metrics).
-        statistics: vectors of a length of the channels that BatchNormalization reduces, forward and backward.
+        batch_statistics_vectors: vectors, each as long as the channels, that BatchNormalization reduces forward and
+            backward.
     """
 
     adds_before_summing: bool = True
@@ -55,45 +58,50 @@ class Traffic:
     joins_gradients: bool = False
     sparse_gradients_per_slot: bool = False
     gathers_outputs: frozenset[str] = frozenset()
-    statistics: tuple[int, int] = (2, 2)
+    batch_statistics_vectors: tuple[int, int] = (2, 2)
 
 
 @dataclass(frozen=True)
-class Room:
-    """What an engine holds in a step besides weights, slots, gradients and the outputs of layers, as data; read by
-    `explain` for its estimate of the peak, compared with what engines hold in `tests/explain`.
+class StepMemory:
+    """What an engine holds in a step besides weights, slots, gradients and the outputs of layers, as data that
+    `explain` reads for its estimate of the peak.
+
+    The values are those with which the estimate comes closest to XLA's buffer assignment, torch's profiler and
+    TensorFlow's allocator; `tests/explain/test_against_engines.py` compares them, docs/explain.md says how close.
 
     Attributes:
-        activations: activation function -> tensors of its output's size that its backward pass needs besides the
-            output. Those not named need one, the input.
-        normalization: the same for LayerNormalization and RMSNormalization.
-        batch_normalization: the same for BatchNormalization.
-        heads: times that attention holds queries, keys, values and what comes of them besides the projections.
-        scores: times that attention holds its scores.
-        loss: tensors of the size of the outputs that losses hold with their gradients.
-        pooled: bytes that the backward pass of max pooling needs for each element of its input and dim of it.
-        chosen: bytes that max pooling keeps for each element of its output.
-        sums_apart: gradients that are summed over ranks exist twice at a time: before and after.
-        update: tensors that an optimizer's update makes for each variable.
-        update_bytes: bytes of variables that it works on at a time; None: all of them.
+        activation_tensors: activation function -> tensors of its output's size that its backward pass needs besides
+            the output. Functions not named need one, the input.
+        normalization_tensors: the same number for LayerNormalization and RMSNormalization.
+        batch_normalization_tensors: the same number for BatchNormalization.
+        attention_head_copies: copies of queries, keys, values and their result that attention holds besides the
+            projections.
+        attention_score_copies: copies of its scores [rows, heads, length, length] that attention holds.
+        loss_tensors: tensors of the size of the model's outputs that losses hold with their gradients.
+        max_pool_gradient_bytes: bytes that the backward pass of max pooling needs, for each element of its input and
+            each dim of it.
+        max_pool_index_bytes: bytes that max pooling keeps for each element of its output.
+        reduces_out_of_place: gradients that are summed over ranks exist twice at a time, before and after.
+        update_tensors: tensors of a variable's size that an optimizer's update makes.
+        update_block_bytes: bytes of variables that an update works on at a time; None: all of them.
     """
 
-    activations: Mapping[str, int] = field(default_factory=dict)
-    normalization: int = 1
-    batch_normalization: int = 0
-    heads: int = 1
-    scores: int = 2
-    loss: int = 2
-    pooled: int = 0
-    chosen: int = 0
-    sums_apart: bool = False
-    update: int = 0
-    update_bytes: int | None = None
+    activation_tensors: Mapping[str, int] = field(default_factory=dict)
+    normalization_tensors: int = 1
+    batch_normalization_tensors: int = 0
+    attention_head_copies: int = 1
+    attention_score_copies: int = 2
+    loss_tensors: int = 2
+    max_pool_gradient_bytes: int = 0
+    max_pool_index_bytes: int = 0
+    reduces_out_of_place: bool = False
+    update_tensors: int = 0
+    update_block_bytes: int | None = None
 
-    def of_activation(self, name: str) -> int:
+    def tensors_of_activation(self, name: str) -> int:
         """Tensors that the activation function of this name needs besides its output."""
         plain = {"linear": 0, "relu": 0, "softmax": 0, "sigmoid": 0, "tanh": 0}
-        return {**plain, **self.activations}.get(name, 1)
+        return {**plain, **self.activation_tensors}.get(name, 1)
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,8 @@ class Capabilities:
         strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
-        traffic: what a step sends beyond what the layouts need.
-        room: what a step holds beyond variables, gradients and outputs.
+        traffic: what a step communicates beyond what the layouts need.
+        memory: what a step holds beyond variables, gradients and outputs.
         environment: environment variables that the engine's folder sets in its own process -> why.
     """
 
@@ -122,8 +130,8 @@ class Capabilities:
     gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
-    room: Room = field(default_factory=Room)
+    traffic: StepTraffic = field(default_factory=StepTraffic)
+    memory: StepMemory = field(default_factory=StepMemory)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends.engines import ENGINES
-from keras_flow.backends.interface import Capabilities, Room, Traffic
+from keras_flow.backends.interface import Capabilities, StepMemory, StepTraffic
 
 # Gathering it where it is used would be right too; measured, a step then holds 2.6 times the memory (tests/explain).
 _CONV = "TensorFlow's DTensor needs it whole ('Filter for convolution must have fully replicated layout')"
@@ -32,8 +32,8 @@ capabilities = Capabilities(
             "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled"
         ),
     },
-    traffic=Traffic(gather_is_sum=True, sparse_gradients_per_slot=True, statistics=(2, 0)),
-    room=Room({"gelu": 2}, update=2),
+    traffic=StepTraffic(gather_is_sum=True, sparse_gradients_per_slot=True, batch_statistics_vectors=(2, 0)),
+    memory=StepMemory({"gelu": 2}, update_tensors=2),
     environment={
         "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": (
             "DTensor's pass that combines all-reduces gives wrong gradients"

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from keras_flow.backends.engines import ENGINES
-from keras_flow.backends.interface import Capabilities, Room, Traffic
+from keras_flow.backends.interface import Capabilities, StepMemory, StepTraffic
 
 capabilities = Capabilities(
     drives_all_ranks=ENGINES["torch"].drives_all_ranks,
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="broadcast",
-    traffic=Traffic(scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})),
-    room=Room(
-        normalization=0, batch_normalization=1, pooled=2, chosen=8, sums_apart=True, update=3, update_bytes=2**20
+    traffic=StepTraffic(
+        scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})
+    ),
+    memory=StepMemory(
+        normalization_tensors=0,
+        batch_normalization_tensors=1,
+        max_pool_gradient_bytes=2,
+        max_pool_index_bytes=8,
+        reduces_out_of_place=True,
+        update_tensors=3,
+        update_block_bytes=2**20,
     ),
     refused={
         "string inputs": "torch has no string tensors",

@@ -68,7 +68,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         graph,
         {axis: distribution.placement.axis_size(axis) for axis in distribution.placement.axis_names},
         capabilities.traffic,
-        capabilities.room,
+        capabilities.memory,
         lambda variable: layouts[id(variable)],
         slots=len(slots) // max(1, len(model.trainable_variables)),
     )
@@ -163,10 +163,10 @@ def _memory(
         for collective in step.collectives
         if collective.phase == "gradients" and collective.kind == "all_reduce"
     ]
-    room = step.room
+    engine = step.memory
     # the peak is either in the backward pass or in the update, when activations are gone
-    at_a_time = gradients if room.update_bytes is None else min(gradients, room.update_bytes)
-    update = sum(summed) * room.sums_apart + room.update * at_a_time
+    at_a_time = gradients if engine.update_block_bytes is None else min(gradients, engine.update_block_bytes)
+    update = sum(summed) * engine.reduces_out_of_place + engine.update_tensors * at_a_time
     peak = weights + of_slots + max(_backward_peak(calls), gradients + update)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
@@ -249,7 +249,7 @@ def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model,
     axes = tuple(axis for axis in distribution.batch_axes if rows_split and step.axes[axis] > 1)
     outputs = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
-        return CallMemory(step.room.loss * outputs)
+        return CallMemory(step.memory.loss_tensors * outputs)
     gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
@@ -264,8 +264,8 @@ def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model,
         step.send("all_reduce", axes, 4 + 4 * measured, "outputs", model.name, "loss and metrics", why)
     if gathers and view == "mirrored":  # the loss is computed on all rows
         whole = sum(step.local(key, {}) for key in step.graph.outputs)
-        return CallMemory((step.room.loss + 1) * whole)
-    return CallMemory(step.room.loss * outputs)
+        return CallMemory((step.memory.loss_tensors + 1) * whole)
+    return CallMemory(step.memory.loss_tensors * outputs)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:

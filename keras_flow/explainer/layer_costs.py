@@ -98,7 +98,7 @@ def _activate(step: StepCost, call: LayerCall) -> None:
     """Count what the layer's activation function keeps for the backward pass."""
     name = _name_of(getattr(call.layer, "activation", None))
     for key in call.outputs:
-        step.keep(step.room.of_activation(name), key)
+        step.keep(step.memory.tensors_of_activation(name), key)
 
 
 def _name_of(function: object) -> str:
@@ -147,14 +147,14 @@ def attention(step: StepCost, call: LayerCall) -> None:
                 break
     count, length, other = heads.shape[2], heads.shape[1], graph.tensors[projected[1]].shape[1]
     scores = step.piece((heads.shape[0], length, count, other), {a: d for a, d in query_splits.items() if d != 3})
-    step.activations += step.room.scores * scores * itemsize(heads.dtype)
+    step.activations += step.memory.attention_score_copies * scores * itemsize(heads.dtype)
     for projection in projected:
-        step.keep(step.room.heads, projection)
+        step.keep(step.memory.attention_head_copies, projection)
     step.trained.add(projected[0])
     result = len(graph.tensors)
     graph.tensors[result] = heads if projected[2] == projected[0] else _context(step, projected[0], projected[2])
     step.splits[result] = query_splits
-    step.keep(step.room.heads, result)
+    step.keep(step.memory.attention_head_copies, result)
     step.trained.add(result)
     last = LayerCall(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
     einsum_dense(step, last)
@@ -190,10 +190,10 @@ def batch_normalization(step: StepCost, call: LayerCall) -> None:
                 splits[axis] = channel
                 _gather_back(step, call, key, axis)
     step.set_outputs(call, splits)
-    step.keep(step.room.batch_normalization, call.outputs[0])
+    step.keep(step.memory.batch_normalization_tensors, call.outputs[0])
     rows = tuple(axis for axis, dim in splits.items() if dim != channel)
     channels = step.piece((step.shape(key)[channel],), {a: 0 for a, d in splits.items() if d == channel})
-    forward, backward = step.traffic.statistics
+    forward, backward = step.traffic.batch_statistics_vectors
     for phase, vectors in (("forward", forward), ("backward", backward)):
         if layer.trainable:
             size = vectors * channels * itemsize("float32")
@@ -212,7 +212,7 @@ def layer_normalization(step: StepCost, call: LayerCall) -> None:
     variables = own_variables(layer)
     first = min(over)
     step.set_outputs(call, splits)
-    step.keep(step.room.normalization, call.outputs[0])
+    step.keep(step.memory.normalization_tensors, call.outputs[0])
     for axis in [axis for axis, dim in splits.items() if dim in over]:
         rows = [length for dim, length in enumerate(step.shape(key)) if dim not in over]
         size = 2 * step.piece(tuple(rows), {a: 0 for a, d in splits.items() if d == 0}) * itemsize("float32")
@@ -284,7 +284,7 @@ def activation(step: StepCost, call: LayerCall) -> None:
     """A layer or operation that is an activation function: its input is kept by the layer before it."""
     by_shape(step, call)
     name = _name_of(getattr(call.layer, "activation", call.layer))
-    step.keep(max(0, step.room.of_activation(name) - 1), call.outputs[0])
+    step.keep(max(0, step.memory.tensors_of_activation(name) - 1), call.outputs[0])
 
 
 def pooling(step: StepCost, call: LayerCall) -> None:
@@ -292,8 +292,10 @@ def pooling(step: StepCost, call: LayerCall) -> None:
     by_shape(step, call)
     if getattr(call.layer, "pool_mode", "") == "max":
         (key, *_), (output, *_) = call.inputs, call.outputs
-        step.activations += step.room.chosen * step.piece(step.shape(output), step.splits[output])
-        step.workspace += step.room.pooled * len(step.shape(key)) * step.piece(step.shape(key), step.splits[key])
+        step.activations += step.memory.max_pool_index_bytes * step.piece(step.shape(output), step.splits[output])
+        step.workspace += (
+            step.memory.max_pool_gradient_bytes * len(step.shape(key)) * step.piece(step.shape(key), step.splits[key])
+        )
 
 
 def view(step: StepCost, call: LayerCall) -> None:

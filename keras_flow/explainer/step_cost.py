@@ -20,7 +20,7 @@ from keras_flow.sbp import Split
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.backends.interface import Room, Traffic
+    from keras_flow.backends.interface import StepMemory, StepTraffic
 
 #: layout of a tensor: axis name -> the dim that it splits; the tensor is broadcast over axes that are left out
 Splits = Mapping[str, int]
@@ -49,7 +49,7 @@ class StepCost:
     Attributes:
         graph: the model's calls.
         axes: axis name -> ranks.
-        traffic, room: what the engine sends and keeps beyond what the layouts need, from its capability record.
+        traffic, memory: what the engine sends and keeps beyond what the layouts need, from its capability record.
         layout_of: a variable's layout.
         slots: optimizer variables for each trainable one (Adam: 2).
         splits: tensor key -> its layout.
@@ -61,8 +61,8 @@ class StepCost:
 
     graph: Graph
     axes: Mapping[str, int]
-    traffic: Traffic
-    room: Room
+    traffic: StepTraffic
+    memory: StepMemory
     layout_of: Callable[[keras.Variable], Layout]
     slots: int = 0
     splits: dict[int, Splits] = field(default_factory=dict)
