@@ -31,6 +31,13 @@ _CHECK = ("algebra", "boxing", "distributions/test_rules.py", "test_docs.py", "t
 _ENGINE = ("backend", "engine")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep pytest-randomly (`-p randomly`) to the order of tests: between a test's fixtures and the test it would draw
+    seeds anew, over those that the fixtures have set."""
+    if hasattr(config.option, "randomly_reset_seed"):
+        config.option.randomly_reset_seed = False
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at markers, and pytest-xdist at groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs no engine, and group tests by the engine whose ranks they ask for, so that with pytest-xdist one

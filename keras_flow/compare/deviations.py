@@ -37,7 +37,7 @@ def drift(steps: int) -> float:
 def of_losses(found: Sequence[float], expected: Sequence[float]) -> Deviation:
     """Loss at each step: `|a - b| <= 1e-5 |b| + 1e-7` for 20 steps."""
     a, b = np.asarray(found, "float64"), np.asarray(expected, "float64")
-    if a.shape != b.shape or not np.isfinite(a).all():
+    if a.shape != b.shape or not np.isfinite([*a, *b]).all():
         return Deviation(float("inf"), float("inf"))
     gap = np.abs(a - b)
     limit = (LOSS_RELATIVE * np.abs(b) + LOSS_ABSOLUTE) * np.maximum(1.0, np.arange(1, len(b) + 1) / STEPS)

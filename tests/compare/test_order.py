@@ -58,5 +58,5 @@ def test_fit_sees_each_batch_once(four_ranks: None) -> None:
     batches = Ordered(x, x * 0, 5, seed=1, steps=7)
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, "linear", False, "ones")])
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    losses = model.fit(iter(batches), epochs=7, steps_per_epoch=1, verbose=0).history["loss"]
+    losses = model.fit(iter(batches), epochs=7, steps_per_epoch=1, verbose=0, shuffle=False).history["loss"]
     np.testing.assert_allclose(losses, [np.mean(batches[index][0] ** 2) for index in range(7)], rtol=1e-6)  # type: ignore[operator]

@@ -11,6 +11,7 @@ from tests.explainer.small import COLUMN, ROW, dense, explained, sent
 pytestmark = pytest.mark.usefixtures("described")
 
 
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")  # as for any subclass without one
 def test_a_model_without_a_graph_says_the_same() -> None:
     class Block(keras.Model):
         def __init__(self) -> None:

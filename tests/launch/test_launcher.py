@@ -172,6 +172,7 @@ def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, number: sign
     programs.wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
     code = programs.interrupt_and_check(process, number)
     assert code == (130 if number == signal.SIGINT else -number)
+    programs.finish(process)  # its pipes are closed
 
 
 def test_ctrl_c_is_raised_where_it_does_no_harm() -> None:

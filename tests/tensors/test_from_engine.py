@@ -1,0 +1,60 @@
+"""Global tensors from the engine's own distributed arrays and Keras's variables, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_flow as kf
+from keras_flow import sbp
+from tests.tensors.checking import MESH
+from tests.tensors.engines import on_engines, on_engines_alone, on_jax
+
+
+@on_engines_alone
+def test_the_engine_s_own_array_and_back_without_a_copy() -> None:
+    x = kf.randn(8, 4, placement=MESH, sbp="S(0),S(1)", seed=1)
+    back = kf.global_tensor(x.to_engine())
+    assert back.layout == x.layout
+    assert np.array_equal(back.numpy(), x.numpy())
+    assert [address(value) for value in back._shards.values()] == [address(x._shards[rank]) for rank in back._shards]
+
+
+def address(value: Any) -> int:
+    """Where an engine's array begins in memory."""
+    if keras.backend.backend() == "jax":
+        return value.unsafe_buffer_pointer()
+    if keras.backend.backend() == "torch":
+        return value.data_ptr()
+    return np.frombuffer(memoryview(value), "uint8").__array_interface__["data"][0]
+
+
+@on_jax
+def test_an_array_that_is_split_by_the_inner_axis_of_its_mesh_first() -> None:
+    import jax
+
+    mesh = jax.sharding.Mesh(np.reshape(jax.devices()[:4], (2, 2)), ("a", "b"))
+    value = np.arange(8, dtype="float32")
+    array = jax.device_put(value, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("b", "a"))))
+    assert np.array_equal(kf.global_tensor(array).numpy(), value)
+
+
+@on_engines_alone
+def test_a_variable_under_a_scope() -> None:
+    distribution = kf.ModelParallel(
+        kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), rules={"kernel": {"model": sbp.split(1)}}
+    )
+    with distribution.scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
+    kernel = kf.global_tensor(model.weights[0])
+    assert sbp.text(kernel.sbp) == "B,S(1)" and kernel.shape == (4, 6)
+    assert np.array_equal(kernel.numpy(), keras.ops.convert_to_numpy(model.weights[0]))
+
+
+@on_engines
+def test_its_text_on_the_first_process() -> None:
+    x = kf.randn(8, 4, placement=MESH, sbp="S(0),S(1)", seed=1)
+    if kf.env.process_index() == 0:  # printing is no collective: the others do not take part
+        assert "sbp=(S(0),S(1))" in repr(x)
