@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_flow.errors import FlowError
-from keras_flow.verify.verification import Row, Verification
+from keras_flow.verify.verification import ComparedNumber, Verification
 
 #: seconds that the processes of one backend may take
 LIMIT = 1800
 
 
 @dataclass(frozen=True)
-class Job:
+class VerifyJob:
     """What the process of a backend verifies.
 
     Attributes:
@@ -59,7 +59,7 @@ def verify_file(
     """
     with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
         out = Path(folder) / "verification.json"
-        job = Job(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
+        job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
         environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
         command = [sys.executable, "-m", "keras_flow.cli.verify_file", json.dumps(vars(job))]
         try:
@@ -73,12 +73,12 @@ def verify_file(
         found = json.loads(out.read_text())
     if "error" in found:
         raise FlowError(f"{backend}: {found['error']}")
-    rows = tuple(Row(**row) for row in found.pop("rows"))
+    rows = tuple(ComparedNumber(**row) for row in found.pop("rows"))
     del found["ok"]
     return Verification(**found, rows=rows)
 
 
-def run(job: Job) -> None:
+def run(job: VerifyJob) -> None:
     """Verify; on every rank, of which the first writes the result."""
     import keras
 
@@ -108,7 +108,7 @@ def main(text: str) -> int:
     import keras_flow as kf
     from keras_flow import user_file
 
-    job = Job(**json.loads(text))
+    job = VerifyJob(**json.loads(text))
     try:
         kf.run(run, devices=user_file.ranks_of(job.layout) or 4, args=(job,))
     except FlowError as error:

@@ -37,7 +37,7 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompareJob:
     """What one backend's process has to do; travels as JSON.
 
     Attributes:
@@ -65,7 +65,7 @@ class Job:
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
-    def read(path: str | Path) -> Job:
+    def read(path: str | Path) -> CompareJob:
         """Read a job that `write` wrote."""
         values = json.loads(Path(path).read_text())
-        return Job(**{**values, "layouts": tuple(values["layouts"])})
+        return CompareJob(**{**values, "layouts": tuple(values["layouts"])})

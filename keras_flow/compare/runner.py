@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.compare import deviations, html, table
-from keras_flow.compare.options import CompareOptions, Job
+from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
@@ -82,8 +82,8 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     return present, skipped
 
 
-def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> Job:
-    job = Job(
+def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> CompareJob:
+    job = CompareJob(
         file=str(options.file.resolve()),
         backend=backend,
         layouts=layouts,
@@ -108,7 +108,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _run(job: Job, action: str, progress: Progress) -> None:
+def _run(job: CompareJob, action: str, progress: Progress) -> None:
     """Run one process of a job to its end, showing its steps.
 
     Raises:
@@ -144,7 +144,7 @@ def _run(job: Job, action: str, progress: Progress) -> None:
     progress.update(waiting, completed=1, visible=not tasks)
 
 
-def _follow(job: Job, tasks: dict[str, TaskID], progress: Progress) -> None:
+def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> None:
     events = Path(job.folder) / f"events-{job.backend}.jsonl"
     if not events.exists():
         return
@@ -159,7 +159,7 @@ def _follow(job: Job, tasks: dict[str, TaskID], progress: Progress) -> None:
         progress.update(tasks[layout], completed=event["step"], note=f"loss {event['loss']:.4f}")
 
 
-def judge(options: CompareOptions, jobs: list[Job], folder: Path, skipped: dict[str, str]) -> Comparison:
+def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped: dict[str, str]) -> Comparison:
     """Compare what the processes wrote."""
     runs: list[RunResult] = []
     failures: list[str] = []

@@ -13,12 +13,12 @@ import time
 import traceback
 from pathlib import Path
 
-from keras_flow.compare.options import Job
+from keras_flow.compare.options import CompareJob
 from keras_flow.errors import FlowError
 
 
 def main(action: str, path: str) -> int:
-    job = Job.read(path)
+    job = CompareJob.read(path)
     os.environ["KERAS_BACKEND"] = job.backend
     import keras_flow as kf
     from keras_flow import user_file
@@ -38,7 +38,7 @@ def main(action: str, path: str) -> int:
     return 0
 
 
-def _failed(job: Job, action: str, text: str) -> None:
+def _failed(job: CompareJob, action: str, text: str) -> None:
     (Path(job.folder) / f"failed-{job.backend}-{action}.txt").write_text(text)
 
 
@@ -47,7 +47,7 @@ def train(path: str) -> None:
     from keras_flow import user_file
     from keras_flow.runtime import env
 
-    job = Job.read(path)
+    job = CompareJob.read(path)
     module = user_file.load(job.file)
     makers = {layout: user_file.distribution_maker(module, layout) for layout in job.layouts}
     data = user_file.load_data(module)
@@ -58,7 +58,7 @@ def train(path: str) -> None:
         _train_one(job, module, data, layout, make, leads)
 
 
-def _train_one(job: Job, module: object, data: object, layout: str, make: object, leads: bool) -> None:
+def _train_one(job: CompareJob, module: object, data: object, layout: str, make: object, leads: bool) -> None:
     import keras
     import numpy as np
 
@@ -166,14 +166,14 @@ def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
     (folder / name).write_text(json.dumps({"shapes": held, "bytes": bytes_of, "declared": declared}))
 
 
-def _watch(job: Job, layout: str, steps: int, leads: bool):
+def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
     """A callback that keeps losses and step times, and tells the parent how far the run is."""
     import keras
     import numpy as np
 
     events = Path(job.folder) / f"events-{job.backend}.jsonl"
 
-    class Watch(keras.callbacks.Callback):
+    class StepTimes(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.losses: list[float] = []
@@ -201,7 +201,7 @@ def _watch(job: Job, layout: str, steps: int, leads: bool):
             """Median over the second half of the steps: without compilation."""
             return float(np.median(self.seconds[len(self.seconds) // 2 :]))
 
-    return Watch()
+    return StepTimes()
 
 
 def evaluate(path: str) -> None:
@@ -210,7 +210,7 @@ def evaluate(path: str) -> None:
 
     from keras_flow import user_file
 
-    job = Job.read(path)
+    job = CompareJob.read(path)
     folder = Path(job.folder)
     module = user_file.load(job.file)
     data = user_file.load_data(module)

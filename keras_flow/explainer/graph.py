@@ -164,7 +164,7 @@ def path_of(operation: object) -> str:
 
 
 @dataclass
-class _Recorder:
+class _GraphRecorder:
     """Appends the calls of layers to the graph while a layer without a graph is called on symbolic tensors."""
 
     graph: Graph
@@ -190,7 +190,7 @@ class _Recorder:
         return result
 
 
-def _key(recorder: _Recorder, tensor: object) -> int:
+def _key(recorder: _GraphRecorder, tensor: object) -> int:
     """The key of a tensor.
 
     A tensor from plain code between two layers is assumed to have the layout of the last output of the same shape.
@@ -242,7 +242,7 @@ def _record(
     ] = None
     symbols = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
     keys = [known[id(symbol)] for symbol in symbols]
-    recorder = _Recorder(graph, {}, [], inputs, is_leaf, layer)
+    recorder = _GraphRecorder(graph, {}, [], inputs, is_leaf, layer)
 
     def call(*args: object, **kwargs: object) -> object:
         leaves = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]

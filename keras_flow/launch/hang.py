@@ -22,7 +22,7 @@ _INNER_FRAMES = 8
 _ANSWER_SECONDS = 1.0
 
 
-class Watch:
+class HangWatch:
     """Notices that no rank has used the processor for `timeout` seconds."""
 
     def __init__(self, timeout: float):

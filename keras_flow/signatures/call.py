@@ -19,7 +19,7 @@ def dims_of(axis: int | Sequence[int] | None, ndim: int) -> frozenset[int]:
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """An operator and its arguments.
 
     Attributes:
@@ -50,7 +50,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Row:
+class Signature:
     """One legal combination on one placement axis.
 
     Attributes:

@@ -11,7 +11,7 @@ from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.layout import Layout, itemsize
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, PartialSum, Sbp, Split, broadcast, text
-from keras_flow.signatures.call import Call, Row, Shape
+from keras_flow.signatures.call import OperatorCall, Shape, Signature
 from keras_flow.signatures.table import rows_of
 
 #: signatures that an explanation lists beside the chosen one
@@ -53,7 +53,7 @@ class Choice:
     rejected: tuple[Option, ...]
 
 
-def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Choice:
+def choose(call: OperatorCall, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Choice:
     """The signature for inputs that lie as they do.
 
     Each axis takes a row of its own; what is left of the shapes after the outer axes decides which rows the next axis
@@ -89,7 +89,7 @@ def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtyp
     return Choice(options[0][-1], tuple(one[-1] for one in options[1 : 1 + _SHOWN]))
 
 
-def signatures(call: Call, hierarchy: Sequence[int]) -> Iterator[tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]]:
+def signatures(call: OperatorCall, hierarchy: Sequence[int]) -> Iterator[tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]]:
     """All combinations of rows over the axes: nd_sbp of inputs and of outputs."""
     if not hierarchy:
         yield ((),) * len(call.inputs), ((),) * len(call.outputs)
@@ -117,16 +117,16 @@ def _cut(ranks: int, part: Sbp, shape: Shape) -> Shape:
     return (*shape[: part.dim], -(-shape[part.dim] // ranks), *shape[part.dim + 1 :])
 
 
-def _split_lengths(row: Row, call: Call) -> set[int]:
+def _split_lengths(row: Signature, call: OperatorCall) -> set[int]:
     pairs = zip((*row.inputs, *row.outputs), (*call.inputs, *call.outputs), strict=True)
     return {shape[part.dim] for part, shape in pairs if isinstance(part, Split)}
 
 
-def _divides(row: Row, call: Call, ranks: int) -> bool:
+def _divides(row: Signature, call: OperatorCall, ranks: int) -> bool:
     return all(length % ranks == 0 for length in _split_lengths(row, call))
 
 
-def _is_uniform(row: Row, call: Call, ranks: int) -> bool:
+def _is_uniform(row: Signature, call: OperatorCall, ranks: int) -> bool:
     """Whether what is split is split into the same blocks everywhere (lengths are equal, or all divide), and each rank
     has some; an engine's operators are not asked to work on nothing, unless the tensor itself is empty."""
     lengths = _split_lengths(row, call)

@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from keras_flow.sbp import Sbp, Split, broadcast, partial_sum
-from keras_flow.signatures.call import Call, Row, Shape, dims_of
+from keras_flow.signatures.call import OperatorCall, Shape, Signature, dims_of
 
-Rule = Callable[[Call], Iterator[Row]]
+Rule = Callable[[OperatorCall], Iterator[Signature]]
 
 B, P, S = broadcast, partial_sum, Split
 
 RULES: dict[str, Rule] = {}
 
 
-def rows_of(call: Call) -> list[Row]:
+def rows_of(call: OperatorCall) -> list[Signature]:
     """The rows of a call on one axis, all broadcast last.
 
     A call that the table does not know has that row alone.
     """
     rule = RULES.get(call.name)
     rows = dict.fromkeys(rule(call) if rule else ())
-    rows.setdefault(Row((B,) * len(call.inputs), (B,) * len(call.outputs)))
+    rows.setdefault(Signature((B,) * len(call.inputs), (B,) * len(call.outputs)))
     return list(rows)
 
 
@@ -39,18 +39,18 @@ def _of(*names: str) -> Callable[[Rule], Rule]:
     return note
 
 
-def _same(call: Call, one: Sbp) -> Row:
-    return Row((one,) * len(call.inputs), (one,) * len(call.outputs))
+def _same(call: OperatorCall, one: Sbp) -> Signature:
+    return Signature((one,) * len(call.inputs), (one,) * len(call.outputs))
 
 
-def _axes(call: Call, ndim: int, name: str = "axis", default: object = None) -> frozenset[int]:
+def _axes(call: OperatorCall, ndim: int, name: str = "axis", default: object = None) -> frozenset[int]:
     return dims_of(call.option(name, default), ndim)
 
 
 # ---- element by element
 
 
-def _aligned(call: Call) -> Iterator[Row]:
+def _aligned(call: OperatorCall) -> Iterator[Signature]:
     """Operators that act on elements, with numpy's broadcasting: each dim of the output may be split."""
     out = call.outputs[0]
     for dim in range(len(out)):
@@ -59,7 +59,7 @@ def _aligned(call: Call) -> Iterator[Row]:
             own = dim - (len(out) - len(shape))
             parts.append(S(own) if own >= 0 and shape[own] == out[dim] else B)
         if any(part != B for part in parts):
-            yield Row(tuple(parts), (S(dim),) * len(call.outputs))
+            yield Signature(tuple(parts), (S(dim),) * len(call.outputs))
 
 
 # fmt: off
@@ -78,51 +78,51 @@ _of(
 
 
 @_of("add", "subtract")
-def _add(call: Call) -> Iterator[Row]:
+def _add(call: OperatorCall) -> Iterator[Signature]:
     yield from _aligned(call)
     if len(call.inputs) == 2:  # with a number it is affine
-        yield Row((P, P), (P,))
+        yield Signature((P, P), (P,))
 
 
 @_of("multiply")
-def _multiply(call: Call) -> Iterator[Row]:
+def _multiply(call: OperatorCall) -> Iterator[Signature]:
     yield from _aligned(call)
     for index in range(len(call.inputs)):
-        yield Row(tuple(P if index == other else B for other in range(len(call.inputs))), (P,))
+        yield Signature(tuple(P if index == other else B for other in range(len(call.inputs))), (P,))
 
 
 @_of("divide", "true_divide")
-def _divide(call: Call) -> Iterator[Row]:
+def _divide(call: OperatorCall) -> Iterator[Signature]:
     yield from _aligned(call)
     if call.at("x1") == 0:
-        yield Row((P, *[B] * (len(call.inputs) - 1)), (P,))
+        yield Signature((P, *[B] * (len(call.inputs) - 1)), (P,))
 
 
 @_of("negative", "real", "imag", "conj")
-def _linear(call: Call) -> Iterator[Row]:
+def _linear(call: OperatorCall) -> Iterator[Signature]:
     yield from _aligned(call)
     yield _same(call, P)
 
 
 @_of("cast")
-def _cast(call: Call) -> Iterator[Row]:
+def _cast(call: OperatorCall) -> Iterator[Signature]:
     yield from _aligned(call)
     if "float" in str(call.option("dtype")):  # a sum of rounded parts is not the rounded sum
         yield _same(call, P)
 
 
 @_of("where")
-def _where(call: Call) -> Iterator[Row]:
+def _where(call: OperatorCall) -> Iterator[Signature]:
     yield from _aligned(call)
     if len(call.inputs) == 3:
-        yield Row((B, P, P), (P,))
+        yield Signature((B, P, P), (P,))
 
 
 # ---- products
 
 
 @_of("matmul", "dot")
-def _matmul(call: Call) -> Iterator[Row]:
+def _matmul(call: OperatorCall) -> Iterator[Signature]:
     a, b = call.inputs
     if len(a) < 1 or len(b) < 1 or (call.name == "dot" and len(b) > 2):
         return
@@ -138,7 +138,7 @@ def _matmul(call: Call) -> Iterator[Row]:
 
 
 @_of("einsum")
-def _einsum(call: Call) -> Iterator[Row]:
+def _einsum(call: OperatorCall) -> Iterator[Signature]:
     equation = str(call.option("subscripts")).replace(" ", "")
     if "..." in equation or "->" not in equation:
         return
@@ -149,7 +149,7 @@ def _einsum(call: Call) -> Iterator[Row]:
     yield from contraction(names, out, call.inputs)
 
 
-def contraction(names: Sequence[str], out: str, shapes: Sequence[Shape]) -> Iterator[Row]:
+def contraction(names: Sequence[str], out: str, shapes: Sequence[Shape]) -> Iterator[Signature]:
     """A product over named dims: a letter is split in all operands that have it; a letter that is summed gives P.
 
     A dim of length 1 that is broadcast against a longer one stays whole.
@@ -163,13 +163,13 @@ def contraction(names: Sequence[str], out: str, shapes: Sequence[Shape]) -> Iter
             S(name.index(letter)) if letter in name and shape[name.index(letter)] == lengths[letter] else B
             for name, shape in zip(names, shapes, strict=True)
         )
-        yield Row(parts, (S(out.index(letter)) if letter in out else P,))
+        yield Signature(parts, (S(out.index(letter)) if letter in out else P,))
     for index in range(len(names)):  # linear in each operand
-        yield Row(tuple(P if index == other else B for other in range(len(names))), (P,))
+        yield Signature(tuple(P if index == other else B for other in range(len(names))), (P,))
 
 
 @_of("dot_product_attention")
-def _attention(call: Call) -> Iterator[Row]:
+def _attention(call: OperatorCall) -> Iterator[Signature]:
     """[batch, length, heads, size]: rows and heads are independent."""
     query, key, *more = call.inputs
     if all(len(shape) == 4 for shape in call.inputs) and not call.option("bias") and not call.option("mask"):
@@ -180,29 +180,29 @@ def _attention(call: Call) -> Iterator[Row]:
                 yield _same(call, S(2))
         else:  # [batch or 1, heads or 1, length, length]
             masks = more[1:]
-            yield Row((S(0), S(0), S(0), *[S(0) if mask[0] == query[0] else B for mask in masks]), (S(0),))
+            yield Signature((S(0), S(0), S(0), *[S(0) if mask[0] == query[0] else B for mask in masks]), (S(0),))
             if query[2] == key[2]:
-                yield Row((S(2), S(2), S(2), *[S(1) if mask[1] == query[2] else B for mask in masks]), (S(2),))
+                yield Signature((S(2), S(2), S(2), *[S(1) if mask[1] == query[2] else B for mask in masks]), (S(2),))
 
 
 @_of("conv")
-def _conv(call: Call) -> Iterator[Row]:
+def _conv(call: OperatorCall) -> Iterator[Signature]:
     """Inputs [batch, positions..., channels] and kernels [positions..., in, out]: rows, channels, or groups of them."""
     x, kernel = call.inputs
     channel = 1 if call.option("data_format") == "channels_first" else len(x) - 1
     groups = x[channel] // kernel[-2]
-    yield Row((S(0), B), (S(0),))
+    yield Signature((S(0), B), (S(0),))
     if groups > 1 and groups % call.ranks == 0:
-        yield Row((S(channel), S(len(kernel) - 1)), (S(channel),))
+        yield Signature((S(channel), S(len(kernel) - 1)), (S(channel),))
     if groups == 1:
-        yield Row((B, S(len(kernel) - 1)), (S(channel),))
-        yield Row((S(channel), S(len(kernel) - 2)), (P,))
-    yield Row((P, B), (P,))
-    yield Row((B, P), (P,))
+        yield Signature((B, S(len(kernel) - 1)), (S(channel),))
+        yield Signature((S(channel), S(len(kernel) - 2)), (P,))
+    yield Signature((P, B), (P,))
+    yield Signature((B, P), (P,))
 
 
 @_of("max_pool", "average_pool")
-def _pool(call: Call) -> Iterator[Row]:
+def _pool(call: OperatorCall) -> Iterator[Signature]:
     ndim = len(call.inputs[0])
     channel = 1 if call.option("data_format") == "channels_first" else ndim - 1
     yield _same(call, S(0))
@@ -214,41 +214,41 @@ def _pool(call: Call) -> Iterator[Row]:
 # ---- reductions
 
 
-def _kept(call: Call, ndim: int, reduced: frozenset[int]) -> Iterator[Row]:
+def _kept(call: OperatorCall, ndim: int, reduced: frozenset[int]) -> Iterator[Signature]:
     for dim in range(ndim):
         if dim not in reduced:
             place = dim if call.option("keepdims") else dim - sum(other < dim for other in reduced)
-            yield Row((S(dim),), (S(place),))
+            yield Signature((S(dim),), (S(place),))
 
 
 @_of("max", "min", "amax", "amin", "prod", "any", "all", "var", "std", "logsumexp", "norm", "count_nonzero")
-def _reduce(call: Call) -> Iterator[Row]:
+def _reduce(call: OperatorCall) -> Iterator[Signature]:
     yield from _kept(call, len(call.inputs[0]), _axes(call, len(call.inputs[0])))
 
 
 @_of("sum")
-def _sum(call: Call) -> Iterator[Row]:
+def _sum(call: OperatorCall) -> Iterator[Signature]:
     ndim = len(call.inputs[0])
     reduced = _axes(call, ndim)
     yield from _kept(call, ndim, reduced)
-    yield from (Row((S(dim),), (P,)) for dim in sorted(reduced))
-    yield Row((P,), (P,))
+    yield from (Signature((S(dim),), (P,)) for dim in sorted(reduced))
+    yield Signature((P,), (P,))
 
 
 @_of("mean")
-def _mean(call: Call) -> Iterator[Row]:
+def _mean(call: OperatorCall) -> Iterator[Signature]:
     ndim = len(call.inputs[0])
     yield from _kept(call, ndim, _axes(call, ndim))
-    yield Row((P,), (P,))
+    yield Signature((P,), (P,))
 
 
 @_of("argmax", "argmin")
-def _arg(call: Call) -> Iterator[Row]:
+def _arg(call: OperatorCall) -> Iterator[Signature]:
     if call.option("axis") is not None:
         yield from _kept(call, len(call.inputs[0]), _axes(call, len(call.inputs[0])))
 
 
-def _off_axis(call: Call, default: int) -> Iterator[Row]:
+def _off_axis(call: OperatorCall, default: int) -> Iterator[Signature]:
     """Operators along one dim that keep the number of dims."""
     ndim = len(call.inputs[0])
     along = _axes(call, ndim, default=default)
@@ -258,54 +258,54 @@ def _off_axis(call: Call, default: int) -> Iterator[Row]:
 
 
 @_of("softmax", "log_softmax", "sort", "argsort", "layer_normalization", "rms_normalization", "normalize")
-def _along_last(call: Call) -> Iterator[Row]:
+def _along_last(call: OperatorCall) -> Iterator[Signature]:
     for row in _off_axis(call, -1):
-        yield Row((row.inputs[0], *[B] * (len(call.inputs) - 1)), row.outputs)
+        yield Signature((row.inputs[0], *[B] * (len(call.inputs) - 1)), row.outputs)
 
 
 @_of("cumsum")
-def _cumsum(call: Call) -> Iterator[Row]:
+def _cumsum(call: OperatorCall) -> Iterator[Signature]:
     if call.option("axis") is not None:
         yield from _off_axis(call, -1)
         yield _same(call, P)
 
 
 @_of("cumprod")
-def _cumprod(call: Call) -> Iterator[Row]:
+def _cumprod(call: OperatorCall) -> Iterator[Signature]:
     if call.option("axis") is not None:
         yield from _off_axis(call, -1)
 
 
 @_of("top_k")
-def _top_k(call: Call) -> Iterator[Row]:
+def _top_k(call: OperatorCall) -> Iterator[Signature]:
     for dim in range(len(call.inputs[0]) - 1):
         yield _same(call, S(dim))
 
 
 @_of("categorical_crossentropy", "sparse_categorical_crossentropy")
-def _crossentropy(call: Call) -> Iterator[Row]:
+def _crossentropy(call: OperatorCall) -> Iterator[Signature]:
     """Classes may be any dim; class numbers (sparse) have the dims of the result."""
     output = call.inputs[-1]
     along = _axes(call, len(output), default=-1)
     for place, dim in enumerate(dim for dim in range(len(output)) if dim not in along):
         target = S(place if call.name.startswith("sparse") else dim)
-        yield Row((target, S(dim))[-len(call.inputs) :], (S(place),))
+        yield Signature((target, S(dim))[-len(call.inputs) :], (S(place),))
 
 
 # ---- shapes
 
 
 @_of("reshape")
-def _reshape(call: Call) -> Iterator[Row]:
+def _reshape(call: OperatorCall) -> Iterator[Signature]:
     """A split stays with the first dim of each group of dims that are joined or cut (OneFlow's rule).
 
     Where lengths change both must divide, so that the local shapes are those of the layouts on every rank.
     """
-    yield Row((P,), (P,))
+    yield Signature((P,), (P,))
     shape, target = call.inputs[0], call.outputs[0]
     for before, after in _groups(shape, target):
         if shape[before] == target[after] or not (shape[before] % call.ranks or target[after] % call.ranks):
-            yield Row((S(before),), (S(after),))
+            yield Signature((S(before),), (S(after),))
 
 
 def _groups(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
@@ -330,83 +330,83 @@ def _groups(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
 
 
 @_of("transpose")
-def _transpose(call: Call) -> Iterator[Row]:
+def _transpose(call: OperatorCall) -> Iterator[Signature]:
     ndim = len(call.inputs[0])
     order = call.option("axes") or tuple(reversed(range(ndim)))
     for place, dim in enumerate(order):
-        yield Row((S(dim % ndim),), (S(place),))
-    yield Row((P,), (P,))
+        yield Signature((S(dim % ndim),), (S(place),))
+    yield Signature((P,), (P,))
 
 
 @_of("swapaxes")
-def _swapaxes(call: Call) -> Iterator[Row]:
+def _swapaxes(call: OperatorCall) -> Iterator[Signature]:
     ndim = len(call.inputs[0])
     one, other = (int(call.option(name)) % ndim for name in ("axis1", "axis2"))
     for dim in range(ndim):
-        yield Row((S(dim),), (S({one: other, other: one}.get(dim, dim)),))
-    yield Row((P,), (P,))
+        yield Signature((S(dim),), (S({one: other, other: one}.get(dim, dim)),))
+    yield Signature((P,), (P,))
 
 
 @_of("expand_dims")
-def _expand_dims(call: Call) -> Iterator[Row]:
+def _expand_dims(call: OperatorCall) -> Iterator[Signature]:
     new = _axes(call, len(call.outputs[0]))
     places = [place for place in range(len(call.outputs[0])) if place not in new]
-    yield from (Row((S(dim),), (S(place),)) for dim, place in enumerate(places))
-    yield Row((P,), (P,))
+    yield from (Signature((S(dim),), (S(place),)) for dim, place in enumerate(places))
+    yield Signature((P,), (P,))
 
 
 @_of("squeeze")
-def _squeeze(call: Call) -> Iterator[Row]:
+def _squeeze(call: OperatorCall) -> Iterator[Signature]:
     shape = call.inputs[0]
     gone = [dim for dim, n in enumerate(shape) if n == 1] if call.option("axis") is None else _axes(call, len(shape))
     places = [dim for dim in range(len(shape)) if dim not in gone]
-    yield from (Row((S(dim),), (S(place),)) for place, dim in enumerate(places))
-    yield Row((P,), (P,))
+    yield from (Signature((S(dim),), (S(place),)) for place, dim in enumerate(places))
+    yield Signature((P,), (P,))
 
 
 @_of("broadcast_to")
-def _broadcast_to(call: Call) -> Iterator[Row]:
+def _broadcast_to(call: OperatorCall) -> Iterator[Signature]:
     before, after = call.inputs[0], call.outputs[0]
     first = len(after) - len(before)
     for dim in range(len(after)):
         stretched = dim < first or before[dim - first] != after[dim]
-        yield Row((B if stretched else S(dim - first),), (S(dim),))
-    yield Row((P,), (P,))
+        yield Signature((B if stretched else S(dim - first),), (S(dim),))
+    yield Signature((P,), (P,))
 
 
 @_of("concatenate")
-def _concatenate(call: Call) -> Iterator[Row]:
+def _concatenate(call: OperatorCall) -> Iterator[Signature]:
     yield from _off_axis(call, -1)
     yield _same(call, P)
 
 
 @_of("stack")
-def _stack(call: Call) -> Iterator[Row]:
+def _stack(call: OperatorCall) -> Iterator[Signature]:
     new = next(iter(_axes(call, len(call.outputs[0]), default=0)))
     for dim in range(len(call.inputs[0])):
-        yield Row((S(dim),) * len(call.inputs), (S(dim if dim < new else dim + 1),))
+        yield Signature((S(dim),) * len(call.inputs), (S(dim if dim < new else dim + 1),))
     yield _same(call, P)
 
 
 @_of("split", "array_split", "roll", "flip")
-def _along(call: Call) -> Iterator[Row]:
+def _along(call: OperatorCall) -> Iterator[Signature]:
     yield from _off_axis(call, 0 if call.name != "flip" else -1) if call.option("axis") is not None else ()
     yield _same(call, P)
 
 
 @_of("repeat", "tile")
-def _repeat(call: Call) -> Iterator[Row]:
+def _repeat(call: OperatorCall) -> Iterator[Signature]:
     before, after = call.inputs[0], call.outputs[0]
     first = len(after) - len(before)
     if call.name == "tile" or call.option("axis") is not None:
         for dim, length in enumerate(before):
             if after[dim + first] == length:
-                yield Row((S(dim),), (S(dim + first),))
-    yield Row((P,), (P,))
+                yield Signature((S(dim),), (S(dim + first),))
+    yield Signature((P,), (P,))
 
 
 @_of("pad")
-def _pad(call: Call) -> Iterator[Row]:
+def _pad(call: OperatorCall) -> Iterator[Signature]:
     for dim, (before, after) in enumerate(zip(call.inputs[0], call.outputs[0], strict=True)):
         if before == after:
             yield _same(call, S(dim))
@@ -415,7 +415,7 @@ def _pad(call: Call) -> Iterator[Row]:
 
 
 @_of("getitem")
-def _getitem(call: Call) -> Iterator[Row]:
+def _getitem(call: OperatorCall) -> Iterator[Signature]:
     """Indices of numpy's basic kind, one entry for each dim: a slice, or a number that removes the dim.
 
     A dim that is taken whole stays split. One that is cut gives P: each rank has its part of the result and zeros.
@@ -423,44 +423,44 @@ def _getitem(call: Call) -> Iterator[Row]:
     place = 0
     for dim, (entry, length) in enumerate(zip(call.option("key"), call.inputs[0], strict=True)):
         whole = isinstance(entry, slice) and range(*entry.indices(length)) == range(length)
-        yield Row((S(dim),), (S(place) if whole else P,))
+        yield Signature((S(dim),), (S(place) if whole else P,))
         place += isinstance(entry, slice)
-    yield Row((P,), (P,))
+    yield Signature((P,), (P,))
 
 
 @_of("setitem")
-def _setitem(call: Call) -> Iterator[Row]:
+def _setitem(call: OperatorCall) -> Iterator[Signature]:
     """`getitem`'s places, written: whole dims stay split in both; where a dim is cut, the values are whole."""
     target, _ = call.inputs
     place = 0
     for dim, (entry, length) in enumerate(zip(call.option("key"), target, strict=True)):
         whole = isinstance(entry, slice) and range(*entry.indices(length)) == range(length)
-        yield Row((S(dim), S(place) if whole else B), (S(dim),))
+        yield Signature((S(dim), S(place) if whole else B), (S(dim),))
         place += isinstance(entry, slice)
-    yield Row((P, P), (P,))
+    yield Signature((P, P), (P,))
 
 
 # ---- rows chosen by numbers
 
 
 @_of("take")
-def _take(call: Call) -> Iterator[Row]:
+def _take(call: OperatorCall) -> Iterator[Signature]:
     """[..., axis, ...] by indices of any shape: a table split along the axis gives zeros for rows that others hold."""
     table, *chosen = call.inputs  # indices may be one number
     whole, ndim = (B,) * len(chosen), len(chosen[0]) if chosen else 0
-    yield Row((P, *whole), (P,))
+    yield Signature((P, *whole), (P,))
     if call.option("axis") is None:
         return
     axis = int(call.option("axis")) % len(table)
-    yield from (Row((B, S(dim)), (S(axis + dim),)) for dim in range(ndim))
+    yield from (Signature((B, S(dim)), (S(axis + dim),)) for dim in range(ndim))
     for dim in range(len(table)):
         if dim != axis:
-            yield Row((S(dim), *whole), (S(dim if dim < axis else dim + ndim - 1),))
-    yield Row((S(axis), *whole), (P,))
+            yield Signature((S(dim), *whole), (S(dim if dim < axis else dim + ndim - 1),))
+    yield Signature((S(axis), *whole), (P,))
 
 
 @_of("take_along_axis")
-def _take_along_axis(call: Call) -> Iterator[Row]:
+def _take_along_axis(call: OperatorCall) -> Iterator[Signature]:
     x, indices = call.inputs
     if call.option("axis", -1) is None or len(x) != len(indices):
         return
@@ -468,21 +468,21 @@ def _take_along_axis(call: Call) -> Iterator[Row]:
     for dim in range(len(x)):
         if dim not in along and x[dim] == indices[dim]:
             yield _same(call, S(dim))
-    yield Row((P, B), (P,))
+    yield Signature((P, B), (P,))
 
 
 @_of("one_hot")
-def _one_hot(call: Call) -> Iterator[Row]:
+def _one_hot(call: OperatorCall) -> Iterator[Signature]:
     new = next(iter(_axes(call, len(call.outputs[0]), default=-1)))
     for dim in range(len(call.inputs[0])):
-        yield Row((S(dim),), (S(dim if dim < new else dim + 1),))
-    yield Row((B,), (S(new),))
+        yield Signature((S(dim),), (S(dim if dim < new else dim + 1),))
+    yield Signature((B,), (S(new),))
 
 
 @_of("batch_normalization")
-def _batch_normalization(call: Call) -> Iterator[Row]:
+def _batch_normalization(call: OperatorCall) -> Iterator[Signature]:
     """x [..., c, ...] and vectors [c]."""
     channel = next(iter(_axes(call, len(call.inputs[0]))))
     vectors = len(call.inputs) - 1
     for dim in range(len(call.inputs[0])):
-        yield Row((S(dim), *[S(0) if dim == channel else B] * vectors), (S(dim),))
+        yield Signature((S(dim), *[S(0) if dim == channel else B] * vectors), (S(dim),))

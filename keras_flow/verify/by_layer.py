@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallArguments:
     """The arguments of a layer's `call`, arrays on the host in the place of tensors, and the shapes of its outputs."""
 
     args: tuple[Any, ...]
@@ -130,16 +130,16 @@ def _changed_by_a_call(model: keras.Model) -> list[tuple[keras.Variable, np.ndar
 
 
 @contextmanager
-def _recorded(layers: Sequence[keras.Layer]) -> Iterator[dict[int, Call]]:
+def _recorded(layers: Sequence[keras.Layer]) -> Iterator[dict[int, CallArguments]]:
     """Inside, the first call of each layer is noted: id -> call."""
-    calls: dict[int, Call] = {}
+    calls: dict[int, CallArguments] = {}
 
     def recorder(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
         def recording(*args: Any, **kwargs: Any) -> Any:
             outputs = call(*args, **kwargs)
             if id(layer) not in calls:
                 shapes = [tuple(leaf.shape) for leaf in _floats(outputs)]
-                calls[id(layer)] = Call(_on_host(args), _on_host(kwargs), shapes)
+                calls[id(layer)] = CallArguments(_on_host(args), _on_host(kwargs), shapes)
             return outputs
 
         return recording
@@ -169,7 +169,7 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.ndim > 0 and len(leaf) == rows
 
 
-def _can_be_alone(call: Call, rows: int) -> bool:
+def _can_be_alone(call: CallArguments, rows: int) -> bool:
     takes_rows = any(_has_rows(leaf, rows) for leaf in keras.tree.flatten((call.args, call.kwargs)))
     return takes_rows and bool(call.outputs) and all(shape and shape[0] == rows for shape in call.outputs)
 
@@ -202,7 +202,7 @@ class _Alone(keras.Model):
         return self.function([leaf if zeros is None else leaf + ops.cast(zeros, leaf.dtype) for leaf, zeros in pairs])
 
 
-def _layer_part(layer: keras.Layer, call: Call, rows: int, distribution: FlowDistribution) -> Part:
+def _layer_part(layer: keras.Layer, call: CallArguments, rows: int, distribution: FlowDistribution) -> Part:
     kwargs = {name: value for name, value in call.kwargs.items() if name != "training"}  # the step says it
     leaves = keras.tree.flatten((call.args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if _has_rows(leaf, rows)]

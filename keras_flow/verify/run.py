@@ -20,7 +20,7 @@ from keras_flow.verify.by_layer import parts, why_by_layer
 from keras_flow.verify.measure import Batch, Numbers, measured
 from keras_flow.verify.precision import computing_in, copy_in
 from keras_flow.verify.state import RandomStates, kept
-from keras_flow.verify.verification import Row, Verification
+from keras_flow.verify.verification import ComparedNumber, Verification
 
 #: gradients and updates, relative to the largest element of the variable; in single precision, as in docs/design.md
 TOLERANCE = 1e-4
@@ -80,9 +80,9 @@ def _verify(
 
 def _by_layer(
     distribution: FlowDistribution, model: keras.Model, whole: Batch, own_step: bool, tolerance: float, why: str
-) -> tuple[list[Row], str]:
+) -> tuple[list[ComparedNumber], str]:
     """Rows of each layer by itself, and what they leave out."""
-    rows: list[Row] = []
+    rows: list[ComparedNumber] = []
     makers, left_out = parts(model, whole, distribution, own_step)
     try:
         console, silent = Console(stderr=True), env.process_index() > 0
@@ -96,14 +96,14 @@ def _by_layer(
     return rows, f"layer by layer ({why}); not verified: {left_out}"
 
 
-def _named(row: Row, layer: str) -> str:
+def _named(row: ComparedNumber, layer: str) -> str:
     """The row's name with its layer's, where it has not got it."""
     return row.name if layer in row.name else f"{layer}/{row.name}"
 
 
 def _of_model(
     distribution: FlowDistribution, model: keras.Model, whole: Batch, own_step: bool, tolerance: float
-) -> Iterator[Row]:
+) -> Iterator[ComparedNumber]:
     """Rows of a model that one device can hold."""
     single = FlowDistribution(Placement([distribution.placement.ranks[0]], ("data",)), batch_axes=("data",))
     with kept(model, distribution) as state:
@@ -216,7 +216,7 @@ def _check_repeats(model: keras.Model, first: Numbers, second: Numbers) -> None:
         )
 
 
-def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> Iterator[Row]:
+def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> Iterator[ComparedNumber]:
     largest = max(
         (
             float(np.max(np.abs(value), initial=0.0))
@@ -228,7 +228,7 @@ def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> 
     for (mode, quantity, name), (value, rounding) in expected.items():
         found = got.get((mode, quantity, name), (np.empty(0), 0.0))[0]
         if value.shape != found.shape:
-            yield Row(batch, mode, quantity, name, float("inf"), float("inf"))
+            yield ComparedNumber(batch, mode, quantity, name, float("inf"), float("inf"))
             continue
         deviation = float(np.max(np.abs(_numbers(value) - _numbers(found)), initial=0.0))
         if np.isnan(value).tolist() != np.isnan(found).tolist():
@@ -238,7 +238,7 @@ def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> 
             allowed = tolerance * max(scale, ROUNDING * largest) + 2 * rounding
         else:
             allowed = OF_VALUES * tolerance * max(scale, ROUNDING)
-        yield Row(batch, mode, quantity, name, deviation, deviation / allowed if deviation else 0.0)
+        yield ComparedNumber(batch, mode, quantity, name, deviation, deviation / allowed if deviation else 0.0)
 
 
 def _numbers(value: np.ndarray) -> np.ndarray:

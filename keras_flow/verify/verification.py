@@ -16,7 +16,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedNumber:
     """One number, or array of numbers, of the distributed run against one device.
 
     Attributes:
@@ -59,12 +59,18 @@ class Verification:
     distribution: str
     backend: str
     tolerance: float
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedNumber, ...]
     note: str = ""
 
     @classmethod
     def of(
-        cls, model: str, distribution: str, backend: str, tolerance: float, rows: Iterable[Row], note: str = ""
+        cls,
+        model: str,
+        distribution: str,
+        backend: str,
+        tolerance: float,
+        rows: Iterable[ComparedNumber],
+        note: str = "",
     ) -> Verification:
         """The result with its rows in order."""
         # a share that is no number is the worst of all
