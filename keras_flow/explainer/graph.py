@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras import tree
 
-from keras_flow.current.recorded_calls import told
+from keras_flow.current.recorded_calls import recorded_by
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class _GraphRecorder:
         """Call a layer, and append it to the graph if it is a leaf; else the layers inside it append themselves."""
         if not self.is_leaf(layer):
             return original(layer, *args, **kwargs)
-        with told(None):
+        with recorded_by(None):
             result = original(layer, *args, **kwargs)
         inputs = [_key(self, leaf) for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
         leaves = [leaf for leaf in tree.flatten(result) if _is_tensor(leaf)]
@@ -248,7 +248,7 @@ def _record(
         leaves = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
         recorder.known = {id(leaf): key for leaf, key in zip(leaves, keys, strict=True)}
         recorder.alive = list(leaves)
-        with told(recorder):
+        with recorded_by(recorder):
             result = layer.call(*args, **kwargs)  # type: ignore[attr-defined]
         recorder.last = [_key(recorder, leaf) for leaf in tree.flatten(result) if _is_tensor(leaf)]
         return result
