@@ -1,4 +1,4 @@
-"""What a comparison run is asked to do, and the job that each backend's process gets."""
+"""The options of `keras-flow compare`, and the job that they become for each backend's process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class CompareJob:
-    """What one backend's process has to do; travels as JSON.
+    """The task of one backend's process, sent to it as JSON.
 
     Attributes:
         file: the user's program, absolute.
@@ -48,7 +48,7 @@ class CompareJob:
         epochs: see `CompareOptions`.
         batch_size: rows of a global batch.
         seed: see `CompareOptions`.
-        folder: where weights, events and results of all processes lie.
+        folder: for weights, events and results of all processes.
     """
 
     file: str
