@@ -146,7 +146,7 @@ class JaxWays(OneProcess):
         import jax
 
         from keras_flow.backends.jax.layouts import mesh
-        from tests.explain.counting.jax import collectives
+        from tests.explainer.counting.jax import collectives
 
         axes = summed_axes(plan)
         on = mesh(plan.source.placement)
@@ -234,7 +234,7 @@ class TensorFlowWays(OneProcess):
         from tensorflow.experimental import dtensor
 
         from keras_flow.backends.tensorflow.layouts import mesh_view
-        from tests.explain.counting.tensorflow import collectives
+        from tests.explainer.counting.tensorflow import collectives
 
         axes = summed_axes(plan)
         shape, source = stacked(plan.source)
@@ -322,7 +322,7 @@ class TorchWays:
 
         from keras_flow.backends.torch.layouts import engine_layout
         from keras_flow.backends.torch.tensors import to_engine
-        from tests.explain.counting.torch import watching
+        from tests.explainer.counting.torch import watching
 
         target = engine_layout(plan.target)
         given = to_engine(plan.source, shards)

@@ -1,4 +1,8 @@
-"""Layout: which elements of a logical tensor each rank holds."""
+"""Layout: which elements of a logical tensor each rank holds.
+
+A layout is a placement, an nd_sbp and a logical shape; `local_slices` says which block of the tensor a rank has. No
+array is needed, so that layouts of tensors that fit nowhere can be planned with. `combine` puts a tensor together.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,8 @@ def balanced(length: int, parts: int, index: int) -> tuple[int, int]:
 class Layout:
     """Placement, nd_sbp and logical shape: says which elements each rank holds.
 
-    Splits are taken axis by axis, outer axis first, each on the length that the axes before it left. Empty shards are
-    legal.
+    Axes split one after the other, outer axis first, each the length that the axes before it have left. Shards may be
+    empty.
 
     Args:
         placement: the ranks.
@@ -77,12 +81,13 @@ class Layout:
 
     def local_slices(self, rank: int) -> tuple[slice, ...]:
         """The logical elements that `rank` holds, one slice for each dimension."""
-        if rank not in self._asked:
-            self._asked[rank] = self._local_slices(rank)
-        return self._asked[rank]
+        if rank not in self._slices_of_ranks:
+            self._slices_of_ranks[rank] = self._local_slices(rank)
+        return self._slices_of_ranks[rank]
 
     @cached_property
-    def _asked(self) -> dict[int, tuple[slice, ...]]:
+    def _slices_of_ranks(self) -> dict[int, tuple[slice, ...]]:
+        # planners ask for the same ranks again and again
         return {}
 
     def _local_slices(self, rank: int) -> tuple[slice, ...]:
@@ -164,7 +169,7 @@ def combine(layout: Layout, shards: Mapping[int, np.ndarray]) -> np.ndarray:
     """The logical tensor from the shards of all ranks: the inverse of cutting, with summation over `P` axes.
 
     Args:
-        layout: how the shards lie.
+        layout: the layout of the shards.
         shards: rank -> array of `layout.local_shape(rank)`.
 
     Raises:
@@ -175,8 +180,8 @@ def combine(layout: Layout, shards: Mapping[int, np.ndarray]) -> np.ndarray:
     out = np.zeros(layout.shape, dtype)
     for rank in placement.ranks:
         if rank not in shards or tuple(shards[rank].shape) != layout.local_shape(rank):
-            found = "none" if rank not in shards else f"shape {list(shards[rank].shape)}"
-            raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {found}")
+            given = "none" if rank not in shards else f"shape {list(shards[rank].shape)}"
+            raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {given}")
         copies = [
             index
             for index, part in zip(placement.coordinates(rank), layout.nd_sbp, strict=True)

@@ -14,7 +14,11 @@ _TYPES = ("cpu", "gpu", "tpu")
 
 
 def normalise_type(type: str | None) -> str | None:
-    """The device type in lower case, `"cuda"` as `"gpu"`; None stays None (the type that `kf.init` found)."""
+    """The device type in lower case, `"cuda"` as `"gpu"`; None (the type that `kf.init` found) stays None.
+
+    Raises:
+        FlowError: no such type.
+    """
     if type is None:
         return None
     name = {"cuda": "gpu"}.get(str(type).lower(), str(type).lower())
@@ -93,22 +97,34 @@ class Placement:
         return len(self.hierarchy)
 
     def axis_size(self, name: str) -> int:
-        """Number of ranks along the axis `name`."""
+        """Number of ranks along the axis `name`.
+
+        Raises:
+            FlowError: no axis of that name.
+        """
         if name not in self.axis_names:
             raise FlowError(f"no axis {name!r}: the placement's axes are {list(self.axis_names)}")
         return self.hierarchy[self.axis_names.index(name)]
 
     @cached_property
     def _positions(self) -> dict[int, int]:
-        """rank -> its place in the flat list of ranks."""
+        """Rank -> its index in `ranks`."""
         return {rank: position for position, rank in enumerate(self.ranks)}
 
     def contains(self, rank: int) -> bool:
-        """Whether `rank` is one of the placement's."""
+        """Whether `rank` belongs to the placement."""
         return rank in self._positions
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where `rank` stands in the hierarchy, one index for each axis."""
+        """The position of `rank` in the hierarchy: one index for each axis, outer first.
+
+        Raises:
+            FlowError: the rank is not in the placement.
+
+        Example:
+            >>> Placement([[0, 1], [2, 3]]).coordinates(2)
+            (1, 0)
+        """
         if rank not in self._positions:
             raise FlowError(f"rank {rank} is not in the placement of ranks {list(self.ranks)}")
         position, coords = self._positions[rank], []

@@ -1,7 +1,8 @@
-"""SBP: how a logical tensor lies on the ranks of one placement axis.
+"""SBP: how a logical tensor is distributed over the ranks of one placement axis.
 
 The words are OneFlow's: `split(dim)`, `broadcast`, `partial_sum`; short forms `S(0)`, `B`, `P`. An *nd_sbp* is a tuple
-with one sbp for each axis of the placement, outer axis first.
+with one sbp for each axis of the placement, outer axis first. On a placement of 2 x 2 ranks with the axes `data` and
+`model`, `S(0),B` gives the upper half of a matrix to both ranks of the first row, the lower half to both of the second.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SHORT = re.compile(r"(?i)^(?:(?P<split>s|split)\((?P<dim>-?\d+)\)|(?P<b>b|broad
 
 
 def split(dim: int) -> Split:
-    """Split dimension `dim` (negative counts from the end).
+    """The sbp that splits dimension `dim` (negative counts from the end).
 
     Example:
         >>> split(1)
@@ -79,14 +80,14 @@ def parse(text: str) -> NdSbp:
     inner = text.strip()
     if inner.startswith("(") and inner.endswith(")"):
         inner = inner[1:-1].rstrip(", ")
-    return tuple(_parse_one(part.strip(), text) for part in inner.split(","))
+    return tuple(_parse_part(part.strip(), text) for part in inner.split(","))
 
 
-def _parse_one(part: str, whole: str) -> Sbp:
+def _parse_part(part: str, given: str) -> Sbp:
     match = _SHORT.match(part.replace(" ", ""))
     if match is None:
         raise FlowError(
-            f"cannot read {part!r} in the nd_sbp {whole!r}: each part is S(dim), B or P, separated by commas, "
+            f"cannot read {part!r} in the nd_sbp {given!r}: each part is S(dim), B or P, separated by commas, "
             'one for each placement axis; for example "S(0),B"'
         )
     if match["split"]:
@@ -94,11 +95,12 @@ def _parse_one(part: str, whole: str) -> Sbp:
     return broadcast if match["b"] else partial_sum
 
 
-def _one(value: object, spec: object) -> Sbp:
+def _as_sbp(value: object, spec: object) -> Sbp:
+    """One sbp of `spec`, given as a value or in short form."""
     if isinstance(value, Split | Broadcast | PartialSum):
         return value
     if isinstance(value, str):
-        return _parse_one(value.strip(), value)
+        return _parse_part(value.strip(), value)
     raise FlowError(
         f"{value!r} in {spec!r} is not an sbp: use kf.sbp.split(dim), kf.sbp.broadcast or kf.sbp.partial_sum"
     )
@@ -122,13 +124,13 @@ def nd_sbp(spec: SbpSpec, axis_names: Sequence[str]) -> NdSbp:
         unknown = [name for name in spec if name not in axis_names]
         if unknown:
             raise FlowError(f"no axis {unknown[0]!r}: the placement's axes are {list(axis_names)}")
-        return tuple(_one(spec.get(name, broadcast), spec) for name in axis_names)
+        return tuple(_as_sbp(spec.get(name, broadcast), spec) for name in axis_names)
     if isinstance(spec, str):
         parsed = parse(spec)
     elif isinstance(spec, Split | Broadcast | PartialSum):
         parsed = (spec,)
     elif isinstance(spec, Sequence):
-        parsed = tuple(_one(value, spec) for value in spec)
+        parsed = tuple(_as_sbp(value, spec) for value in spec)
     else:
         raise FlowError(
             f"cannot read an nd_sbp from {spec!r}: give a tuple, a string as 'S(0),B' or a dict by axis name"
@@ -142,5 +144,10 @@ def nd_sbp(spec: SbpSpec, axis_names: Sequence[str]) -> NdSbp:
 
 
 def text(value: Sequence[Sbp]) -> str:
-    """The short form of an nd_sbp: `"S(0),B"`."""
+    """The short form of an nd_sbp.
+
+    Example:
+        >>> text((split(0), broadcast))
+        'S(0),B'
+    """
     return ",".join(repr(part) for part in value)

@@ -1,4 +1,7 @@
-"""The user's file: its functions, and the distributions that its layouts name."""
+"""Reads the Python file that a user gives to `keras-flow compare`, `explain` or `verify`.
+
+It defines `build_model` and `load_data`, and for layouts that split variables `rules` or `distributions`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _HYBRID = re.compile(r"(\d+)x(\d+)$")
 
 @dataclass(frozen=True)
 class Data:
-    """What `load_data` gave: training rows, and validation rows where there are any."""
+    """The arrays of `load_data`: training rows, and validation rows if it returns any."""
 
     x: object
     y: object
@@ -36,7 +39,7 @@ class Data:
     y_val: object = None
 
 
-#: what a comparison needs of the user's file
+#: functions that the file must define -> how the error describes them
 _NEEDS = {
     "build_model": "build_model(), which returns a compiled model",
     "load_data": "load_data(), which returns (x, y) or (x, y, x_val, y_val)",
@@ -72,7 +75,7 @@ def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a 
 
 
 def load_data(module: ModuleType) -> Data:
-    """The rows of the program.
+    """Call the file's `load_data`.
 
     Raises:
         FlowError: not two or four arrays, arrays of different lengths, or no rows.
@@ -89,7 +92,7 @@ def load_data(module: ModuleType) -> Data:
 
 
 def length_of(data: object) -> int:
-    """Rows of a structure of arrays.
+    """The number of rows of a structure of arrays.
 
     Raises:
         FlowError: the arrays have different numbers of rows.
@@ -103,7 +106,7 @@ def length_of(data: object) -> int:
 
 
 def build_model(module: ModuleType) -> keras.Model:
-    """The program's compiled model.
+    """Call the file's `build_model`; returns the compiled model.
 
     Raises:
         FlowError: it is no Keras model, or not compiled.
@@ -119,7 +122,7 @@ def build_model(module: ModuleType) -> keras.Model:
 
 
 def ranks_of(layout: str) -> int | None:
-    """How many ranks a layout's name says, or None where it says nothing.
+    """The number of ranks in a layout's name; None for a name of the file's own.
 
     Example:
         >>> [ranks_of(name) for name in ("1", "dp4", "2x2", "mine")]
@@ -135,10 +138,10 @@ def ranks_of(layout: str) -> int | None:
 
 
 def check_layouts(file: str | Path, layouts: Sequence[str]) -> None:
-    """Refuse names that no run of the file could explain, before any process starts: the file is read, not run.
+    """Check names of layouts before any process starts. The file is parsed, not run.
 
     Raises:
-        FlowError: a name that says no ranks, in a file without `distributions`; or the file is no Python.
+        FlowError: a name that is none of dpN, tpN, AxB in a file without `distributions`; or the file is not Python.
     """
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
@@ -158,7 +161,7 @@ def _unknown(layout: str, named: Collection[str]) -> FlowError:
 
 
 def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDistribution] | None:
-    """What makes the distribution of a layout; None for one device.
+    """A function that creates the distribution of a layout; None for one device.
 
     Raises:
         FlowError: an unknown name, or a layout that needs rules where the program has none (with a skeleton of rules).
@@ -192,8 +195,10 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
 
 
 def skeleton(module: ModuleType) -> str:
-    """A `rules()` function with a line for each variable of two dimensions and more: in turn split by columns (last
-    dim) and by rows (first of the last two), as pairs of dense layers want it."""
+    """The text of a `rules()` function with a line for each variable of two dimensions and more.
+
+    They are split by columns (last dim) and by rows (first of the last two) in turn, which suits pairs of dense layers.
+    """
     model = build_model(module)
     if not model.built:
         return "# the model is not built: give its first layer an Input, then ask again"

@@ -26,7 +26,14 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 #: what `make check` runs: no engine
-_CHECK = ("algebra", "boxing", "distributions/test_rules.py", "test_docs.py", "test_layers_of_imports.py")
+_CHECK = (
+    "algebra",
+    "boxing",
+    "distributions/test_rules.py",
+    "test_docs.py",
+    "test_layers_of_imports.py",
+    "test_names.py",
+)
 #: parameters of a test that say which engine's ranks it asks for; else its module's `ENGINE` does
 _ENGINE = ("backend", "engine")
 

@@ -1,4 +1,4 @@
-"""`keras-flow boxing`: the plan that changes one layout into another."""
+"""`keras-flow boxing`: prints the plan that changes one layout into another."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ def boxing(
     else:
         topology = Topology(ranks_per_host, _link(inside, "inside"), _link(between, "between"))
     by_time = measured is not None or ranks_per_host is not None
-    made = plan(before, after, dtype, topology=topology if by_time else None)
+    result = plan(before, after, dtype, topology=topology if by_time else None)
     if json_:
-        print(json.dumps(made.to_json(), indent=1))
+        print(json.dumps(result.to_json(), indent=1))
     elif rank is None:
-        print(made.explain())
-        print(f"modelled time: {made.time(topology) * 1e3:.4g} ms")
+        print(result.explain())
+        print(f"modelled time: {result.time(topology) * 1e3:.4g} ms")
     if rank is not None:
-        if rank not in made.ranks:
-            raise FlowError(f"--rank {rank} is not in the plan: it has {len(made.ranks)} ranks, {_few(made.ranks)}")
-        _print_part(made, rank)
+        if rank not in result.ranks:
+            raise FlowError(f"--rank {rank} is not in the plan: it has {len(result.ranks)} ranks, {_few(result.ranks)}")
+        _print_part(result, rank)
     for file in (png, svg):
         if file is not None:
             from keras_flow.boxing.picture import draw
 
             try:
-                draw(made, file)
+                draw(result, file)
             except OSError as error:
                 raise FlowError(f"the picture {file} cannot be written: {error.strerror}") from error
             typer.echo(f"picture: {file}", err=json_)
@@ -99,11 +99,11 @@ def _print_part(plan, rank: int) -> None:
     for part in plan.for_rank(rank):
         print(f"step {part.step + 1}, {part.kind}, {part.phase}:")
         for word, transfers in (("keeps", part.keeps), ("sends", part.sends), ("receives", part.receives)):
-            for one in transfers:
-                box = " x ".join(f"{start}:{stop}" for start, stop in one.piece.box)
-                partner = {"keeps": "", "sends": f" to {one.receiver}", "receives": f" from {one.sender}"}[word]
-                elements = f"elements {one.piece.start}:{one.piece.stop} of [{box}]"
-                print(f"  {word}{partner}: {elements} of its {one.origin} shard")
+            for transfer in transfers:
+                box = " x ".join(f"{start}:{stop}" for start, stop in transfer.piece.box)
+                partner_of = {"keeps": "", "sends": f" to {transfer.receiver}", "receives": f" from {transfer.sender}"}
+                elements = f"elements {transfer.piece.start}:{transfer.piece.stop} of [{box}]"
+                print(f"  {word}{partner_of[word]}: {elements} of its {transfer.origin} shard")
 
 
 def _ints(text: str, name: str) -> list[int]:

@@ -27,27 +27,27 @@ def explain(
     ] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="Show every row of long tables.")] = False,
 ) -> None:
-    """Say what FILE.py's model holds, sends and repeats under a layout.
+    """Print layouts, memory and communication of a training step of FILE.py's model under a layout.
 
-    Nothing is run, no weight is made. The habits of the active Keras backend are used.
+    Nothing is run and no weight is created. What is printed is true of the active Keras backend.
     """
     if not file.is_file():
         raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
     from rich.console import Console
 
     from keras_flow.cli.explain_file import explain_file
-    from keras_flow.explainer import suggest as pairs
+    from keras_flow.explainer.suggest import rules_file
     from keras_flow.explainer.text import show
 
-    found = explain_file(file, layout, batch_size, ranks)
+    explanation = explain_file(file, layout, batch_size, ranks)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if suggest:
-        if not found.suggested_rules:
+        if not explanation.suggested_rules:
             typer.echo("# nothing to suggest: no layer is split outside of a column and row pair", err=True)
         else:
-            typer.echo(pairs.rules_file(found.suggested_rules))
+            typer.echo(rules_file(explanation.suggested_rules))
     elif as_json:
-        json.dump(found.as_json(), sys.stdout, indent=1)
+        json.dump(explanation.as_json(), sys.stdout, indent=1)
         print()
     else:
-        show(found, console, None if all_rows else 60)
+        show(explanation, console, None if all_rows else 60)

@@ -1,4 +1,4 @@
-"""The user's file, explained: its model is built without values, its distribution without devices."""
+"""Explains the model of a user's file: builds it without values, under a distribution without devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer.explanation import Explanation
 
-#: ranks that a distribution of the file's own may name, where nobody says how many there are
+#: ranks that the file's own distributions may use, if neither the command nor the layout's name says how many there are
 _MOST_RANKS = 1 << 16
 
 
@@ -23,7 +23,7 @@ def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = N
         ranks: number of ranks; None takes what the layout's name says, else as many as the file asks for.
 
     Raises:
-        FlowError: no `build_model`, an unknown layout, a model that is not built, rules at fault.
+        FlowError: no `build_model`, an unknown layout, a model that is not built, wrong rules.
     """
     import keras
 
@@ -39,6 +39,6 @@ def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = N
             model = module.build_model()
             if not isinstance(model, keras.Model):
                 raise FlowError(f"build_model() must return a keras.Model, got {type(model).__name__}")
-            found = explain(distribution, model, batch_size)
+            explanation = explain(distribution, model, batch_size)
         distribution.check(model)
-    return found
+    return explanation

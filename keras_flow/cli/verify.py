@@ -47,8 +47,8 @@ def verify(
     from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
 
-    asked = [name.strip() for name in backends.split(",") if name.strip()]
-    names, _ = chosen_backends(asked, skip_missing)
+    requested = [name.strip() for name in backends.split(",") if name.strip()]
+    names, _ = chosen_backends(requested, skip_missing)
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
     with Console(stderr=True).status("") as status:

@@ -1,4 +1,4 @@
-"""`keras-flow verify FILE.py`: the program's model and first rows, verified on each backend in a process of its own."""
+"""`keras-flow verify FILE.py`: verifies the program's model on its first rows, in a process for each backend."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_flow.errors import FlowError
-from keras_flow.verify.verification import Row, Verification
+from keras_flow.verify.verification import ComparedNumber, Verification
 
 #: seconds that the processes of one backend may take
 LIMIT = 1800
 
 
 @dataclass(frozen=True)
-class Job:
+class VerifyJob:
     """What the process of a backend verifies.
 
     Attributes:
@@ -59,7 +59,7 @@ def verify_file(
     """
     with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
         out = Path(folder) / "verification.json"
-        job = Job(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
+        job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
         environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
         command = [sys.executable, "-m", "keras_flow.cli.verify_file", json.dumps(vars(job))]
         try:
@@ -70,16 +70,16 @@ def verify_file(
             raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended") from error
         if not out.exists():
             raise FlowError(f"{backend}: the verification ended with status {done.returncode}: {done.stderr[-3000:]}")
-        found = json.loads(out.read_text())
-    if "error" in found:
-        raise FlowError(f"{backend}: {found['error']}")
-    rows = tuple(Row(**row) for row in found.pop("rows"))
-    del found["ok"]
-    return Verification(**found, rows=rows)
+        result = json.loads(out.read_text())
+    if "error" in result:
+        raise FlowError(f"{backend}: {result['error']}")
+    rows = tuple(ComparedNumber(**row) for row in result.pop("rows"))
+    del result["ok"]
+    return Verification(**result, rows=rows)
 
 
-def run(job: Job) -> None:
-    """Verify; on every rank, of which the first writes the result."""
+def run(job: VerifyJob) -> None:
+    """Verify the job's model. Runs on every rank; the first writes the result."""
     import keras
 
     from keras_flow import user_file
@@ -98,17 +98,17 @@ def run(job: Job) -> None:
         model = user_file.build_model(module)
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x))
-    found = verify(distribution, model, x, y, tolerance=job.tolerance, dtype=job.dtype, by_layer=job.by_layer)
+    verification = verify(distribution, model, x, y, tolerance=job.tolerance, dtype=job.dtype, by_layer=job.by_layer)
     if env.process_index() == 0:
-        Path(job.out).write_text(json.dumps(found.to_dict()))
+        Path(job.out).write_text(json.dumps(verification.to_dict()))
 
 
 def main(text: str) -> int:
-    """The process of a backend."""
+    """Run a job in the process of its backend; returns the exit status."""
     import keras_flow as kf
     from keras_flow import user_file
 
-    job = Job(**json.loads(text))
+    job = VerifyJob(**json.loads(text))
     try:
         kf.run(run, devices=user_file.ranks_of(job.layout) or 4, args=(job,))
     except FlowError as error:

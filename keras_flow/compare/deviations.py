@@ -1,4 +1,4 @@
-"""How far two runs lie apart, and how far they may."""
+"""How far two runs deviate from each other, and how far they may."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 #: steps for which the tolerances are stated; longer runs may drift in proportion, as rounding does
 STEPS = 20
 LOSS_RELATIVE, LOSS_ABSOLUTE, WEIGHTS = 1e-5, 1e-7, 1e-4
-#: the same weights, evaluated by another engine
+#: of the loss of the same weights, evaluated by another engine
 EVALUATION = 1e-4
-#: two engines from the same weights over the same samples: they sum in other orders and use other kernels
+#: of losses of two engines trained from the same weights on the same samples: their kernels and orders of sums differ
 BETWEEN_BACKENDS = 1e-3
 
 
@@ -34,9 +34,9 @@ def drift(steps: int) -> float:
     return max(1.0, steps / STEPS)
 
 
-def of_losses(found: Sequence[float], expected: Sequence[float]) -> Deviation:
+def of_losses(actual: Sequence[float], expected: Sequence[float]) -> Deviation:
     """Loss at each step: `|a - b| <= 1e-5 |b| + 1e-7` for 20 steps."""
-    a, b = np.asarray(found, "float64"), np.asarray(expected, "float64")
+    a, b = np.asarray(actual, "float64"), np.asarray(expected, "float64")
     if a.shape != b.shape or not np.isfinite([*a, *b]).all():
         return Deviation(float("inf"), float("inf"))
     gap = np.abs(a - b)
@@ -44,13 +44,13 @@ def of_losses(found: Sequence[float], expected: Sequence[float]) -> Deviation:
     return Deviation(float(gap.max()), float((gap / limit).max()))
 
 
-def of_weights(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], steps: int) -> Deviation:
+def of_weights(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], steps: int) -> Deviation:
     """Final weights: `max|a - b| <= 1e-4 max(1, max|b|)` for each variable, for 20 steps.
 
     Weights that are not finite, or of another shape, are infinitely far.
     """
     worst = Deviation(0.0, 0.0)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
             return Deviation(float("inf"), float("inf"))
         if not b.size:

@@ -1,4 +1,4 @@
-"""The comparison as one HTML page that fetches nothing: table, loss curves, and who holds what."""
+"""The comparison as one HTML page that loads nothing else: table, loss curves, and the shards of each rank."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _charts(result: Comparison) -> str:
 
 
 def _chart(backend: str, runs: list[RunResult], top: float) -> str:
-    """Loss over steps; the layouts lie on each other where all is well, so each is drawn thinner than the one before."""
+    """Loss over steps. Curves of layouts coincide where all is well, so each is drawn thinner than the one below it."""
     width, height, left, top_edge, base = 340, 220, 36, 34, 196
     steps = max(len(runs[0].losses) - 1, 1)
 
@@ -123,7 +123,7 @@ def _chart(backend: str, runs: list[RunResult], top: float) -> str:
 
 
 def _holdings(result: Comparison) -> str:
-    """Drawn for the first backend of each layout; the others hold the same, which the table's bytes show."""
+    """Which shards each rank holds, drawn once for each layout: backends differ in no shard, as the bytes show."""
     drawn: dict[str, RunResult] = {}
     for run in result.runs:
         drawn.setdefault(run.layout, run)
@@ -131,7 +131,7 @@ def _holdings(result: Comparison) -> str:
 
 
 def _holding(run: RunResult, result: Comparison) -> str:
-    single = next(other for other in result.runs if other.backend == run.backend and other.layout == "1")
+    single = next(each for each in result.runs if each.backend == run.backend and each.layout == "1")
     whole = {path: shape for path, shape in single.shapes[0].items() if "seed_generator" not in path}
     paths = [path for path in run.shapes[min(run.shapes)] if "seed_generator" not in path]
     names = list(whole)
@@ -151,11 +151,11 @@ def _holding(run: RunResult, result: Comparison) -> str:
 
 
 def _bar(run: RunResult, rank: int, path: str, whole: list[int], x: int, y: int, cell: int, height: int) -> str:
-    """A variable's outline and, filled, the share that the rank holds, at the place of the rank among the blocks."""
-    held = run.shapes[rank][path]
+    """The outline of a variable, and in it the rank's share, filled, at the position of its block."""
+    shard = run.shapes[rank][path]
     colour = _COLOURS[0]
     start, share = 0.0, 1.0
-    for full, part in zip(whole, held, strict=True):
+    for full, part in zip(whole, shard, strict=True):
         if part < full:
             share *= part / full
             blocks = round(full / part) if part else 1
@@ -163,7 +163,7 @@ def _bar(run: RunResult, rank: int, path: str, whole: list[int], x: int, y: int,
             start = (ranks.index(rank) % blocks) / blocks
             colour = _COLOURS[1]
     return (
-        f"<g><title>{escape(path)} {whole}: rank {rank} holds {held} ({escape(run.declared.get(path, ''))})</title>"
+        f"<g><title>{escape(path)} {whole}: rank {rank} holds {shard} ({escape(run.declared.get(path, ''))})</title>"
         f'<rect x="{x}" y="{y}" width="{cell}" height="{height}" fill="none" stroke="var(--line)"/>'
         f'<rect x="{x + start * cell:.1f}" y="{y}" width="{share * cell:.1f}" height="{height}" fill="{colour}" opacity=".8"/></g>'
     )

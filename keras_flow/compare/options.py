@@ -1,4 +1,4 @@
-"""What a comparison run is asked to do, and the job that each backend's process gets."""
+"""The options of `keras-flow compare`, and the job that they become for each backend's process."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What one backend's process has to do; travels as JSON.
+class CompareJob:
+    """The task of one backend's process, sent to it as JSON.
 
     Attributes:
         file: the user's program, absolute.
@@ -48,7 +48,7 @@ class Job:
         epochs: see `CompareOptions`.
         batch_size: rows of a global batch.
         seed: see `CompareOptions`.
-        folder: where weights, events and results of all processes lie.
+        folder: for weights, events and results of all processes.
     """
 
     file: str
@@ -65,7 +65,7 @@ class Job:
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
-    def read(path: str | Path) -> Job:
+    def read(path: str | Path) -> CompareJob:
         """Read a job that `write` wrote."""
         values = json.loads(Path(path).read_text())
-        return Job(**{**values, "layouts": tuple(values["layouts"])})
+        return CompareJob(**{**values, "layouts": tuple(values["layouts"])})

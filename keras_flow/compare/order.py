@@ -1,4 +1,4 @@
-"""The order of samples: the same on every backend and layout, because it is drawn here and not by an engine."""
+"""The order of samples, drawn here with NumPy and not by an engine, so that it is the same on every backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_flow.user_file import length_of
 class Ordered:
     """Batches in an order that depends on the seed and the epoch only; all epochs in one sequence.
 
-    Not a PyDataset: Keras starts one anew with each of its epochs, and a comparison's are of one step each.
+    Not a PyDataset, which Keras starts again at each of its epochs: a comparison trains in epochs of one step.
 
     Args:
         x: structure of arrays of shape [rows, ...].

@@ -1,4 +1,4 @@
-"""The outcome of a comparison, as values: what the table, the report and the exit status are made from."""
+"""The result of a comparison as values, from which the table, the reports and the exit status are built."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class RunResult:
     @property
     def ranks_used(self) -> int:
         """Ranks that hold weights."""
-        return sum(held > 0 for held in self.bytes_per_rank.values())
+        return sum(count > 0 for count in self.bytes_per_rank.values())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs, and what is wrong with them.
+    """All runs of a comparison, and what is wrong with them.
 
     Attributes:
         program: name of the user's file.
@@ -68,7 +68,7 @@ class Comparison:
         batch_size: rows of a global batch.
         seed: seed of weights and order.
         versions: package -> version.
-        random_layers: whether the model draws random numbers, so that backends differ from each other by nature.
+        random_layers: whether the model draws random numbers, so that two backends never train alike.
         skipped: backends left out, with the reason.
     """
 
@@ -82,7 +82,7 @@ class Comparison:
     skipped: dict[str, str]
 
     def write(self, path: Path) -> None:
-        """Write report.json; numbers that are not finite, which JSON has not, become null."""
+        """Write report.json. Numbers that are not finite become null, as JSON has none."""
         values = asdict(self)
         for run, source in zip(values["runs"], self.runs, strict=True):
             run["ranks_used"] = source.ranks_used

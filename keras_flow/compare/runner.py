@@ -1,4 +1,4 @@
-"""`keras-flow compare`: starts a process for each backend, shows how far they are, and judges what they found."""
+"""`keras-flow compare`: starts a process for each backend, shows its progress, and compares the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.compare import deviations, html, table
-from keras_flow.compare.options import CompareOptions, Job
+from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
@@ -60,7 +60,7 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     """The backends of `--backends` that are installed, and those left out -> why.
 
     Raises:
-        FlowError: an unknown backend, one that is not installed and not to be skipped, or none at all.
+        FlowError: an unknown backend, one that is not installed without `skip_missing`, or none left.
     """
     legal = that_train()
     unknown = [name for name in names if name not in legal]
@@ -82,8 +82,8 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     return present, skipped
 
 
-def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> Job:
-    job = Job(
+def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> CompareJob:
+    job = CompareJob(
         file=str(options.file.resolve()),
         backend=backend,
         layouts=layouts,
@@ -108,8 +108,8 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _run(job: Job, action: str, progress: Progress) -> None:
-    """Run one process of a job to its end, showing its steps.
+def _run(job: CompareJob, action: str, progress: Progress) -> None:
+    """Run the process of one backend to its end, and show its steps.
 
     Raises:
         FlowError: it failed; the text is its own error.
@@ -144,7 +144,8 @@ def _run(job: Job, action: str, progress: Progress) -> None:
     progress.update(waiting, completed=1, visible=not tasks)
 
 
-def _follow(job: Job, tasks: dict[str, TaskID], progress: Progress) -> None:
+def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> None:
+    """Show the last step of each layout that the process has written of."""
     events = Path(job.folder) / f"events-{job.backend}.jsonl"
     if not events.exists():
         return
@@ -159,8 +160,15 @@ def _follow(job: Job, tasks: dict[str, TaskID], progress: Progress) -> None:
         progress.update(tasks[layout], completed=event["step"], note=f"loss {event['loss']:.4f}")
 
 
-def judge(options: CompareOptions, jobs: list[Job], folder: Path, skipped: dict[str, str]) -> Comparison:
-    """Compare what the processes wrote."""
+def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped: dict[str, str]) -> Comparison:
+    """Compare the runs that the processes wrote.
+
+    Args:
+        options: of the command line.
+        jobs: one for each backend, the reference for the other backends first.
+        folder: where the processes wrote.
+        skipped: backends left out -> why.
+    """
     runs: list[RunResult] = []
     failures: list[str] = []
     random_layers = False
@@ -174,7 +182,7 @@ def judge(options: CompareOptions, jobs: list[Job], folder: Path, skipped: dict[
     for (_, layout), run in raw.items():
         random_layers |= run["random_layers"]
         found_versions |= run["versions"]
-        result = _judge_one(folder, run, raw, evaluated, ranks_of(layout))
+        result = _run_result(folder, run, raw, evaluated, ranks_of(layout))
         runs.append(result)
         failures += _failures(result, raw[(jobs[0].backend, layout)]["random_layers"])
     return Comparison(
@@ -189,9 +197,10 @@ def judge(options: CompareOptions, jobs: list[Job], folder: Path, skipped: dict[
     )
 
 
-def _judge_one(folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None) -> RunResult:
+def _run_result(folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None) -> RunResult:
+    """One run, with its deviations from one device and from the first backend."""
     backend, layout = run["backend"], run["layout"]
-    shapes, bytes_of, declared = _held(folder, backend, layout)
+    shapes, bytes_of, declared = _shards(folder, backend, layout)
     single = raw[(backend, "1")]
     first = next(iter(raw.values()))["backend"]
     loss = deviations.of_losses(run["losses"], single["losses"])
@@ -223,6 +232,7 @@ def _judge_one(folder: Path, run: dict, raw: dict, evaluated: dict, named: int |
 
 
 def _failures(run: RunResult, random_layers: bool) -> list[str]:
+    """A sentence for everything that is wrong with a run."""
     name = f"{run.backend} {run.layout}"
     out = []
     if not run.loss_share <= 1:
@@ -246,15 +256,16 @@ def _failures(run: RunResult, random_layers: bool) -> list[str]:
     return out
 
 
-def _held(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, int], dict[str, str]]:
+def _shards(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, int], dict[str, str]]:
+    """What the ranks of a run physically hold: shapes by rank and path, bytes by rank; and the declared layouts."""
     shapes: dict[int, dict[str, list[int]]] = {}
     bytes_of: dict[int, int] = {}
     declared: dict[str, str] = {}
     for file in sorted(folder.glob(f"held-{backend}-{layout}-*.json")):
-        held = json.loads(file.read_text())
-        shapes |= {int(rank): paths for rank, paths in held["shapes"].items()}
-        bytes_of |= {int(rank): count for rank, count in held["bytes"].items()}
-        declared |= held["declared"]
+        of_process = json.loads(file.read_text())
+        shapes |= {int(rank): paths for rank, paths in of_process["shapes"].items()}
+        bytes_of |= {int(rank): count for rank, count in of_process["bytes"].items()}
+        declared |= of_process["declared"]
     return dict(sorted(shapes.items())), dict(sorted(bytes_of.items())), declared
 
 

@@ -8,14 +8,14 @@ from rich.table import Table
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.units import megabytes
 
-#: columns of the console from which one table holds all
+#: width of the console, in characters, from which one table has room for all columns
 _WIDE = 100
-#: columns of numbers and deviations, before those of costs
+#: how many columns, before those of costs, are numbers and deviations
 _DEVIATIONS = 5
 
 
 def show(result: Comparison, console: Console) -> None:
-    """Print the table, then what failed."""
+    """Print the table of a comparison, then what failed."""
     metric = metric_name(result)
     names = heads(metric)
     # on a narrow terminal the deviations stand in one table and the costs in another

@@ -1,4 +1,4 @@
-"""The process of one backend: trains every layout from the same weights, or evaluates the weights of all runs.
+"""The process of one backend in a comparison: trains every layout, or evaluates the final weights of all runs.
 
 python -m keras_flow.compare.worker train|evaluate job.json
 """
@@ -13,12 +13,12 @@ import time
 import traceback
 from pathlib import Path
 
-from keras_flow.compare.options import Job
+from keras_flow.compare.options import CompareJob
 from keras_flow.errors import FlowError
 
 
 def main(action: str, path: str) -> int:
-    job = Job.read(path)
+    job = CompareJob.read(path)
     os.environ["KERAS_BACKEND"] = job.backend
     import keras_flow as kf
     from keras_flow import user_file
@@ -38,16 +38,16 @@ def main(action: str, path: str) -> int:
     return 0
 
 
-def _failed(job: Job, action: str, text: str) -> None:
+def _failed(job: CompareJob, action: str, text: str) -> None:
     (Path(job.folder) / f"failed-{job.backend}-{action}.txt").write_text(text)
 
 
 def train(path: str) -> None:
-    """Train the job's layouts in turn; runs on every rank."""
+    """Train the job's layouts one after the other. Runs on every rank."""
     from keras_flow import user_file
     from keras_flow.runtime import env
 
-    job = Job.read(path)
+    job = CompareJob.read(path)
     module = user_file.load(job.file)
     makers = {layout: user_file.distribution_maker(module, layout) for layout in job.layouts}
     data = user_file.load_data(module)
@@ -58,7 +58,7 @@ def train(path: str) -> None:
         _train_one(job, module, data, layout, make, leads)
 
 
-def _train_one(job: Job, module: object, data: object, layout: str, make: object, leads: bool) -> None:
+def _train_one(job: CompareJob, module: object, data: object, layout: str, make: object, leads: bool) -> None:
     import keras
     import numpy as np
 
@@ -89,7 +89,7 @@ def _train_one(job: Job, module: object, data: object, layout: str, make: object
         model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
         weights = model.get_weights()
     explained = _explained(distribution, model, job.batch_size)
-    _write_held(folder, job.backend, layout, model)
+    _write_shards(folder, job.backend, layout, model)
     if not leads:
         return
     np.savez(folder / f"final-{job.backend}-{layout}.npz", *weights)
@@ -120,12 +120,12 @@ def _explained(distribution: object, model: object, batch_size: int) -> dict[str
 
     try:
         with dry_run(1) if distribution is None else contextlib.nullcontext():
-            found = (distribution or kf.DataParallel(kf.Placement([0]))).explain(model, batch_size)  # type: ignore[attr-defined]
+            explanation = (distribution or kf.DataParallel(kf.Placement([0]))).explain(model, batch_size)  # type: ignore[attr-defined]
     except FlowError:
         return {"received_per_step": None, "peak_per_rank": None}
     return {
-        "received_per_step": found.received,
-        "peak_per_rank": max(memory.peak for memory in found.memory.values()),
+        "received_per_step": explanation.received,
+        "peak_per_rank": max(memory.peak for memory in explanation.memory.values()),
     }
 
 
@@ -142,12 +142,16 @@ def _versions(backend: str) -> dict[str, str]:
     return {name: versions.installed(name) or "" for name in ("keras", backend)}
 
 
-def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
-    """What the ranks of this process hold, read from the engine's live arrays."""
+def _write_shards(folder: Path, backend: str, layout: str, model: object) -> None:
+    """Write the shapes and bytes that the ranks of this process hold, read from the engine's live arrays.
+
+    Raises:
+        FlowError: a shard has not the shape that its layout says.
+    """
     from keras_flow.backends.active import backend as engine
     from keras_flow.current.variable_layout import keras_layout
 
-    held: dict[str, dict[str, list[int]]] = {}
+    shapes: dict[str, dict[str, list[int]]] = {}
     declared = {}
     bytes_of: dict[str, int] = {}
     for variable in model.weights:  # type: ignore[attr-defined]
@@ -155,25 +159,25 @@ def _write_held(folder: Path, backend: str, layout: str, model: object) -> None:
         shards = {0: variable.numpy()} if layout == "1" else engine().shards(variable)
         declared[variable.path] = repr(list(layout_of.layout.nd_sbp)) if layout_of else "one device"
         for rank, shard in shards.items():
-            held.setdefault(str(rank), {})[variable.path] = list(shard.shape)
+            shapes.setdefault(str(rank), {})[variable.path] = list(shard.shape)
             bytes_of[str(rank)] = bytes_of.get(str(rank), 0) + shard.nbytes
             if layout_of and tuple(shard.shape) != layout_of.layout.local_shape(rank):
                 raise FlowError(
                     f"{variable.path}: rank {rank} holds {shard.shape}, its layout says "
                     f"{layout_of.layout.local_shape(rank)}: the declared split is not physical"
                 )
-    name = f"held-{backend}-{layout}-{'-'.join(sorted(held))}.json"
-    (folder / name).write_text(json.dumps({"shapes": held, "bytes": bytes_of, "declared": declared}))
+    name = f"held-{backend}-{layout}-{'-'.join(sorted(shapes))}.json"
+    (folder / name).write_text(json.dumps({"shapes": shapes, "bytes": bytes_of, "declared": declared}))
 
 
-def _watch(job: Job, layout: str, steps: int, leads: bool):
-    """A callback that keeps losses and step times, and tells the parent how far the run is."""
+def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
+    """A callback that keeps losses and times of steps, and writes the progress for the parent process."""
     import keras
     import numpy as np
 
     events = Path(job.folder) / f"events-{job.backend}.jsonl"
 
-    class Watch(keras.callbacks.Callback):
+    class StepTimes(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.losses: list[float] = []
@@ -201,7 +205,7 @@ def _watch(job: Job, layout: str, steps: int, leads: bool):
             """Median over the second half of the steps: without compilation."""
             return float(np.median(self.seconds[len(self.seconds) // 2 :]))
 
-    return Watch()
+    return StepTimes()
 
 
 def evaluate(path: str) -> None:
@@ -210,7 +214,7 @@ def evaluate(path: str) -> None:
 
     from keras_flow import user_file
 
-    job = Job.read(path)
+    job = CompareJob.read(path)
     folder = Path(job.folder)
     module = user_file.load(job.file)
     data = user_file.load_data(module)

@@ -1,4 +1,11 @@
-"""What an engine may see of a distribution: the active one, layouts of variables, how a batch divides, who creates.
+"""What a backend may ask about the distribution in use, without importing the package that implements distributions.
 
-Backends import this package and nothing above it; `keras_flow/distributions` fills it in.
+- `distribution`: the active distribution, as a base class with the methods that backends call.
+- `variable_layout`: the layout of a variable, and how Keras carries it.
+- `batch`: how many rows of a batch each data rank gets.
+- `models`: the distribution and the variables of a model.
+- `creator`: which layer, metric or optimizer creates a variable.
+- `dry_run`, `recorded_calls`: what `dist.explain` sets while it describes a model.
+
+Backends import this package and nothing above it; `keras_flow/distributions` implements it.
 """

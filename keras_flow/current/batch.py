@@ -1,4 +1,9 @@
-"""How a batch is laid over the data ranks: the one place that knows what divides."""
+"""How the rows of a batch divide over the data ranks. All engines and `explain` ask here.
+
+>>> plan = BatchPlan(rows=10, replicas=4)
+>>> plan.divides, plan.padded_rows, [plan.block(index) for index in range(4)]
+(False, 12, [(0, 3), (3, 6), (6, 8), (8, 10)])
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ class BatchPlan:
 
     @property
     def padded_rows(self) -> int:
-        """Rows of the smallest buffer that divides."""
+        """The smallest number of rows, from `rows` up, that divides."""
         return -(-self.rows // self.replicas) * self.replicas
 
     def block(self, index: int) -> tuple[int, int]:
@@ -43,7 +48,7 @@ class BatchPlan:
 
 
 def rows_of(leaves: Sequence[object]) -> tuple[int, ...]:
-    """Length of dimension 0 of each tensor of a batch; None leaves and scalars have none."""
+    """Length of dim 0 of each tensor of a batch; Nones and scalars are left out."""
     shapes = [
         tuple(getattr(leaf, "shape", None) or np.shape(cast(ArrayLike, leaf))) for leaf in leaves if leaf is not None
     ]
@@ -51,28 +56,36 @@ def rows_of(leaves: Sequence[object]) -> tuple[int, ...]:
 
 
 class UnevenNotice:
-    """Says once that the batch size itself does not divide, and which size does."""
+    """Warns once that the batch size itself does not divide, and says which size does.
+
+    Only the last batch of an epoch being shorter is no reason to warn.
+    """
 
     def __init__(self) -> None:
-        self._said = False
-        self._asked: int | None = None
+        self._warned = False
+        self._batch_size: int | None = None  # as given to `fit`; None where it is not known
 
     @contextmanager
     def expecting(self, batch_size: int | None) -> Iterator[None]:
-        """Inside, the batch size is the one that was asked for, whatever the first batch holds (data that are shorter
-        than one batch); None: it is told by the first batch."""
-        before, self._asked = self._asked, batch_size
+        """Inside, judge this batch size, not the rows of the first batch, which are fewer where all data are.
+
+        None: the first batch has the batch size.
+        """
+        before, self._batch_size = self._batch_size, batch_size
         try:
             yield
         finally:
-            self._asked = before
+            self._batch_size = before
 
     def see(self, rows: int, replicas: int) -> None:
-        """Tell it the first batch of an epoch, on an engine that computes an uneven batch on every rank."""
-        rows = self._asked or rows
-        if self._said or rows % replicas == 0:
+        """Warn if the first batch of an epoch does not divide.
+
+        Engines call it that compute such a batch on every rank (`Capabilities.uneven_batches`).
+        """
+        rows = self._batch_size or rows
+        if self._warned or rows % replicas == 0:
             return
-        self._said = True
+        self._warned = True
         warnings.warn(
             f"a batch of {rows} rows does not divide by {replicas} data ranks: each rank computes it whole (the "
             f"numbers are those of one device, nothing is gained). The next batch size that divides is "

@@ -19,10 +19,11 @@ def by_groups(
     training: bool | None,
     mask: keras.KerasTensor | None = None,
 ) -> object:
-    """Apply a BatchNormalization group by group; the groups are the balanced split of the logical rows.
+    """Apply a BatchNormalization to groups of rows, each with its own statistics.
 
-    The layer's own call does the work, once for each group from the same moving statistics; these then become the mean
-    of what the groups made of them, which is their update with the mean of the groups' statistics, since it is linear.
+    The groups are the balanced split of the logical rows. The layer's own call runs once for each group, each time from
+    the same moving statistics. Afterwards these are set to the mean of the groups' results; as their update is linear,
+    that is the update with the mean of the groups' statistics.
 
     Args:
         call: the layer's original `call`.

@@ -1,4 +1,7 @@
-"""Who is creating a variable right now: a layer, a metric, an optimizer. Set by hooks, read when a layout is chosen."""
+"""Which layer, metric or optimizer is creating variables now. Hooks set it; `layout_for` reads it.
+
+A rule gives layouts to the variables of layers only: the state of metrics and the counters of optimizers are broadcast.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _current: ContextVar[Creator | None] = ContextVar("keras_flow_creator", default=
 
 @contextmanager
 def creating(kind: str, layer: keras.Layer | None = None) -> Iterator[None]:
-    """Variables made inside belong to this creator."""
+    """Inside, variables that are created belong to this creator."""
     token = _current.set(Creator(kind, layer))
     try:
         yield
@@ -39,5 +42,5 @@ def creating(kind: str, layer: keras.Layer | None = None) -> Iterator[None]:
 
 
 def creator() -> Creator | None:
-    """The innermost creator, or None: a variable made by hand."""
+    """The innermost creator, or None for a variable that the user creates by hand."""
     return _current.get()

@@ -1,4 +1,4 @@
-"""The distribution that holds now, as an engine sees it."""
+"""The active distribution as backends see it: the base class of ours, and `active`, which returns the one in use."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Distribution(distribution_lib.Distribution):
     Attributes:
         placement: the ranks.
         batch_axes: axes that split dimension 0 of every batch, in the order of the placement's.
-        joined_axes: groups of axes that split one dim together in some rule.
+        joined_axes: groups of axes that only ever split one dim together.
         strict: whether a split that cannot be held is an error.
         mirrored_view: whether rows may be computed by local tensors inside a layer's call.
         batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
         strategy: an engine's own strategy that the user asked for by name, or None.
-        uneven_notice: says once that the batch size does not divide.
+        uneven_notice: warns once that the batch size does not divide.
     """
 
     placement: Placement
@@ -84,11 +84,11 @@ class Distribution(distribution_lib.Distribution):
 
     @property
     def has_one_rank(self) -> bool:
-        """Whether there is nothing to share: training then takes Keras's own data and step path."""
+        """Whether there is one rank alone: training is then left to Keras's own code."""
         return self.placement.size == 1
 
     def batch_plan(self, rows: int) -> BatchPlan:
-        """How a batch of so many rows divides over the data ranks."""
+        """How a batch of `rows` rows divides over the data ranks."""
         return BatchPlan(rows, self.num_model_replicas)
 
     def ensure_entered(self) -> None:
@@ -96,7 +96,7 @@ class Distribution(distribution_lib.Distribution):
         raise NotImplementedError
 
     def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
-        """The layout of a variable being created; kept if it has one."""
+        """The layout of a variable: the one that it carries, else the one that it gets as it is created."""
         raise NotImplementedError
 
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
@@ -112,11 +112,19 @@ class Distribution(distribution_lib.Distribution):
         raise NotImplementedError
 
     def adopt(self, model: keras.Model) -> bool:
-        """Lay every variable, slot and metric of a model as this distribution says; whether anything moved."""
+        """Give every variable, slot and metric of a model its layout under this distribution.
+
+        Returns:
+            Whether the layout of any of them changed.
+        """
         raise NotImplementedError
 
     def check(self, model: keras.Model) -> None:
-        """Raise every layout problem of a model at once."""
+        """Raise all layout problems of a model together.
+
+        Raises:
+            LayoutError: there are some.
+        """
         raise NotImplementedError
 
     @property
@@ -131,18 +139,18 @@ class Distribution(distribution_lib.Distribution):
     def verified(
         self, model: keras.Model, fit: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The arguments of `fit`, after their first batch was verified where this distribution is to."""
+        """The arguments of `fit`, after their first batch was verified if the user asked for that (`verify=`)."""
         return args, kwargs
 
 
 def active() -> Distribution | None:
-    """The keras_flow distribution that holds now, or None."""
+    """The active keras_flow distribution, or None."""
     current = distribution_lib.distribution()
     return current if isinstance(current, Distribution) else None
 
 
 def expected() -> Distribution:
-    """The keras_flow distribution that holds now, for what runs only inside a step of one.
+    """The active keras_flow distribution, for code that runs only inside a step under one.
 
     Raises:
         LookupError: there is none.

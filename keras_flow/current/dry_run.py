@@ -1,4 +1,7 @@
-"""A dry run: variables have a shape and a layout and no value, ranks are numbers. `dist.explain` needs no more."""
+"""Dry runs: variables have a shape and a layout but no value, and ranks are numbers without devices.
+
+That is all `dist.explain` needs, so a model that fits on no machine here can be described.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def on(world: World) -> Iterator[None]:
 
 
 def world(*args: object, **kwargs: object) -> World | None:
-    """The ranks of the dry run, or None where they are real. Also a condition of hooks, which hand it arguments."""
+    """The ranks of the dry run, or None where ranks are real. As a condition of hooks it ignores its arguments."""
     return _world.get()
 
 

@@ -1,4 +1,4 @@
-"""Models and layers: which distribution holds for one, and what variables it has."""
+"""Questions about a model or layer: which distribution applies to it, which variables and layers it has."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def distribution_of(model: keras.Layer) -> Distribution | None:
-    """The active distribution, else the one that the model's variables were made or re-placed under, else None.
+    """The distribution that applies to a model: the active one, else that of the model's variables, else None.
 
-    Another active Keras distribution (not ours) holds as Keras says: None.
+    None too where a distribution of Keras that is not ours is active: Keras then does as it says.
     """
     return active() if distribution_lib.distribution() is not None else remembered(model)
 
 
 def remembered(model: keras.Layer) -> Distribution | None:
-    """The distribution of the model's variables, or None."""
+    """The distribution under which the model's variables were created or last re-laid, or None."""
     for variable in model.variables:
         layout = keras_layout(variable)
         if layout is not None:
@@ -40,7 +40,7 @@ def is_built(layer: keras.Layer) -> bool:
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
-    """Variables that the layer made itself, not those of layers inside it."""
+    """The variables that the layer itself created, not those of layers inside it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 

@@ -1,4 +1,4 @@
-"""Who is told of every layer that is called: `dist.explain`, of layers with others inside and no graph."""
+"""The recorder of layer calls, set by `dist.explain` to see what a layer without a graph calls inside it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Recorder(Protocol):
-    """Notes the calls inside one layer, its root."""
+    """Records the calls of layers inside one layer, the root."""
 
     root: object
 
     def note(self, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-        """Call a layer inside the root and note it; the call's result."""
+        """Call a layer inside the root with `original`, record the call, return its result."""
         ...
 
 
@@ -25,8 +25,8 @@ _recorder: ContextVar[Recorder | None] = ContextVar("keras_flow_recorded_calls",
 
 
 @contextmanager
-def told(recorder: Recorder | None) -> Iterator[None]:
-    """Inside, this recorder is told; None for nobody."""
+def recorded_by(recorder: Recorder | None) -> Iterator[None]:
+    """Inside, calls of layers go to this recorder; with None they are not recorded."""
     token = _recorder.set(recorder)
     try:
         yield
@@ -35,6 +35,6 @@ def told(recorder: Recorder | None) -> Iterator[None]:
 
 
 def recorder_of(layer: object, *args: object, **kwargs: object) -> Recorder | None:
-    """Condition of the hook on `Layer.__call__`: who is told of this call, that of a layer inside the root."""
+    """Condition of the hook on `Layer.__call__`: the recorder of this call, or None; the root's own is not recorded."""
     recorder = _recorder.get()
     return recorder if recorder is not None and recorder.root is not layer else None

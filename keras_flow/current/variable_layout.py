@@ -1,4 +1,4 @@
-"""The layout of a variable: where it comes from, and how Keras carries it."""
+"""The layout of a variable: `VariableLayout` is the value and its source, `KerasLayout` how Keras carries it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """The layout of a variable and where it comes from.
+    """The layout of a variable and what it was given by.
 
     Attributes:
         layout: placement, nd_sbp and logical shape.
@@ -43,7 +43,7 @@ class KerasLayout(TensorLayout):
     """A `VariableLayout` as Keras stores it in `variable._layout` and hands it on to optimizer slots.
 
     Attributes:
-        given: the layout and where it comes from.
+        given: the layout and its source.
         distribution: the distribution that gave it.
     """
 
@@ -74,7 +74,7 @@ def keras_layout(variable: object) -> KerasLayout | None:
 
 
 def layout_of(variable: keras.Variable) -> VariableLayout:
-    """Layout of a variable and the rule that gave it.
+    """The layout of a variable, and the rule that gave it.
 
     Raises:
         FlowError: the variable was not made or re-placed under a keras_flow distribution.

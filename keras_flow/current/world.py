@@ -1,4 +1,4 @@
-"""The ranks of a job, as one process sees them."""
+"""`World`: the ranks of a job, and which of them this process drives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The base of all keras_flow distributions: a Keras `Distribution` that asks the rules and tells the engine."""
+"""`FlowDistribution`: the Keras `Distribution` behind `kf.DataParallel` and `kf.ModelParallel`.
+
+Keras asks it for the layout of each variable and batch as it creates them; it answers from the rules, falls back where
+a split does not divide, and collects problems until `check` raises them together.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +45,14 @@ _LOST = (
 
 
 class FlowDistribution(Distribution):
-    """What data- and model-parallel distributions share.
+    """The base class of data- and model-parallel distributions.
 
     Args:
         placement: the ranks; its type, when None, becomes the type of the devices found.
         rules: layouts of variables by path.
         activations: layouts of layer outputs by layer path.
         batch_axes: axes that split dimension 0 of every batch.
-        strict: make a split that cannot be held an error instead of a broadcast.
+        strict: raise where a split does not divide or the engine cannot hold it; else it is broadcast with a warning.
         verify: `"first_batch"` proves on the first batch of each model's first `fit` that a step has the numbers of one
             device, before anything is trained; see the method `verify`.
 
@@ -85,7 +89,7 @@ class FlowDistribution(Distribution):
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.strict = strict
         self.uneven_notice = UnevenNotice()
-        #: models whose first batch was verified; None where none is to be
+        #: models whose first batch was verified; None where no verification was asked for
         self._verified: WeakSet[keras.Model] | None = WeakSet() if verify else None
         self._problems: dict[str, list[str]] = {}
         self._matched: set[str] = set()
@@ -104,16 +108,16 @@ class FlowDistribution(Distribution):
             try:
                 yield sbp.nd_sbp(spec, self.placement.axis_names)
             except FlowError:
-                continue  # reported with the variable that it meets
+                continue  # reported with the first variable that it matches
 
-    # ---- what Keras asks
+    # ---- questions of Keras
 
     def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
-        """The layout of a variable being created; kept if it has one."""
+        """The layout of a variable: the one that it carries, else the one that it gets as it is created."""
         return keras_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))
 
     def get_data_layout(self, data_shape: Sequence[int]) -> KerasLayout:
-        """The layout of a batch tensor whose rows divide."""
+        """The layout of a batch tensor, as Keras carries it."""
         return KerasLayout(VariableLayout(self.batch_layout(data_shape), "batch_axes"), self)
 
     def get_tensor_layout(self, path: str) -> ActivationLayout | None:
@@ -131,14 +135,14 @@ class FlowDistribution(Distribution):
             self.record(path, f"{path}: activations {match.key!r}: {error}")
             return None
 
-    #: whether the rules' keys may name layer outputs too (a LayoutMap's may)
+    #: whether keys of `rules` may name layer outputs too, as those of a LayoutMap may
     maps_outputs = False
 
     @contextmanager
     def scope(self) -> Iterator[FlowDistribution]:
         """Make this distribution the current one.
 
-        Warns at the end where `keras.utils.clear_session` took it away inside: models made after that are not
+        Warns at the end if `keras.utils.clear_session` removed it meanwhile: models created after that call are not
         distributed.
         """
         self.enter()
@@ -148,14 +152,14 @@ class FlowDistribution(Distribution):
                 warnings.warn(_LOST, FlowWarning, stacklevel=3)
 
     def enter(self) -> None:
-        """Check devices, build the mesh and align the ranks' random states; once, and again at each scope."""
+        """Check devices and align the ranks' random states; done at each scope, skipped in a dry run."""
         if dry_run.world() is not None:
             return
         backend().enter(self)
         self._entered = True
 
     def ensure_entered(self) -> None:
-        """`enter`, unless a scope did it: a distribution may be set by `keras.distribution.set_distribution`."""
+        """`enter`, unless a scope did so before: `keras.distribution.set_distribution` opens none."""
         if not self._entered:
             self.enter()
 
@@ -174,35 +178,40 @@ class FlowDistribution(Distribution):
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
         """The layout that a variable gets by `kf.shard`, by the rules, or by default (broadcast).
 
-        Problems are recorded and raised together by `check`; a split that cannot be held is said once.
+        Problems are recorded, and raised together by `check`. A split that becomes broadcast is warned of once.
+
+        Args:
+            path: the variable's path.
+            shape: its logical shape.
+            layer: the layer that owns it; None takes the layer that is creating variables now.
         """
-        made_by = creator()
-        layer = layer or (made_by.layer if made_by else None)
-        whole = Layout(self.placement, {}, shape)
-        if (made_by and made_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
-            return KerasLayout(VariableLayout(whole, "default"), self)
+        created_by = creator()
+        layer = layer or (created_by.layer if created_by else None)
+        broadcast = Layout(self.placement, {}, shape)
+        if (created_by and created_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
+            return KerasLayout(VariableLayout(broadcast, "default"), self)
         try:
-            wanted = shard_of(layer, path)
+            spec = shard_of(layer, path)
             source = "kf.shard"
-            if wanted is None:
+            if spec is None:
                 match = self.rules.match(path)
                 if match is None:
-                    return KerasLayout(VariableLayout(whole, "default"), self)
+                    return KerasLayout(VariableLayout(broadcast, "default"), self)
                 self._matched.add(match.key)
-                wanted, source = match.spec, f"rule {match.key!r}"
+                spec, source = match.spec, f"rule {match.key!r}"
             try:
-                asked = Layout(self.placement, wanted, shape)
+                requested = Layout(self.placement, spec, shape)
             except FlowError as error:
                 raise FlowError(f"{path}: {source}: {error}") from error
-            problems = problems_of(asked, source, path)
+            problems = problems_of(requested, source, path)
         except FlowError as error:
-            asked, source, problems = whole, "default", [str(error)]
+            requested, source, problems = broadcast, "default", [str(error)]
         if problems:
             self._problems[path] = problems
-            return KerasLayout(VariableLayout(whole, source), self)
+            return KerasLayout(VariableLayout(broadcast, source), self)
         self._problems.pop(path, None)
         capabilities = backend().capabilities
-        fitted = fit_layout(asked, path, capabilities, self.joined_axes, layer)
+        fitted = fit_layout(requested, path, capabilities, self.joined_axes, layer)
         if fitted.reasons and self.strict:
             self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
         for reason in fitted.reasons:
@@ -220,18 +229,29 @@ class FlowDistribution(Distribution):
         self._problems[path] = [problem]
 
     def adopt(self, model: keras.Model) -> bool:
-        """Lay every variable, slot and metric of a model as this distribution says; whether anything moved."""
+        """Give every variable, slot and metric of a model its layout under this distribution.
+
+        Returns:
+            Whether the layout of any of them changed.
+        """
         return models.adopt(model, self)
 
     def apply(self, model: keras.Model) -> keras.Model:
-        """Lay a built model's variables as this distribution says; returns the model."""
+        """Give the variables of a built model their layouts under this distribution.
+
+        Returns:
+            The model.
+
+        Raises:
+            LayoutError: a rule is wrong, or matches nothing.
+        """
         self.ensure_entered()
         self.adopt(model)
         self.check(model)
         return model
 
     def check(self, model: keras.Model) -> None:
-        """Raise every layout problem of a model at once: bad rules, and rules that matched nothing.
+        """Raise all layout problems of a model together: bad rules, and rules that matched nothing.
 
         Raises:
             LayoutError: with one line for each problem, naming the nearest paths.
@@ -244,7 +264,7 @@ class FlowDistribution(Distribution):
             unmatched = self._without_idle(unmatched, layers, paths)
         problems += [self._unmatched_text(key, layers, paths) for key in unmatched]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
-        if problems:  # they are kept: the next call must not train without the rules
+        if problems:  # they stay recorded, as the next call must not train without the rules either
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
                 + "\n  ".join(problems)
@@ -254,11 +274,11 @@ class FlowDistribution(Distribution):
 
     @staticmethod
     def _belongs(path: str, paths: Sequence[str]) -> bool:
-        """Whether a recorded problem is one of the model with these variables (an output's may be any model's)."""
+        """Whether a recorded problem belongs to the model with these variables; one of an output may be any model's."""
         return path in paths or path.endswith("/output")
 
     def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
-        """Rules that no path matches, those that an earlier match shadows included."""
+        """Keys of rules that are not the first match of any path."""
         for path in paths:
             match = matched_key(self.rules, path)
             if match:
@@ -274,9 +294,9 @@ class FlowDistribution(Distribution):
         return [key for key in (*self.rules.keys, *self.activations.keys) if key not in self._matched]
 
     def _without_idle(self, unmatched: Sequence[str], layers: Sequence[str], paths: Sequence[str]) -> list[str]:
-        """Leaves out, and says once, the keys of a LayoutMap that match no path of this model.
+        """Leave out the keys of a LayoutMap that match no path of this model, and warn of them once.
 
-        Keras passes over them, and the maps that KerasHub ships have some: of layers that a variant has not.
+        Keras ignores such keys, and KerasHub's maps have some: for layers that not all variants of a model have.
         """
         outputs = [path + "/output" for path in layers]
         idle = [key for key in unmatched if key in self.rules.keys and not takers(self.rules, key, [*paths, *outputs])]
@@ -287,13 +307,13 @@ class FlowDistribution(Distribution):
         return [key for key in unmatched if key not in idle]
 
     def _unmatched_text(self, key: str, layers: Sequence[str], paths: Sequence[str]) -> str:
-        """Why a rule has no variable: other rules took all that it would match, or it matches none."""
+        """Why a rule is not used: other rules match all its paths first, or it matches no path."""
         outputs = [path + "/output" for path in layers] if self.maps_outputs else []
         for rules, candidates in ((self.rules, [*paths, *outputs]), (self.activations, layers)):
-            taken = takers(rules, key, candidates) if key in rules.keys else {}
-            if taken:
-                path, taker = next(iter(taken.items()))
-                more = f" (and {len(taken) - 1} more that it matches)" if len(taken) > 1 else ""
+            shadowed = takers(rules, key, candidates) if key in rules.keys else {}
+            if shadowed:
+                path, taker = next(iter(shadowed.items()))
+                more = f" (and {len(shadowed) - 1} more that it matches)" if len(shadowed) > 1 else ""
                 return (
                     f"rule {key!r} is never used: rule {taker!r} comes before it and takes {path!r}{more}; "
                     f"{rules.shadowed_advice}"
@@ -311,11 +331,12 @@ class FlowDistribution(Distribution):
 
 
 def _is_gathered(layer: keras.Layer | None, capabilities: Capabilities) -> bool:
+    """Whether the engine gathers split variables of such a layer where it uses them."""
     return layer is not None and any(cls.__name__ in capabilities.gathered_variables for cls in type(layer).__mro__)
 
 
 def is_seed(path: str) -> bool:
-    """Whether a variable is the state of a `SeedGenerator`: broadcast, and never asked of the rules."""
+    """Whether a variable is the state of a `SeedGenerator`, which is broadcast whatever the rules match."""
     return path.endswith("seed_generator_state")
 
 

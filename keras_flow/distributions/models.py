@@ -1,4 +1,4 @@
-"""Re-laying a model: its variables, slots and metrics get the layouts of another distribution."""
+"""Changes the layouts of a model that exists: its variables, slots and metrics get those of another distribution."""
 
 from __future__ import annotations
 
@@ -17,47 +17,56 @@ if TYPE_CHECKING:
 
 
 #: model -> the layouts of its weights when it was last trained or adopted
-_laid: WeakKeyDictionary[keras.Model, list[KerasLayout | None]] = WeakKeyDictionary()
+_last_layouts: WeakKeyDictionary[keras.Model, list[KerasLayout | None]] = WeakKeyDictionary()
 
 
 def adopt(model: keras.Model, distribution: Distribution) -> bool:
-    """Lay every variable, slot and metric of a model as `distribution` says; those that lie so already stay.
+    """Give every variable, slot and metric of a model its layout under `distribution`, unless it has it already.
+
+    Compiled steps of the model are dropped when a layout changes.
 
     Returns:
-        Whether anything moved.
+        Whether the layout of any of them changed.
     """
-    if distribution.has_one_rank and _is_laid(model, distribution):
-        return False  # what Keras made since then lies where it should
+    if distribution.has_one_rank and _has_layouts(model, distribution):
+        return False  # on one rank, what Keras has created since then is where it belongs
     owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
-    moved = False
+    changed = False
     for variable in all_variables(model):
         layout = keras_layout(variable)
         if layout is not None and layout.distribution is distribution:
             continue
-        moved |= _lay(variable, distribution, owners.get(id(variable)))
+        changed |= _place(variable, distribution, owners.get(id(variable)))
     layouts = [keras_layout(variable) for variable in model.weights]
-    relaid = any(a is not b for a, b in zip(layouts, _laid.get(model, layouts), strict=False))  # by kf.shard
-    _laid[model] = layouts
-    moved |= _adopt_slots(model, distribution, relaid)
-    if moved or relaid:
+    relaid = any(a is not b for a, b in zip(layouts, _last_layouts.get(model, layouts), strict=False))  # by kf.shard
+    _last_layouts[model] = layouts
+    changed |= _adopt_slots(model, distribution, relaid)
+    if changed or relaid:
         backend().forget_steps(model)
-    return moved or relaid
+    return changed or relaid
 
 
-def _is_laid(model: keras.Model, distribution: Distribution) -> bool:
+def _has_layouts(model: keras.Model, distribution: Distribution) -> bool:
+    """Whether the model's weights have the layouts that they were last given, all by this distribution."""
     layouts = [keras_layout(variable) for variable in model.weights]
-    return _laid.get(model) == layouts and all(one is not None and one.distribution is distribution for one in layouts)
+    return _last_layouts.get(model) == layouts and all(
+        layout is not None and layout.distribution is distribution for layout in layouts
+    )
 
 
 def relay_layer(layer: keras.Layer) -> None:
-    """Lay a built layer's own variables anew after `kf.shard` (outside any distribution: when it is next trained)."""
+    """Move the own variables of a built layer into the layouts that `kf.shard` gave them.
+
+    Variables without a distribution get them when the model is next trained under one.
+    """
     for variable in own_variables(layer):
         layout = keras_layout(variable)
         if layout is not None:
-            _lay(variable, layout.distribution, layer)
+            _place(variable, layout.distribution, layer)
 
 
-def _lay(variable: keras.Variable, distribution: Distribution, layer: keras.Layer | None) -> bool:
+def _place(variable: keras.Variable, distribution: Distribution, layer: keras.Layer | None) -> bool:
+    """Move a variable into the layout that it gets as one of `layer`."""
     shape = tuple(variable.shape)
     if layer is None:  # a metric's, an optimizer's or a seed: broadcast
         placed = KerasLayout(VariableLayout(Layout(distribution.placement, {}, shape), "default"), distribution)
@@ -68,11 +77,14 @@ def _lay(variable: keras.Variable, distribution: Distribution, layer: keras.Laye
 
 
 def _adopt_slots(model: keras.Model, distribution: Distribution, relaid: bool) -> bool:
-    """Slots carry no reference to their variable: found by Keras's naming, `path_with_underscores + "_" + slot`."""
+    """Give the optimizer's slots the layouts of their variables; whether any changed.
+
+    Slots have no reference to their variable, only a name by it: `path_with_underscores + "_" + slot`.
+    """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False
-    moved = False
+    changed = False
     variables = {variable.path.replace("/", "_"): variable for variable in model.trainable_variables}
     for slot in optimizer.variables:
         layout = keras_layout(slot)
@@ -91,5 +103,5 @@ def _adopt_slots(model: keras.Model, distribution: Distribution, relaid: bool) -
             )
         if placed is not None:
             backend().place(slot, placed)
-            moved = True
-    return moved
+            changed = True
+    return changed

@@ -1,4 +1,8 @@
-"""From what a rule asks for to the layout that a variable gets: every fallback, the same on all engines."""
+"""From the layout that a rule asks for to the one that a variable gets: every fallback, the same on all engines.
+
+A split that does not divide becomes broadcast on that axis, and so does one that the engine cannot hold according to
+its capability record. Each fallback has a reason, one sentence for the warning.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A layout that the engine can hold, and what had to be given up for it.
+    """A layout that the engine can hold, and why it differs from the requested one.
 
     Attributes:
         layout: the layout.
@@ -31,25 +35,24 @@ class Fitted:
 
 
 def fit_layout(
-    asked: Layout,
+    requested: Layout,
     path: str,
     capabilities: Capabilities,
     joined_axes: Sequence[tuple[str, ...]] = (),
     layer: keras.Layer | None = None,
 ) -> Fitted:
-    """The layout nearest to `asked` that divides and that the engine can hold (DESIGN: a split that does not divide, or
-    that an engine cannot hold, is broadcast on that axis).
+    """The layout nearest to `requested` that divides and that the engine can hold.
 
     Args:
-        asked: the layout of the rule.
+        requested: the layout of the rule.
         path: variable path, for the reasons.
         capabilities: the engine's record.
         joined_axes: groups of axes that this distribution only ever uses together, so that an engine without several
             axes on one dim can hold them as one flattened axis.
         layer: the layer that owns the variable, where known.
     """
-    parts = list(asked.nd_sbp)
-    names = asked.placement.axis_names
+    parts = list(requested.nd_sbp)
+    names = requested.placement.axis_names
     reasons: list[str] = []
 
     def give_up(axis: str, reason: str) -> None:
@@ -58,8 +61,8 @@ def fit_layout(
             reasons.append(reason)
 
     unsplit = _must_be_whole(capabilities, layer, path)
-    for dim, length in enumerate(asked.shape):
-        axes = asked.axes_of_dim(dim)
+    for dim, length in enumerate(requested.shape):
+        axes = requested.axes_of_dim(dim)
         if not axes:
             continue
         if unsplit:
@@ -76,12 +79,12 @@ def fit_layout(
             axes = axes[:1]
         kept = 1
         for axis in axes:
-            size = asked.placement.axis_size(axis)
+            size = requested.placement.axis_size(axis)
             if length % (kept * size):
-                give_up(axis, f"{path}: {_uneven(asked.placement, dim, length // kept, axis, size)}")
+                give_up(axis, f"{path}: {_uneven(requested.placement, dim, length // kept, axis, size)}")
             else:
                 kept *= size
-    return Fitted(Layout(asked.placement, parts, asked.shape), tuple(reasons))
+    return Fitted(Layout(requested.placement, parts, requested.shape), tuple(reasons))
 
 
 def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: str) -> str:
@@ -96,6 +99,7 @@ def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: 
 
 
 def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -> str:
+    """The reason of a split that does not divide."""
     best = max(n for n in range(1, size + 1) if length % n == 0)
     return (
         f"dim {dim} of {length} does not divide by axis {axis!r} of {size} ranks "
@@ -103,9 +107,9 @@ def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -
     )
 
 
-def problems_of(asked: Layout, source: str, path: str) -> list[str]:
-    """What is wrong with a variable's layout whatever the engine."""
-    if any(isinstance(part, PartialSum) for part in asked.nd_sbp):
+def problems_of(requested: Layout, source: str, path: str) -> list[str]:
+    """What is wrong with a requested layout on any engine: a variable cannot be a partial sum."""
+    if any(isinstance(part, PartialSum) for part in requested.nd_sbp):
         return [f"{path}: {source} asks for partial_sum; a variable is split or broadcast"]
     return []
 
@@ -114,6 +118,12 @@ def joined_axes(
     uses: Sequence[sbp.NdSbp], batch_axes: Sequence[str], names: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
     """Groups of axes that split one dimension together wherever one of them is used.
+
+    TensorFlow's DTensor can hold such a group as one flattened axis.
+
+    Example:
+        >>> joined_axes([sbp.parse("S(0),S(0),B")], batch_axes=(), names=("a", "b", "c"))
+        (('a', 'b'),)
 
     Args:
         uses: nd_sbps of all rules.
@@ -130,6 +140,6 @@ def joined_axes(
         sorted(
             group
             for group in groups
-            if len(group) > 1 and all(group == other or not set(group) & set(other) for other in groups)
+            if len(group) > 1 and all(group == second or not set(group) & set(second) for second in groups)
         )
     )

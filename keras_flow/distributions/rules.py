@@ -1,4 +1,8 @@
-"""Rules: which nd_sbp a path gets. Regular expressions in order, or Keras's own `LayoutMap`."""
+"""Rules: from the path of a variable or layer output to the nd_sbp that it gets.
+
+`PatternRules` are regular expressions in order, `LayoutMapRules` a `keras.distribution.LayoutMap`. The functions below
+them find out, for error messages, why a rule is never used and which paths are like it.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +33,28 @@ class Match:
 
 
 class Rules(Protocol):
-    """Something that knows the rule of a path."""
+    """A set of rules, each a key and what it asks for."""
 
     keys: tuple[str, ...]
-    #: what to do about a rule whose paths another rule takes
+    #: advice in the error about a rule whose paths all match another rule first
     shadowed_advice: str
     #: whether some rules may match nothing: a map that a library ships is for all variants of a model
     may_be_unmatched: bool
 
     def match(self, path: str) -> Match | None:
-        """The rule of `path`, or None. Raises FlowError where the rules themselves are at fault."""
+        """The rule of `path`, or None.
+
+        Raises:
+            FlowError: the rules contradict each other.
+        """
         ...
 
     def finds(self, key: str, path: str) -> bool:
-        """Whether the rule `key`, taken alone, matches `path`."""
+        """Whether the rule `key` would match `path` if it were the only one."""
         ...
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
-        """What all rules ask for."""
+        """The nd_sbp of every rule."""
         ...
 
 
@@ -108,12 +116,14 @@ class LayoutMapRules:
         if path in self.keys:
             key = path
         else:
-            found = [key for key in self.keys if re.fullmatch(key, path)]
-            if len(found) > 1:
-                raise FlowError(f"{path!r} matches several keys of the LayoutMap: {found}; let each path match one key")
-            if not found:
+            matches = [key for key in self.keys if re.fullmatch(key, path)]
+            if len(matches) > 1:
+                raise FlowError(
+                    f"{path!r} matches several keys of the LayoutMap: {matches}; let each path match one key"
+                )
+            if not matches:
                 return None
-            key = found[0]
+            key = matches[0]
         return Match(key, self._spec(key))
 
     def finds(self, key: str, path: str) -> bool:
@@ -134,7 +144,11 @@ class LayoutMapRules:
 
 
 def axes_to_sbp(axes: Sequence[str | tuple[str, ...] | None], key: str) -> dict[str, sbp.Split]:
-    """The nd_sbp, by axis name, of Keras's axes by dimension: `(None, "model")` is `{"model": S(1)}`.
+    """The nd_sbp by axis name of a Keras layout, which names the axis of each dimension.
+
+    Example:
+        >>> axes_to_sbp((None, "model"), key="dense/kernel")
+        {'model': S(1)}
 
     Raises:
         FlowError: one axis on two dimensions.
@@ -152,7 +166,7 @@ def axes_to_sbp(axes: Sequence[str | tuple[str, ...] | None], key: str) -> dict[
 
 
 def matched_key(rules: Rules, path: str) -> str | None:
-    """The rule that matches a path; None where none does, or where the rules themselves are at fault."""
+    """The key of the rule of a path; None where no rule matches, or the rules contradict each other."""
     try:
         match = rules.match(path)
     except FlowError:
@@ -161,19 +175,19 @@ def matched_key(rules: Rules, path: str) -> str | None:
 
 
 def takers(rules: Rules, key: str, paths: Iterable[str]) -> dict[str, str]:
-    """The paths that the rule `key` would match if it stood alone -> the rule that takes them before it.
+    """The paths that the rule `key` would match if it were the only one -> the rule that matches them first.
 
     Example:
         >>> takers(PatternRules({"hidden/kernel": "S(1)", "kernel": "S(0)"}), "kernel", ["top/hidden/kernel"])
         {'top/hidden/kernel': 'hidden/kernel'}
     """
-    found = {path: matched_key(rules, path) for path in paths if rules.finds(key, path)}
-    return {path: taker for path, taker in found.items() if taker is not None and taker != key}
+    rule_of = {path: matched_key(rules, path) for path in paths if rules.finds(key, path)}
+    return {path: taker for path, taker in rule_of.items() if taker is not None and taker != key}
 
 
-def nearest(wanted: str, paths: Iterable[str], count: int = 3) -> list[str]:
-    """The paths most like a pattern that matched none, best first."""
-    plain = re.sub(r"[\\^$.*+?()\[\]{}|]", "", wanted)
+def nearest(key: str, paths: Iterable[str], count: int = 3) -> list[str]:
+    """The paths most like a pattern that matched no path, best first."""
+    plain = re.sub(r"[\\^$.*+?()\[\]{}|]", "", key)
     scored = sorted(
         ((max(_likeness(plain, path), _likeness(plain, path.rpartition("/")[0])), path) for path in set(paths)),
         reverse=True,
@@ -181,8 +195,11 @@ def nearest(wanted: str, paths: Iterable[str], count: int = 3) -> list[str]:
     return [path for _, path in scored[:count]]
 
 
-def _likeness(wanted: str, path: str) -> float:
-    """How alike two texts are; what of `wanted` stands in the path counts as much, so that long paths are found too."""
-    matcher = difflib.SequenceMatcher(None, wanted, path, autojunk=False)
-    found = sum(block.size for block in matcher.get_matching_blocks())
-    return matcher.ratio() + found / max(1, len(wanted))
+def _likeness(text: str, path: str) -> float:
+    """How alike a text and a path are, 0 to 2.
+
+    Half of it is the share of the text that is in the path, so that a long path is not unlike for its length.
+    """
+    matcher = difflib.SequenceMatcher(None, text, path, autojunk=False)
+    common = sum(block.size for block in matcher.get_matching_blocks())
+    return matcher.ratio() + common / max(1, len(text))

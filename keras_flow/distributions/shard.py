@@ -18,7 +18,7 @@ _specs: WeakKeyDictionary[keras.Layer, dict[str, sbp.SbpSpec]] = WeakKeyDictiona
 
 
 def shard(layer: keras.Layer, **specs: sbp.SbpSpec) -> keras.Layer:
-    """Give variables of a layer a layout; wins over rules. On a built layer it re-lays them.
+    """Give variables of a layer a layout, which wins over rules. A built layer's variables are moved into it.
 
     Args:
         layer: the layer.
@@ -42,7 +42,7 @@ def shard(layer: keras.Layer, **specs: sbp.SbpSpec) -> keras.Layer:
 
 
 def unknown_names(layer: keras.Layer) -> list[str]:
-    """What is wrong with the names that `kf.shard` was given for a layer before it was built."""
+    """A sentence on variable names that `kf.shard` was given before the layer was built and that it does not have."""
     return _unknown(layer, _specs.get(layer, {}))
 
 
@@ -56,7 +56,7 @@ def _unknown(layer: keras.Layer, specs: Mapping[str, sbp.SbpSpec]) -> list[str]:
 
 
 def shard_of(layer: keras.Layer | None, path: str) -> sbp.SbpSpec | None:
-    """What `kf.shard` asked for the variable with this path, or None."""
+    """The nd_sbp that `kf.shard` gave to the variable with this path, or None."""
     if layer is None:
         return None
     return _specs.get(layer, {}).get(path.rpartition("/")[2])

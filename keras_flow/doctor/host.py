@@ -34,7 +34,7 @@ SET_BY_LAUNCHER: Mapping[str, str] = {
 }
 
 #: variables of users and engines that change what happens
-_TELLING = (
+_RELEVANT = (
     "KERAS_BACKEND",
     "KERAS_HOME",
     "CUDA_VISIBLE_DEVICES",
@@ -73,9 +73,9 @@ def describe() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The variables that matter, as they are set here. Of a proxy only that there is one."""
-    found = {name: os.environ[name] for name in _TELLING if name in os.environ}
-    return {name: "(set)" if name == "http_proxy" else value for name, value in found.items()}
+    """The variables of `_RELEVANT` that are set here. The value of a proxy is hidden: it may have a password."""
+    values = {name: os.environ[name] for name in _RELEVANT if name in os.environ}
+    return {name: "(set)" if name == "http_proxy" else value for name, value in values.items()}
 
 
 def checks() -> list[Check]:
@@ -84,13 +84,13 @@ def checks() -> list[Check]:
 
 
 def keras_version() -> Check:
-    """Whether Keras is there, in a supported version."""
-    found, wanted = versions.installed("keras"), versions.SUPPORTED["keras"]
-    if found is None:
-        return Check("keras", "failed", f"not installed; pip install 'keras{wanted}'")
-    if not SpecifierSet(wanted).contains(found, prereleases=True):
-        return Check("keras", "failed", f"{found} was not tested with keras_flow; pip install 'keras{wanted}'")
-    return Check("keras", "ok", found)
+    """Whether Keras is installed, in a supported version."""
+    version, supported = versions.installed("keras"), versions.SUPPORTED["keras"]
+    if version is None:
+        return Check("keras", "failed", f"not installed; pip install 'keras{supported}'")
+    if not SpecifierSet(supported).contains(version, prereleases=True):
+        return Check("keras", "failed", f"{version} was not tested with keras_flow; pip install 'keras{supported}'")
+    return Check("keras", "ok", version)
 
 
 def free_port() -> Check:
@@ -103,10 +103,10 @@ def free_port() -> Check:
             listener.listen(1)
             port = listener.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=5) as sender:
-                taken, _ = listener.accept()
-                with taken:
+                receiver, _ = listener.accept()
+                with receiver:
                     sender.sendall(b"keras-flow")
-                    came = taken.recv(16)
+                    received = receiver.recv(16)
     except OSError as error:
         return Check(
             name,
@@ -115,16 +115,18 @@ def free_port() -> Check:
             "Look for processes that hold the ports (`ss -s`), for a narrow net.ipv4.ip_local_port_range, for a "
             "firewall, or for a sandbox without network",
         )
-    if came != b"keras-flow":
+    if received != b"keras-flow":
         return Check(
-            name, "failed", f"sent b'keras-flow' to 127.0.0.1:{port}, received {came!r}: something stands between"
+            name, "failed", f"sent b'keras-flow' to 127.0.0.1:{port}, received {received!r}: something stands between"
         )
     return Check(name, "ok", f"127.0.0.1:{port}")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """Whether there is shared memory, and enough of it. A container may have none: then it is a warning, because ranks
-    on the CPU do not need it."""
+    """Whether there is enough shared memory.
+
+    Containers may have none, which is only a warning: ranks on the CPU do not need it.
+    """
     if platform.system() != "Linux":
         return Check("shared memory", "skipped", "only Linux has /dev/shm")
     need = "NCCL (ranks on GPUs) and torch's DataLoader with workers need it"

@@ -1,4 +1,4 @@
-"""From measured all-reduces to a link: Hockney's model, latency plus bytes by bandwidth, of a ring."""
+"""Fits latency and bandwidth of a link to measured all-reduces, by Hockney's model of a ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras_flow.doctor.report import Ring
 
 
 def fit(ranks: int, seconds: Mapping[int, float]) -> Ring:
-    """The link that explains the times best, by relative error.
+    """The latency and bandwidth with the smallest relative error of the measured times (least squares).
 
     A ring over p ranks sends 2 (p - 1) messages one after the other, each of a p-th of the tensor (Thakur,
     Rabenseifner, Gropp 2005), so that an all-reduce of n bytes takes `2 (p - 1) latency + 2 (p - 1) / p n / bandwidth`.

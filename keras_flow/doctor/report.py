@@ -1,4 +1,4 @@
-"""What doctor found, as values: the text, the JSON and the exit status are made from these."""
+"""The results of `keras-flow doctor` as values, from which text, JSON and exit status are built."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STATES = ("ok", "absent", "skipped", "warning", "failed")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One check and its result.
 
     Attributes:
-        name: what.
+        name: what was checked.
         state: one of `STATES`.
         detail: what was found; for a fault, what to do.
     """
@@ -66,7 +66,7 @@ class EngineReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All that doctor found.
+    """All results of doctor.
 
     Attributes:
         versions: package -> version, None where it is not installed.
@@ -86,17 +86,17 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each failed check; what decides the exit status."""
-        found = [f"{check.name}: {check.detail}" for check in self.checks if check.state == "failed"]
-        found += [
+        """A sentence for each failed check; without any the exit status is 0."""
+        sentences = [f"{check.name}: {check.detail}" for check in self.checks if check.state == "failed"]
+        sentences += [
             f"{engine.name}: {check.name}: {check.detail}"
             for engine in self.engines
             for check in engine.checks
             if check.state == "failed"
         ]
         if not any(engine.version for engine in self.engines):
-            found.append("no engine is installed: pip install 'keras-flow[jax]', or [tensorflow], [torch], [all]")
-        return found
+            sentences.append("no engine is installed: pip install 'keras-flow[jax]', or [tensorflow], [torch], [all]")
+        return sentences
 
     def as_json(self) -> dict[str, object]:
         """The report for `--json`; times in seconds, bandwidths in bytes per second."""

@@ -1,4 +1,4 @@
-"""Starts the processes of each backend, with a time limit, and makes the report."""
+"""Checks the host, and each backend in processes with a time limit, and builds the report."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def examine(
         engines: backends to check.
         bandwidth: measure links too.
         seconds: time limit of each process.
-        tell: told what is being done.
+        tell: called with a line about what is being done.
 
     Raises:
-        FlowError: a backend of another name.
+        FlowError: an unknown backend.
     """
     unknown = [name for name in engines if name not in ENGINES]
     if unknown or not engines:
@@ -65,30 +65,32 @@ def examine(
 
 
 def _engine(name: str, bandwidth: bool, seconds: float, stop: threading.Event) -> EngineReport:
+    """Check one backend: import, collective, training, and links where they are to be measured."""
     version = versions.installed(name)
     if version is None:
         return EngineReport(
             name, None, checks=[Check("import", "absent", f"not installed; pip install '{ENGINES[name].extra}'")]
         )
-    found = _process(name, "look", (), seconds, stop)
-    if "error" in found:
-        return EngineReport(name, version, checks=[Check("import", "failed", str(found["error"]))])
+    seen = _process(name, "look", (), seconds, stop)
+    if "error" in seen:
+        return EngineReport(name, version, checks=[Check("import", "failed", str(seen["error"]))])
     checks = [Check("import", "ok")]
-    enough = found["type"] == "cpu" or len(found["devices"]) >= _RANKS
-    most = len(found["devices"]) if found["type"] != "cpu" else max(_LINKS)
+    has_two_ranks = seen["type"] == "cpu" or len(seen["devices"]) >= _RANKS
+    most = len(seen["devices"]) if seen["type"] != "cpu" else max(_LINKS)
     rings = []
-    if not enough:
-        checks.append(Check("collective", "skipped", f"one device of type {found['type']!r}: there is no other rank"))
+    if not has_two_ranks:
+        checks.append(Check("collective", "skipped", f"one device of type {seen['type']!r}: there is no other rank"))
     else:
         counts = [count for count in _LINKS if count <= most] if bandwidth else []
         results = _process(name, "test", (_RANKS, *counts), seconds, stop)
-        checks += _judged(results, seconds)
+        checks += _checks_of(results)
         measured = results.get("bandwidth", {}).get("ok", {})
         rings = [links.fit(int(count), {int(k): v for k, v in times.items()}) for count, times in measured.items()]
-    return EngineReport(name, version, found["devices"], found["capabilities"], found["environment"], checks, rings)
+    return EngineReport(name, version, seen["devices"], seen["capabilities"], seen["environment"], checks, rings)
 
 
-def _judged(results: dict, seconds: float) -> list[Check]:
+def _checks_of(results: dict) -> list[Check]:
+    """The results of the self-tests as checks."""
     if "error" in results:
         return [Check("self-test", "failed", str(results["error"]))]
     checks = []
@@ -103,7 +105,7 @@ def _judged(results: dict, seconds: float) -> list[Check]:
 
 
 def _process(engine: str, action: str, numbers: Sequence[int], seconds: float, stop: threading.Event) -> dict:
-    """What `worker` found; its own error, or how it ended, under "error"."""
+    """Run `worker` in a process; returns its result, or under "error" its error or how it ended."""
     with tempfile.TemporaryDirectory(prefix="keras-flow-doctor-") as folder:
         output, log = Path(folder) / "found.json", Path(folder) / "log.txt"
         command = [sys.executable, "-m", "keras_flow.doctor.worker", action, str(output), *map(str, numbers)]

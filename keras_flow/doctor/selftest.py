@@ -1,4 +1,4 @@
-"""What the ranks of a self-test do: a collective, and two steps of training compared with one device."""
+"""The self-tests, run on ranks: a collective, two steps of training compared with one device, and links."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def bandwidth(counts: list[int]) -> dict[int, dict[int, float]]:
     """Median seconds of all-reduces: number of ranks -> bytes -> seconds."""
     from keras_flow.backends.active import backend
 
-    found = {}
+    medians = {}
     for ranks in counts:
         times = {size: backend().all_reduce(size // 4, ranks, 5) for size in SIZES}
-        found[ranks] = {size: float(np.median(seconds)) for size, seconds in times.items() if seconds}
-    return found
+        medians[ranks] = {size: float(np.median(seconds)) for size, seconds in times.items() if seconds}
+    return medians

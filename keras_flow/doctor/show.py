@@ -1,4 +1,4 @@
-"""The report as text that can be pasted into an issue."""
+"""Prints the report of doctor as text that can be pasted into an issue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES = {"ok": "green", "failed": "bold red", "warning": "yellow", "absent": "
 
 def show(report: Report, console: Console) -> None:
     """Print a report."""
-    _pairs("versions", {name: found or "not installed" for name, found in report.versions.items()}, console)
+    _pairs("versions", {name: version or "not installed" for name, version in report.versions.items()}, console)
     _pairs("host", report.host, console)
     _pairs("environment", report.environment, console)
     _checks("host checks", report.checks, console)

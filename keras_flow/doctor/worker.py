@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def look() -> dict[str, object]:
-    """Import the engine; its devices and its capability record."""
+    """Import the engine; returns its devices, its capability record and its environment variables."""
     import keras_flow as kf
     from keras_flow.backends import active
     from keras_flow.runtime import versions
@@ -34,7 +34,7 @@ def look() -> dict[str, object]:
 
 
 def test(ranks: int, counts: list[int]) -> dict[str, object]:
-    """Run the self-tests on `ranks` ranks; one that fails leaves the others."""
+    """Run the self-tests on `ranks` ranks, and measure links of `counts` ranks. After a failed test the others run."""
     import keras_flow as kf
     from keras_flow.doctor import selftest
 
@@ -66,12 +66,12 @@ def _text(error: BaseException) -> str:
 
 
 def main(action: str, output: str, *numbers: str) -> None:
-    """Write what was found, or the error, as JSON to `output`."""
+    """Write the result of `look` or `test`, or its error, as JSON to `output`."""
     try:
-        found = look() if action == "look" else test(int(numbers[0]), [int(number) for number in numbers[1:]])
+        result = look() if action == "look" else test(int(numbers[0]), [int(number) for number in numbers[1:]])
     except BaseException as error:
-        found = {"error": _text(error)}
-    Path(output).write_text(json.dumps(found))
+        result = {"error": _text(error)}
+    Path(output).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

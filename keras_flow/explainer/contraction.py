@@ -1,8 +1,13 @@
-"""The rule of layers that multiply by a weight: Dense, EinsumDense, convolutions, Embedding, attention's products.
+"""Cost of layers that multiply by a weight: Dense, EinsumDense, convolutions, Embedding, attention's products.
 
-Each is an einsum of an input and a weight. Along one axis of the placement the input splits one of its labels, and so
-does the weight; which of the labels is summed over says what has to be sent (the signatures of a matrix product in
-OneFlow's SBP: S0,B->S0; B,S1->S1; S1,S0->P).
+Each is an einsum of an input and a weight. On one axis of the placement the input may be split along one of its labels
+and the weight along one of its own. Which of these labels is summed over decides what is sent, as in the signatures of
+a matrix product (OneFlow's SBP). For `bc,cd->bd`:
+
+- `S(0), B -> S(0)`: rows are split (data parallel); the weight's gradient is summed over the axis.
+- `B, S(1) -> S(1)`: columns of the weight are split; the input's gradient is summed.
+- `S(1), S(0) -> P`: the summed dim is split in both; the output is summed.
+- `S(0), S(0)` or `S(0), S(1)`: the axis is already used by the rows, so the weight is gathered (as in FSDP).
 """
 
 from __future__ import annotations
@@ -10,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keras_flow.explainer.graph import Call
-from keras_flow.explainer.step import Splits, Step
+from keras_flow.explainer.graph import LayerCall
+from keras_flow.explainer.step_cost import Splits, StepCost
 from keras_flow.layout import itemsize
 
 if TYPE_CHECKING:
@@ -28,8 +33,10 @@ class Product:
     output: str
 
 
-def contract(step: Step, call: Call, product: Product, kernel: keras.Variable, bias: keras.Variable | None) -> None:
-    """Lay the output of a call, and note what it sends."""
+def contract(
+    step: StepCost, call: LayerCall, product: Product, kernel: keras.Variable, bias: keras.Variable | None
+) -> None:
+    """Set the layout of a call's output, and record what it sends."""
     (key,) = call.inputs[:1]
     weight = step.variable(kernel)
     out: dict[str, int] = {}
@@ -53,9 +60,9 @@ def contract(step: Step, call: Call, product: Product, kernel: keras.Variable, b
             if x is not None:  # columns after columns
                 step.gather_input(call, key, axis, "the input is split on the dim that is summed, the weight is not")
             _split_weight(step, call, product, axis, w, out, sums)
-    step.give(call, out)
+    step.set_outputs(call, out)
     for axis in sums:
-        size = sum(step.local(made) for made in call.outputs)
+        size = sum(step.local(output) for output in call.outputs)
         step.send("all_reduce", (axis,), size, "forward", call.path, "output", "split on the dim that is summed")
     if bias is not None:
         add(step, call, bias, {axis: 0 for axis, dim in out.items() if dim == len(product.output) - 1})
@@ -66,7 +73,9 @@ def _label(labels: str, dim: int | None) -> str | None:
     return None if dim is None else labels[dim]
 
 
-def _whole_weight(step: Step, call: Call, product: Product, axis: str, x: str | None, out: dict[str, int]) -> None:
+def _whole_weight(
+    step: StepCost, call: LayerCall, product: Product, axis: str, x: str | None, out: dict[str, int]
+) -> None:
     if x is None:
         return
     if x in product.output:
@@ -77,8 +86,8 @@ def _whole_weight(step: Step, call: Call, product: Product, axis: str, x: str | 
 
 
 def _both(
-    step: Step,
-    call: Call,
+    step: StepCost,
+    call: LayerCall,
     product: Product,
     kernel: keras.Variable,
     weight: dict[str, int],
@@ -86,7 +95,7 @@ def _both(
     x: str,
     out: dict[str, int],
 ) -> None:
-    """One axis splits rows and weight: the weight is gathered for the pass, its gradient scattered."""
+    """The axis splits both the rows and the weight: gather the weight for the pass, scatter its gradient."""
     out[axis] = product.output.index(x)
     size = step.piece(tuple(kernel.shape), weight, axis) * itemsize(kernel.dtype)
     why = "the axis splits the rows, so the weight is gathered where it is used"
@@ -95,25 +104,26 @@ def _both(
 
 
 def _split_weight(
-    step: Step, call: Call, product: Product, axis: str, w: str, out: dict[str, int], sums: list[str]
+    step: StepCost, call: LayerCall, product: Product, axis: str, w: str, out: dict[str, int], sums: list[str]
 ) -> None:
-    """The input is whole."""
+    """The axis splits the weight, and the input is whole on it."""
     (key,) = call.inputs[:1]
     if w in product.output:  # columns
         out[axis] = product.output.index(w)
         if w not in product.input:
             step.sum_input(key, axis, call.path, "each rank has the part of its columns")
         return
-    sums.append(axis)  # rows: the input is cut for nothing, its gradient has to come together again
+    # rows of the weight: slicing the whole input is free, but its gradient must be gathered from the slices
+    sums.append(axis)
     if w in product.input and key in step.trained:
         why = "rows of the weight are split and the input is whole"
         step.send("all_gather", (axis,), step.local(key), "backward", call.path, "input gradient", why)
 
 
 def _gradient(
-    step: Step, call: Call, product: Product, kernel: keras.Variable, weight: dict[str, int], out: Splits
+    step: StepCost, call: LayerCall, product: Product, kernel: keras.Variable, weight: dict[str, int], out: Splits
 ) -> None:
-    """A weight that is whole on an axis that splits the rows: its gradient is a partial sum."""
+    """The gradient of a weight that is whole on an axis that splits the rows: a partial sum, which is all-reduced."""
     axes = tuple(axis for axis, dim in out.items() if axis not in weight and product.output[dim] not in product.weight)
     is_table = not set(product.weight) & set(product.input)
     times = max(1, step.slots) if is_table and step.traffic.sparse_gradients_per_slot else 1
@@ -124,32 +134,32 @@ def _gradient(
         gradient(step, call, kernel, axes, why)
 
 
-def gradient(step: Step, call: Call, variable: keras.Variable, axes: tuple[str, ...], why: str) -> None:
-    """The gradient of a variable is a partial sum over axes."""
+def gradient(step: StepCost, call: LayerCall, variable: keras.Variable, axes: tuple[str, ...], why: str) -> None:
+    """Record the all-reduce of a variable's gradient, a partial sum over axes."""
     if axes and variable.trainable:
         step.send("all_reduce", axes, step.weight(variable), "gradients", call.path, f"{variable.name} gradient", why)
 
 
-def add(step: Step, call: Call, variable: keras.Variable, lies: Splits) -> None:
+def add(step: StepCost, call: LayerCall, variable: keras.Variable, output_splits: Splits) -> None:
     """A variable that acts element by element on the output (bias, gamma, beta).
 
     Args:
-        step: the step.
-        call: the call.
-        variable: the variable.
-        lies: how the output lies, in the dims of the variable.
+        step: where collectives are recorded.
+        call: the call of the variable's layer.
+        variable: the bias, gamma or beta.
+        output_splits: layout of the output, in the dims of the variable.
     """
     (key,) = call.outputs[:1]
     weight = step.variable(variable)
     rows = []
     for axis in step.axes:
-        if axis in step.splits[key] and axis not in lies and axis not in weight:
+        if axis in step.splits[key] and axis not in output_splits and axis not in weight:
             rows.append(axis)
         size = step.piece(tuple(variable.shape), weight, axis) * itemsize(variable.dtype)
-        if axis in weight and lies.get(axis) != weight[axis]:
+        if axis in weight and output_splits.get(axis) != weight[axis]:
             why = "the output does not lie like it"
             step.send("all_gather", (axis,), size, "forward", call.path, variable.name, why)
-        elif axis in lies and axis not in weight and variable.trainable:
+        elif axis in output_splits and axis not in weight and variable.trainable:
             why = "it is whole, and the output split along it"
             step.send("all_gather", (axis,), size, "gradients", call.path, f"{variable.name} gradient", why)
     gradient(step, call, variable, tuple(rows), "each rank has the rows of its part of the batch")

@@ -1,11 +1,11 @@
-"""`dist.explain(model, batch_size)`: puts the parts together."""
+"""`dist.explain(model, batch_size)`: walks the calls of a model and adds up what one training step costs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 
@@ -13,14 +13,13 @@ from keras_flow import sbp
 from keras_flow.backends.active import backend
 from keras_flow.current.models import own_variables
 from keras_flow.current.variable_layout import VariableLayout, keras_layout
+from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer import graph as graphs
 from keras_flow.explainer import suggest, warn
 from keras_flow.explainer.explanation import PASSES, Collective, Explanation, Memory, Repeated, VariableRow
-from keras_flow.explainer.memory import Held, backward_peak
-from keras_flow.explainer.optimizer import Slot, slots_of
-from keras_flow.explainer.rules import is_leaf, rule_of
-from keras_flow.explainer.step import Step
+from keras_flow.explainer.layer_costs import cost_function, is_leaf
+from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import Layout, itemsize
 
 if TYPE_CHECKING:
@@ -30,6 +29,26 @@ _ESTIMATED = (
     "activations (what is kept for the backward pass) and the peak are estimates: an engine may compute anew what it "
     "could keep, and lay tensors in each other's place"
 )
+
+#: layout and dtype of a variable of the optimizer
+Slot: TypeAlias = tuple[VariableLayout, str]
+
+
+@dataclass(frozen=True)
+class CallMemory:
+    """What one call of a layer needs, in bytes on one rank.
+
+    Attributes:
+        kept_for_backward: its outputs, and what else stays until its backward pass.
+        tensor_gradients: gradients of its inputs and outputs, which exist together during its backward pass.
+        backward_workspace: what its backward pass needs besides.
+        variable_gradients: gradients of its variables, which stay until the update.
+    """
+
+    kept_for_backward: int
+    tensor_gradients: int = 0
+    backward_workspace: int = 0
+    variable_gradients: int = 0
 
 
 def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int) -> Explanation:
@@ -43,9 +62,9 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     capabilities = backend().capabilities
     graph = graphs.graph_of(model, batch_size, is_leaf)
     placed = _placed(distribution, model)
-    layouts = {id(variable): one.layout for variable, one in placed}
-    slots, notes = slots_of(distribution, model)
-    step = Step(
+    layouts = {id(variable): given.layout for variable, given in placed}
+    slots, notes = _slots_of(distribution, model)
+    step = StepCost(
         graph,
         {axis: distribution.placement.axis_size(axis) for axis in distribution.placement.axis_names},
         capabilities.traffic,
@@ -58,51 +77,55 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         rows = {axis: 0 for axis in distribution.batch_axes if step.axes[axis] > 1}
     else:
         rows = {}
+    # a scalar input has no rows to split
     for key in graph.inputs:
         step.splits[key] = rows if graph.tensors[key].shape else {}
-    held = []
+    memory_of_calls = []
     for call in list(graph.calls):
-        held.append(_explained(step, call))
+        memory_of_calls.append(_explained(step, call))
         _constrain(step, call, distribution)
-    held.append(_outputs(step, distribution, model, bool(rows)))
+    memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
     result = Explanation(
         model=model.name,
         engine=backend().name,
         placement=dict(step.axes),
         batch_size=batch_size,
-        variables=[_row(variable, one) for variable, one in placed],
-        memory=_memory(distribution, placed, slots, step, held),
+        variables=[_row(variable, given) for variable, given in placed],
+        memory=_memory(distribution, placed, slots, step, memory_of_calls),
         collectives=_ordered(step.collectives, capabilities.traffic.joins_gradients),
         repeated=_repeated(step),
         warnings=[],
         notes=[*graph.notes, *notes, _ESTIMATED],
     )
-    pairs = suggest.pairs(step)
-    return replace(result, warnings=warn.warnings(step, distribution, model, plan, placed), suggested_rules=pairs)
+    return replace(
+        result,
+        warnings=warn.warnings(step, distribution, model, plan, placed),
+        suggested_rules=suggest.paired_rules(step),
+    )
 
 
-def _explained(step: Step, call: graphs.Call) -> Held:
-    """Apply the rule of a call's layer; returns what the call holds."""
-    before, step.needed = step.activations, 0
-    rule = rule_of(call.layer)
-    assert rule is not None  # the graph was walked down to such layers
-    rule(step, call)
-    ends = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
-    variables = getattr(call.layer, "trainable_variables", ())
-    return Held(step.activations - before, ends, step.needed, sum(map(step.weight, variables)))
+def _explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
+    """Add the cost of a call to the step, and return the memory that the call needs."""
+    before, step.workspace = step.activations, 0
+    add_cost = cost_function(call.layer)
+    assert add_cost is not None  # graph_of stops at layers that have one
+    add_cost(step, call)
+    tensor_gradients = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
+    variable_gradients = sum(map(step.weight, getattr(call.layer, "trainable_variables", ())))
+    return CallMemory(step.activations - before, tensor_gradients, step.workspace, variable_gradients)
 
 
 def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:
     """Each variable of the model and its layout: the one that it has, else the one that it would get."""
     owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
-    found = []
+    layouts = []
     for variable in model.variables:
         layout = keras_layout(variable)
         if layout is None or layout.distribution is not distribution:
             layout = distribution.layout_for(variable.path, tuple(variable.shape), owners.get(id(variable)))
-        found.append((variable, layout.given))
-    return found
+        layouts.append((variable, layout.given))
+    return layouts
 
 
 def _row(variable: keras.Variable, placed: VariableLayout) -> VariableRow:
@@ -128,24 +151,67 @@ def _memory(
     distribution: FlowDistribution,
     placed: Sequence[tuple[keras.Variable, VariableLayout]],
     slots: Sequence[Slot],
-    step: Step,
-    calls: Sequence[Held],
+    step: StepCost,
+    calls: Sequence[CallMemory],
 ) -> dict[int, Memory]:
-    held = [(_bytes(one.layout, variable.dtype), variable.trainable) for variable, one in placed]
-    weights = sum(size for size, _ in held)
-    of_slots = sum(_bytes(one.layout, dtype) for one, dtype in slots)
-    gradients = sum(size for size, trainable in held if trainable)
-    summed = [one.bytes for one in step.collectives if one.phase == "gradients" and one.kind == "all_reduce"]
-    besides = step.memory
-    at_a_time = gradients if besides.update_block_bytes is None else min(gradients, besides.update_block_bytes)
-    update = sum(summed) * besides.reduces_out_of_place + besides.update_tensors * at_a_time
-    peak = weights + of_slots + max(backward_peak(calls), gradients + update)
+    sizes = [(_bytes(given.layout, variable.dtype), variable.trainable) for variable, given in placed]
+    weights = sum(size for size, _ in sizes)
+    of_slots = sum(_bytes(given.layout, dtype) for given, dtype in slots)
+    gradients = sum(size for size, trainable in sizes if trainable)
+    summed = [
+        collective.bytes
+        for collective in step.collectives
+        if collective.phase == "gradients" and collective.kind == "all_reduce"
+    ]
+    engine = step.memory
+    # the peak is either in the backward pass or in the update, when activations are gone
+    at_a_time = gradients if engine.update_block_bytes is None else min(gradients, engine.update_block_bytes)
+    update = sum(summed) * engine.reduces_out_of_place + engine.update_tensors * at_a_time
+    peak = weights + of_slots + max(_backward_peak(calls), gradients + update)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
 
 
-def _constrain(step: Step, call: graphs.Call, distribution: FlowDistribution) -> None:
-    """Lay outputs as a rule on activations says."""
+def _backward_peak(calls: Sequence[CallMemory]) -> int:
+    """Most bytes of activations, their gradients and the variables' gradients in a backward pass over these calls.
+
+    Each call, last first, needs what the calls up to it keep, the gradients of its inputs and outputs, and workspace.
+    """
+    kept, gradients, peak = sum(call.kept_for_backward for call in calls), 0, 0
+    for call in reversed(calls):
+        peak = max(peak, kept + call.tensor_gradients + call.backward_workspace + gradients)
+        gradients += call.variable_gradients
+        kept -= call.kept_for_backward
+    return peak
+
+
+def _slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[Slot], list[str]]:
+    """The optimizer's variables that are no scalars, and notes where they cannot be counted.
+
+    An optimizer that is not built yet is copied, and the copy built in a dry run: its slots get layouts, no values.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return [], ["the model is not compiled: no optimizer, so no slots are counted"]
+    if not optimizer.built:
+        try:
+            copy = type(optimizer).from_config(optimizer.get_config())
+            with dry_run(distribution.placement.size), distribution.scope():
+                copy.build(model.trainable_variables)
+            optimizer = copy
+        except Exception as error:
+            return [], [f"slots are not counted: {type(optimizer).__name__} could not be copied ({error})"]
+    return [_slot(variable, distribution) for variable in optimizer.variables if len(variable.shape)], []
+
+
+def _slot(variable: keras.Variable, distribution: FlowDistribution) -> Slot:
+    layout = keras_layout(variable)
+    whole = VariableLayout(Layout(distribution.placement, {}, tuple(variable.shape)), "default")
+    return layout.given if layout else whole, keras.backend.standardize_dtype(variable.dtype)
+
+
+def _constrain(step: StepCost, call: graphs.LayerCall, distribution: FlowDistribution) -> None:
+    """Change the layout of a call's output where a rule for activations asks for another one, and record the cost."""
     wanted = distribution.get_tensor_layout(f"{call.path}/output")
     if wanted is None:
         return
@@ -170,8 +236,8 @@ def _constrain(step: Step, call: graphs.Call, distribution: FlowDistribution) ->
                 step.send("all_to_all", (axis,), size, "backward", call.path, "output gradient", why)
 
 
-def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, rows_split: bool) -> Held:
-    """What losses and metrics need and hold."""
+def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model, rows_split: bool) -> CallMemory:
+    """Record the collectives of losses and metrics, and return the memory that they need."""
     view = "mirrored" if distribution.mirrored_view else "consistent"
     measured = bool(getattr(model, "compiled", False)) and bool(getattr(model, "_compile_metrics", None))
     for key in step.graph.outputs:
@@ -181,9 +247,9 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
                 step.send("all_gather", (axis,), size, "outputs", model.name, "output", "losses need rows whole")
                 step.splits[key] = {name: at for name, at in step.splits[key].items() if name != axis}
     axes = tuple(axis for axis in distribution.batch_axes if rows_split and step.axes[axis] > 1)
-    held = sum(step.local(key) for key in step.graph.outputs)
+    outputs = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
-        return Held(step.memory.loss_tensors * held)
+        return CallMemory(step.memory.loss_tensors * outputs)
     gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
@@ -198,34 +264,34 @@ def _outputs(step: Step, distribution: FlowDistribution, model: keras.Model, row
         step.send("all_reduce", axes, 4 + 4 * measured, "outputs", model.name, "loss and metrics", why)
     if gathers and view == "mirrored":  # the loss is computed on all rows
         whole = sum(step.local(key, {}) for key in step.graph.outputs)
-        return Held((step.memory.loss_tensors + 1) * whole)
-    return Held(step.memory.loss_tensors * held)
+        return CallMemory((step.memory.loss_tensors + 1) * whole)
+    return CallMemory(step.memory.loss_tensors * outputs)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:
-    """By pass; gradients that travel together are one."""
+    """The collectives in the order of passes; `joined` all-reduces of gradients count as one."""
     if joined:
         collectives = _joined(collectives)
-    return sorted(collectives, key=lambda one: PASSES.index(one.phase))
+    return sorted(collectives, key=lambda collective: PASSES.index(collective.phase))
 
 
 def _joined(collectives: Sequence[Collective]) -> list[Collective]:
     groups: dict[tuple[str, ...], list[Collective]] = {}
     rest = []
-    for one in collectives:
-        together = one.phase == "gradients" and one.kind == "all_reduce"
-        (groups.setdefault(one.axes, []) if together else rest).append(one)
+    for collective in collectives:
+        together = collective.phase == "gradients" and collective.kind == "all_reduce"
+        (groups.setdefault(collective.axes, []) if together else rest).append(collective)
     for axes, parts in groups.items():
-        names = [f"{one.path}: {one.tensor.removesuffix(' gradient')}" for one in parts]
+        names = [f"{collective.path}: {collective.tensor.removesuffix(' gradient')}" for collective in parts]
         rest.append(
             Collective(
                 "all_reduce",
                 axes,
                 parts[0].ranks,
-                sum(one.bytes for one in parts),
-                sum(one.received for one in parts),
+                sum(collective.bytes for collective in parts),
+                sum(collective.received for collective in parts),
                 "gradients",
-                ", ".join(dict.fromkeys(one.path for one in parts)),
+                ", ".join(dict.fromkeys(collective.path for collective in parts)),
                 f"gradients of {len(names)} variables, together",
                 parts[0].why,
             )
@@ -233,9 +299,9 @@ def _joined(collectives: Sequence[Collective]) -> list[Collective]:
     return rest
 
 
-def _repeated(step: Step) -> list[Repeated]:
+def _repeated(step: StepCost) -> list[Repeated]:
     """Layers with weights that all ranks of an axis compute alike: neither input, weights nor output is split."""
-    found = []
+    repeated = []
     for call in step.graph.calls:
         variables = [v for v in getattr(call.layer, "trainable_variables", ()) if len(v.shape) > 1]
         if not variables:
@@ -245,5 +311,5 @@ def _repeated(step: Step) -> list[Repeated]:
             keys = (*call.inputs, *call.outputs)
             split = any(axis in step.splits.get(key, {}) for key in keys)
             if ranks > 1 and not split and not any(axis in step.variable(v) for v in variables):
-                found.append(Repeated(call.path, axis, ranks, parameters))
-    return found
+                repeated.append(Repeated(call.path, axis, ranks, parameters))
+    return repeated

@@ -1,4 +1,4 @@
-"""What explain says, as values."""
+"""The values that an explanation consists of: variables, collectives, memory, repeated work, advice."""
 
 from __future__ import annotations
 
@@ -143,10 +143,10 @@ class Explanation:
     @property
     def received(self) -> int:
         """Bytes that a rank receives in a step."""
-        return sum(one.received for one in self.collectives)
+        return sum(collective.received for collective in self.collectives)
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`: sizes in bytes."""
+        """The explanation as JSON values, sizes in bytes."""
         return {**asdict(self), "received": self.received}
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ class Explanation:
         return plain(self)
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
+        """The explanation as HTML, for a notebook."""
         from keras_flow.explainer.text import html
 
         return html(self)

@@ -1,4 +1,8 @@
-"""The calls of a model, in order: read from its graph where it has one, else seen in a symbolic call."""
+"""The calls of a model's layers, in order.
+
+A functional or sequential model has a graph to read them from. A subclassed model or layer has none: it is called
+once on symbolic tensors, and the calls of the layers inside it are recorded.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from keras import tree
 
-from keras_flow.current.recorded_calls import told
+from keras_flow.current.recorded_calls import recorded_by
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
 
-#: what an unknown length (`None` in a shape) is taken as
+#: the length assumed where a shape has `None`
 UNKNOWN = 128
 
 
@@ -27,7 +31,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of a layer or operation.
 
     Attributes:
@@ -37,7 +41,7 @@ class Call:
         outputs: keys of tensors.
     """
 
-    layer: Any  # a keras.Operation, of a class that the rule for it knows
+    layer: Any  # a keras.Operation, of a class that its function in layer_costs knows
     path: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -57,7 +61,7 @@ class Graph:
     """
 
     batch: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[LayerCall] = field(default_factory=list)
     tensors: dict[int, Spec] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -83,7 +87,7 @@ def graph_of(model: keras.Model, batch: int, is_leaf: Callable[[object], bool]) 
     Args:
         model: the model.
         batch: rows.
-        is_leaf: whether a layer's inside needs no look.
+        is_leaf: whether a layer is one call, whose inner layers are not looked at.
 
     Raises:
         FlowError: the model is not built, or cannot be called symbolically.
@@ -139,15 +143,15 @@ def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callabl
             outputs = node.output_tensors
             inner = _function_of(operation)
             if inner is not None:
-                made = _walk(graph, inner, inputs, is_leaf)
+                results = _walk(graph, inner, inputs, is_leaf)
             elif is_leaf(operation):
-                made = [graph.new(tensor) for tensor in outputs]
-                graph.calls.append(Call(operation, path_of(operation), tuple(inputs), tuple(made)))
+                results = [graph.new(tensor) for tensor in outputs]
+                graph.calls.append(LayerCall(operation, path_of(operation), tuple(inputs), tuple(results)))
             else:
                 at = {id(tensor): known[id(tensor)] for tensor in node.input_tensors}
                 args, kwargs = node.arguments.args, node.arguments.kwargs
-                made = _record(graph, operation, args, kwargs, at, inputs, is_leaf)
-            known |= {id(tensor): key for tensor, key in zip(outputs, made, strict=True)}
+                results = _record(graph, operation, args, kwargs, at, inputs, is_leaf)
+            known |= {id(tensor): key for tensor, key in zip(outputs, results, strict=True)}
     return [known[id(tensor)] for tensor in function._outputs]
 
 
@@ -160,33 +164,37 @@ def path_of(operation: object) -> str:
 
 
 @dataclass
-class _Recorder:
+class _GraphRecorder:
+    """Appends the calls of layers to the graph while a layer without a graph is called on symbolic tensors."""
+
     graph: Graph
     known: dict[int, int]
-    held: list[object]
+    alive: list[object]  # ids are keys in `known` only while their tensors live
     last: list[int]
     is_leaf: Callable[[object], bool]
     root: object
 
     def note(self, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-        """Call a layer; one that counts as a whole is appended to the graph, of another the layers inside are."""
+        """Call a layer, and append it to the graph if it is a leaf; else the layers inside it append themselves."""
         if not self.is_leaf(layer):
             return original(layer, *args, **kwargs)
-        with told(None):
+        with recorded_by(None):
             result = original(layer, *args, **kwargs)
         inputs = [_key(self, leaf) for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
         leaves = [leaf for leaf in tree.flatten(result) if _is_tensor(leaf)]
         outputs = [self.graph.new(leaf) for leaf in leaves]
         self.known |= {id(leaf): key for leaf, key in zip(leaves, outputs, strict=True)}
-        self.held += leaves  # an id is a key only while its tensor lives
+        self.alive += leaves
         self.last = outputs or self.last
-        self.graph.calls.append(Call(layer, path_of(layer), tuple(inputs), tuple(outputs)))
+        self.graph.calls.append(LayerCall(layer, path_of(layer), tuple(inputs), tuple(outputs)))
         return result
 
 
-def _key(recorder: _Recorder, tensor: object) -> int:
-    """The key of a tensor; one that came out of plain code between two layers is taken to lie like the last output of
-    its shape."""
+def _key(recorder: _GraphRecorder, tensor: object) -> int:
+    """The key of a tensor.
+
+    A tensor from plain code between two layers is assumed to have the layout of the last output of the same shape.
+    """
     known = recorder.known.get(id(tensor))
     if known is not None:
         return known
@@ -196,9 +204,9 @@ def _key(recorder: _Recorder, tensor: object) -> int:
     alike = [other for other in reversed([*graph.inputs, *recorder.known.values()]) if graph.tensors[other] == spec]
     if alike or recorder.last:
         source = alike[0] if alike else recorder.last[-1]
-        graph.calls.append(Call(_BETWEEN, "(code between layers)", (source,), (key,)))
+        graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", (source,), (key,)))
     recorder.known[id(tensor)] = key
-    recorder.held.append(tensor)
+    recorder.alive.append(tensor)
     return key
 
 
@@ -234,13 +242,13 @@ def _record(
     ] = None
     symbols = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
     keys = [known[id(symbol)] for symbol in symbols]
-    recorder = _Recorder(graph, {}, [], inputs, is_leaf, layer)
+    recorder = _GraphRecorder(graph, {}, [], inputs, is_leaf, layer)
 
     def call(*args: object, **kwargs: object) -> object:
         leaves = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
         recorder.known = {id(leaf): key for leaf, key in zip(leaves, keys, strict=True)}
-        recorder.held = list(leaves)
-        with told(recorder):
+        recorder.alive = list(leaves)
+        with recorded_by(recorder):
             result = layer.call(*args, **kwargs)  # type: ignore[attr-defined]
         recorder.last = [_key(recorder, leaf) for leaf in tree.flatten(result) if _is_tensor(leaf)]
         return result

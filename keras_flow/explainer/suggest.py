@@ -1,62 +1,25 @@
-"""Column and row pairs: rules that let two layers share one all-reduce."""
+"""Suggests rules that split two Dense layers as a pair, the first by columns, the second by rows (see `pairs`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_flow.explainer.graph import Call
-from keras_flow.explainer.step import Step
+from keras_flow.explainer.pairs import chains, model_axes, unpaired
+from keras_flow.explainer.step_cost import StepCost
 
 if TYPE_CHECKING:
     import keras
 
-#: layers that multiply by a 2-D kernel and hand features on
-_DENSE = frozenset(["Dense"])
 
+def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
+    """Rules that pair the layers that `warn` reports as unpaired, and leave layers without a partner whole.
 
-def chains(step: Step) -> list[tuple[Call, Call]]:
-    """Dense layers, each with the one that alone reads its output, through operations without weights."""
-    makers = {key: call for call in step.graph.calls for key in call.outputs}
-    readers: dict[int, int] = {}
-    for call in step.graph.calls:
-        for key in call.inputs:
-            readers[key] = readers.get(key, 0) + 1
-    found = []
-    for call in step.graph.calls:
-        if not _is_dense(call) or not call.inputs:
-            continue
-        key = call.inputs[0]
-        while key in makers and readers.get(key) == 1:
-            maker = makers[key]
-            if _is_dense(maker):
-                found.append((maker, call))
-                break
-            if (getattr(maker.layer, "variables", ()) and not _is_random(maker)) or len(maker.inputs) != 1:
-                break
-            key = maker.inputs[0]
-    return found
+    Pairs that are split well already stay as they are.
 
-
-def _is_dense(call: Call) -> bool:
-    return type(call.layer).__name__ in _DENSE
-
-
-def _is_random(call: Call) -> bool:
-    return all(variable.path.endswith("seed_generator_state") for variable in call.layer.variables)
-
-
-def model_axes(step: Step) -> list[str]:
-    """The axes that split no rows."""
-    rows = {axis for key in step.graph.inputs for axis in step.splits[key]}
-    return [axis for axis, ranks in step.axes.items() if ranks > 1 and axis not in rows]
-
-
-def pairs(step: Step) -> dict[str, dict[str, int]]:
-    """Rules that take the layers blamed for standing alone into pairs, and leave those whole that have no partner:
-    variable path -> axis -> dim. Pairs that are good already stay as they are."""
-    from keras_flow.explainer.warn import unpaired
-
+    Returns:
+        Variable path -> axis -> dim.
+    """
     rules: dict[str, dict[str, int]] = {}
     for axis in model_axes(step):
         blamed = {id(call.layer): call.layer for call, _ in unpaired(step, axis)}
@@ -81,7 +44,7 @@ def pairs(step: Step) -> dict[str, dict[str, int]]:
     return rules
 
 
-def _is_pair(step: Step, axis: str, first: keras.layers.Dense, second: keras.layers.Dense) -> bool:
+def _is_pair(step: StepCost, axis: str, first: keras.layers.Dense, second: keras.layers.Dense) -> bool:
     return (step.variable(first.kernel).get(axis), step.variable(second.kernel).get(axis)) == (1, 0)
 
 
@@ -92,7 +55,7 @@ def _rule(rules: dict[str, dict[str, int]], layer: Any, kernel: dict[str, int], 
 
 
 def rules_file(rules: Mapping[str, Mapping[str, int]]) -> str:
-    """The text of a `rules()` function. Its rules stand before others: the first that matches wins."""
+    """The text of a `rules()` function. It goes before other rules: the first that matches wins."""
     import re
 
     lines = []

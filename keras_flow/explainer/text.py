@@ -1,4 +1,4 @@
-"""An explanation as text."""
+"""Shows an `Explanation`: tables on a console, plain text for `print`, HTML for a notebook."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from rich.table import Table
 from keras_flow.explainer.explanation import Collective, Explanation, VariableRow
 from keras_flow.units import amount
 
-#: rows of a table beyond which the smallest are summed up
+#: longest table; of more rows the smallest are summed up in one
 _MOST_ROWS = 60
 
 
-def render(found: Explanation, most: int | None = _MOST_ROWS) -> RenderableType:
+def render(explanation: Explanation, most: int | None = _MOST_ROWS) -> RenderableType:
     """All tables; of more than `most` rows the largest are shown."""
-    axes = ", ".join(f"{name}={ranks}" for name, ranks in found.placement.items())
+    axes = ", ".join(f"{name}={ranks}" for name, ranks in explanation.placement.items())
     parts: list[RenderableType] = [
-        f"[bold]{escape(found.model)}[/] on {axes} ({found.engine}), batches of {found.batch_size} rows",
+        f"[bold]{escape(explanation.model)}[/] on {axes} ({explanation.engine}), "
+        f"batches of {explanation.batch_size} rows",
         "",
-        _variables(found.variables, most),
+        _variables(explanation.variables, most),
         "",
-        _memory(found),
+        _memory(explanation),
         "",
-        _collectives(found, most),
+        _collectives(explanation, most),
     ]
-    if found.repeated:
-        parts += ["", _repeated(found)]
-    for advice in found.warnings:
+    if explanation.repeated:
+        parts += ["", _repeated(explanation)]
+    for advice in explanation.warnings:
         parts += ["", f"[yellow]slow[/] {escape(advice.text)}"]
-    parts += ["", *(f"[dim]note: {escape(note)}[/]" for note in found.notes)]
+    parts += ["", *(f"[dim]note: {escape(note)}[/]" for note in explanation.notes)]
     return Group(*parts)
 
 
-def show(found: Explanation, console: Console, most: int | None = _MOST_ROWS) -> None:
+def show(explanation: Explanation, console: Console, most: int | None = _MOST_ROWS) -> None:
     """Print an explanation."""
-    console.print(render(found, most))
+    console.print(render(explanation, most))
 
 
-def plain(found: Explanation) -> str:
-    """As text without colours, all rows."""
+def plain(explanation: Explanation) -> str:
+    """The explanation as text without colours, all rows."""
     stream = io.StringIO()
-    show(found, Console(file=stream, width=160, color_system=None), None)
+    show(explanation, Console(file=stream, width=160, color_system=None), None)
     return stream.getvalue()
 
 
-def html(found: Explanation) -> str:
-    """For a notebook."""
+def html(explanation: Explanation) -> str:
+    """The explanation as HTML, which a notebook displays."""
     from rich.console import Console
 
     console = Console(width=160, record=True, file=io.StringIO())
-    show(found, console)
+    show(explanation, console)
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
@@ -81,11 +82,11 @@ def _variables(rows: Sequence[VariableRow], most: int | None) -> Table:
     return table
 
 
-def _memory(found: Explanation) -> Table:
+def _memory(explanation: Explanation) -> Table:
     heads = ("rank", "weights", "slots", "gradients", "activations (estimate)", "peak (estimate)")
     table = _table("memory of a rank", *((head, True) for head in heads))
     ranks: dict[object, list[int]] = {}
-    for rank, memory in found.memory.items():
+    for rank, memory in explanation.memory.items():
         ranks.setdefault(memory, []).append(rank)
     for memory, alike in ranks.items():
         name = str(alike[0]) if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
@@ -94,11 +95,11 @@ def _memory(found: Explanation) -> Table:
     return table
 
 
-def _collectives(found: Explanation, most: int | None) -> RenderableType:
-    if not found.collectives:
+def _collectives(explanation: Explanation, most: int | None) -> RenderableType:
+    if not explanation.collectives:
         return "[bold]collectives of a step[/]: none"
     table = _table(
-        f"collectives of a step: {len(found.collectives)}, {amount(found.received)} received by each rank",
+        f"collectives of a step: {len(explanation.collectives)}, {amount(explanation.received)} received by each rank",
         ("pass", False),
         ("what", False),
         ("over", False),
@@ -107,22 +108,30 @@ def _collectives(found: Explanation, most: int | None) -> RenderableType:
         ("tensor", False),
         ("why", False),
     )
-    shown: Sequence[Collective] = found.collectives
+    shown: Sequence[Collective] = explanation.collectives
     if most is not None and len(shown) > most:
-        largest = {id(one) for one in sorted(shown, key=lambda one: -one.received)[:most]}
-        shown = [one for one in shown if id(one) in largest]
-    for one in shown:
-        over = ", ".join(f"{axis}={found.placement[axis]}" for axis in one.axes)
-        cells = (one.phase, one.kind, over, amount(one.received), one.path, one.tensor, one.why)
+        largest = {id(collective) for collective in sorted(shown, key=lambda collective: -collective.received)[:most]}
+        shown = [collective for collective in shown if id(collective) in largest]
+    for collective in shown:
+        over = ", ".join(f"{axis}={explanation.placement[axis]}" for axis in collective.axes)
+        cells = (
+            collective.phase,
+            collective.kind,
+            over,
+            amount(collective.received),
+            collective.path,
+            collective.tensor,
+            collective.why,
+        )
         table.add_row(*(escape(cell) for cell in cells))
-    if len(shown) < len(found.collectives):
-        rest = found.received - sum(one.received for one in shown)
-        table.add_row("", f"{len(found.collectives) - len(shown)} smaller ones", "", amount(rest), "", "", "")
+    if len(shown) < len(explanation.collectives):
+        rest = explanation.received - sum(collective.received for collective in shown)
+        table.add_row("", f"{len(explanation.collectives) - len(shown)} smaller ones", "", amount(rest), "", "", "")
     return table
 
 
-def _repeated(found: Explanation) -> Table:
+def _repeated(explanation: Explanation) -> Table:
     table = _table("computed alike on every rank of an axis", ("layer", False), ("over", False), ("parameters", True))
-    for one in found.repeated:
-        table.add_row(escape(one.path), f"{one.axis}={one.ranks}", f"{one.parameters:,}")
+    for layer in explanation.repeated:
+        table.add_row(escape(layer.path), f"{layer.axis}={layer.ranks}", f"{layer.parameters:,}")
     return table

@@ -1,4 +1,8 @@
-"""Layouts that are legal and slow."""
+"""Advice on layouts that are legal and slow.
+
+Dense layers split alone, attention heads that do not divide, embedding tables that every rank has whole, batches that
+do not divide.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,8 @@ from typing import TYPE_CHECKING
 from keras_flow.current.batch import BatchPlan
 from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.explainer.explanation import Advice
-from keras_flow.explainer.graph import Call
-from keras_flow.explainer.step import Step
-from keras_flow.explainer.suggest import chains, model_axes
+from keras_flow.explainer.pairs import model_axes, unpaired
+from keras_flow.explainer.step_cost import StepCost
 
 if TYPE_CHECKING:
     import keras
@@ -23,13 +26,13 @@ _LARGE_SHARE = 0.1
 
 
 def warnings(
-    step: Step,
+    step: StepCost,
     distribution: FlowDistribution,
     model: keras.Model,
     plan: BatchPlan,
     placed: Sequence[tuple[keras.Variable, VariableLayout]],
 ) -> list[Advice]:
-    """All of them."""
+    """Advice on all slow layouts of a step."""
     return [
         *_unpaired(step),
         *_heads(step, placed),
@@ -38,31 +41,11 @@ def warnings(
     ]
 
 
-def unpaired(step: Step, axis: str) -> Iterator[tuple[Call, str]]:
-    """Dense layers split on an axis that meet an input which does not lie as they need, and what that costs."""
-    before = {id(second): first for first, second in chains(step)}
-    for call in step.graph.calls:
-        if type(call.layer).__name__ != "Dense":
-            continue
-        dim = step.variable(call.layer.kernel).get(axis)
-        key = call.inputs[0]
-        whole = axis not in step.splits[key]  # gathered inputs are whole by now
-        maker = before.get(id(call))
-        columns_before = maker is not None and step.variable(maker.layer.kernel).get(axis) == 1
-        if dim == 0 and whole:
-            yield (
-                call,
-                "its kernel is split on the summed dim and its input is whole: an all-reduce of its own",
-            )
-        elif dim == 1 and columns_before:
-            yield call, "its kernel is split by columns after one that is: its input is gathered"
-
-
-def _unpaired(step: Step) -> Iterator[Advice]:
+def _unpaired(step: StepCost) -> Iterator[Advice]:
     for axis in model_axes(step):
         costs: dict[str, int] = defaultdict(int)
-        for one in step.collectives:
-            costs[one.path] += one.received if axis in one.axes else 0
+        for collective in step.collectives:
+            costs[collective.path] += collective.received if axis in collective.axes else 0
         for call, cost in unpaired(step, axis):
             sent = costs[call.path]
             yield Advice(
@@ -74,8 +57,8 @@ def _unpaired(step: Step) -> Iterator[Advice]:
             )
 
 
-def _heads(step: Step, placed: Sequence[tuple[keras.Variable, VariableLayout]]) -> Iterator[Advice]:
-    notes = {id(variable): one.note for variable, one in placed}
+def _heads(step: StepCost, placed: Sequence[tuple[keras.Variable, VariableLayout]]) -> Iterator[Advice]:
+    notes = {id(variable): given.note for variable, given in placed}
     for call in step.graph.calls:
         layer = call.layer
         if not hasattr(layer, "_query_dense"):
@@ -95,7 +78,7 @@ def _heads(step: Step, placed: Sequence[tuple[keras.Variable, VariableLayout]]) 
             )
 
 
-def _embeddings(step: Step, model: keras.Model) -> Iterator[Advice]:
+def _embeddings(step: StepCost, model: keras.Model) -> Iterator[Advice]:
     total = sum(step.piece(tuple(variable.shape), {}) for variable in model.variables)
     for call in step.graph.calls:
         if "Embedding" not in {cls.__name__ for cls in type(call.layer).__mro__}:
@@ -113,7 +96,7 @@ def _embeddings(step: Step, model: keras.Model) -> Iterator[Advice]:
                 )
 
 
-def _batch(step: Step, distribution: FlowDistribution, plan: BatchPlan) -> Iterator[Advice]:
+def _batch(step: StepCost, distribution: FlowDistribution, plan: BatchPlan) -> Iterator[Advice]:
     if plan.divides:
         return
     whole = not any(step.splits[key] for key in step.graph.inputs)

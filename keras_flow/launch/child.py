@@ -25,10 +25,10 @@ _OWN_MODULES = {"runpy", "keras_flow.launch.payload"}
 
 
 def main() -> None:
-    """Run what the command line names, and write down the exception that ends it."""
+    """Run the script or function that the command line names, and record the exception that ends it."""
     folder, rank = own_folder(), int(os.environ["RANK"])
     assert folder is not None
-    # the launcher asks a job that hangs where it is
+    # by this signal the launcher asks the ranks of a job that hangs for their stacks
     stack = folder.stack(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 

@@ -1,4 +1,4 @@
-"""How a rank failed: written by the rank, read by the launcher, and told to the user with the rank's number."""
+"""How a rank failed: the rank writes it down, the launcher reads it and raises an error that names the rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_flow.launch.folder import JobFolder
 #: lines of a traceback or of a rank's output that an error repeats
 TAIL_LINES = 30
 
-#: what a rank says that lost a neighbour or waited too long for one, and so is not itself the cause
+#: texts of errors of a rank that lost or waited for another one, and so is not the cause itself
 _LOST_NEIGHBOUR = re.compile(
     "|".join(
         (
@@ -47,7 +47,7 @@ class RankError(LaunchError):
 
     @property
     def exit_status(self) -> int:
-        """What a command that ran the job leaves with: the rank's own status, 128 + n after signal n, else 1."""
+        """The exit status for a command that ran the job: that of the rank, 128 + n after signal n, else 1."""
         return 1 if not self.exit_code else self.exit_code if self.exit_code > 0 else 128 - self.exit_code
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -63,7 +63,7 @@ class Failure:
         summary: type and text of the exception, one line where it has one.
         trace: the traceback as Python prints it.
         exit_code: the code with which the rank is about to leave.
-        left: it left by itself, with `sys.exit`: a status for the caller, no fault to trace.
+        left: whether it called `sys.exit`: a status for the caller, without a traceback.
     """
 
     time: float
@@ -74,12 +74,12 @@ class Failure:
 
     @property
     def lost_neighbour(self) -> bool:
-        """Whether this is what a rank says when another one has gone."""
+        """Whether the exception is that of a rank that lost the connection to another one."""
         return bool(_LOST_NEIGHBOUR.search(self.summary))
 
     @property
     def waited_too_long(self) -> bool:
-        """Whether this is what a rank says when another one did not come."""
+        """Whether the exception is that of a rank that waited too long for another one."""
         return bool(_WAITED_TOO_LONG.search(self.summary))
 
 
@@ -131,8 +131,8 @@ def rank_failed(rank: int, ranks: int, code: int, failure: Failure | None, outpu
     """The error for a rank that raised, left with a code other than 0, or was killed."""
     how = left_how(code)
     if failure is not None and failure.left:
-        said = failure.summary.removeprefix("SystemExit: ")
-        head = f"rank {rank} of {ranks} left with {how}" + ("" if said == str(code) else f": {said}")
+        message = failure.summary.removeprefix("SystemExit: ")
+        head = f"rank {rank} of {ranks} left with {how}" + ("" if message == str(code) else f": {message}")
         return RankError(_text(head, rank, "", ""), rank, code)
     if failure is None:
         head, what, details = f"rank {rank} of {ranks} failed: {how}", "its output", output
@@ -145,14 +145,14 @@ def rank_failed(rank: int, ranks: int, code: int, failure: Failure | None, outpu
     return RankError(_text(head, rank, what, details), rank, code, tail(details))
 
 
-def rank_left_early(rank: int, ranks: int, other: int, failure: Failure) -> RankError:
+def rank_left_early(rank: int, ranks: int, failed: int, failure: Failure) -> RankError:
     """The error for a rank that left with code 0 while another still needed it."""
     head = (
-        f"rank {rank} of {ranks} left early with exit code 0 while other ranks still needed it: rank {other} failed "
+        f"rank {rank} of {ranks} left early with exit code 0 while other ranks still needed it: rank {failed} failed "
         f"with {failure.summary}\nEvery rank must take part in the same steps: look for a sys.exit or a return that "
         f"only some ranks reach"
     )
-    return RankError(_text(head, other, "its traceback", failure.trace), rank, 0, tail(failure.trace))
+    return RankError(_text(head, failed, "its traceback", failure.trace), rank, 0, tail(failure.trace))
 
 
 def rank_hangs(suspects: list[int], ranks: int, seconds: float, stacks: dict[int, str]) -> RankError:
@@ -169,6 +169,7 @@ def rank_hangs(suspects: list[int], ranks: int, seconds: float, stacks: dict[int
 
 
 def _text(head: str, rank: int, what: str, details: str) -> str:
+    """The text of an error: what happened, then the last lines of details about a rank."""
     if not details.strip():
         return f"{head}\nThe other ranks were ended."
     return f"{head}\nThe other ranks were ended. Rank {rank}, {what}:\n{tail(details)}"

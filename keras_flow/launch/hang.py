@@ -1,4 +1,4 @@
-"""Finds that a job hangs, and which rank the others wait for."""
+"""Detects that a job hangs, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WAITING = re.compile(r"torch/distributed|backends/torch/devices")
 #: innermost frames in which to look for these
 _INNER_FRAMES = 8
 
-#: seconds in which a rank that can must have written its stack
+#: seconds that a rank may take to write its stack
 _ANSWER_SECONDS = 1.0
 
 
-class Watch:
+class HangWatch:
     """Notices that no rank has used the processor for `timeout` seconds."""
 
     def __init__(self, timeout: float):
@@ -31,7 +31,7 @@ class Watch:
         self._used: dict[int, float] = {}
 
     def expired(self, running: list[RankProcess]) -> bool:
-        """Look again; whether every rank has been idle for the timeout. Cheap: it looks a few times a second."""
+        """Whether every rank has been idle for the timeout. Cheap enough to be called a few times a second."""
         now = time.monotonic()
         passed = now - self._looked
         if passed < min(1.0, self._timeout / 5):
@@ -47,7 +47,7 @@ class Watch:
 
 
 def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[int], dict[int, str]]:
-    """Ask every rank where it is.
+    """Ask every rank for its stack, to find the ranks that the others wait for.
 
     Returns:
         The ranks that the others wait for (those that do not answer, else those that are not inside a collective,

@@ -95,7 +95,7 @@ def launch(job: Job, folder: JobFolder) -> None:
 
 
 def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts) -> None:
-    watch = hang.Watch(job.timeout)
+    watch = hang.HangWatch(job.timeout)
     while running := ranks.running():
         interrupts.check()
         if first := _first_failure(folder, ranks.processes):

@@ -1,4 +1,7 @@
-"""What the ranks print: rank 0 as it is, the others only when they fail, or every line of all with its rank."""
+"""Shows what the ranks print: rank 0 unchanged and of others nothing, or every line of all with its rank.
+
+The last lines of ranks that are not shown are kept for the error of one that fails.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _lock = threading.Lock()
 
 
 class RankOutput:
-    """The output of one rank: where its process writes, and what becomes of it.
+    """The output of one rank: where its process writes to, and what is shown or kept of it.
 
     Args:
         rank: the rank.
@@ -68,16 +71,16 @@ class RankOutput:
             if self._shown and not self._prefixed:
                 _write(name, text)
             else:
-                *whole, line = _lines(line + text)
-                for one in whole:
-                    self._take(name, one)
+                *finished, line = _lines(line + text)
+                for text in finished:
+                    self._show_or_keep(name, text)
             if not chunk:
                 break
         if line:
-            self._take(name, line)
+            self._show_or_keep(name, line)
         source.close()
 
-    def _take(self, name: str, line: str) -> None:
+    def _show_or_keep(self, name: str, line: str) -> None:
         if self._shown:
             _write(name, f"[rank {self._rank}] {line.rstrip()}\n")
         else:
@@ -85,7 +88,9 @@ class RankOutput:
 
 
 def _lines(text: str) -> list[str]:
-    """Whole lines with a newline at their end, and the unfinished rest. A progress bar's carriage return ends a line.
+    """The finished lines, each with a newline at its end, and the unfinished rest.
+
+    A carriage return ends a line too: that of a progress bar.
 
     Example:
         >>> _lines("one\\r\\rtwo\\n\\nthree")

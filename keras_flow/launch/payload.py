@@ -1,4 +1,4 @@
-"""Sends a function to the ranks and its result back, between interpreters that share nothing but the file system."""
+"""Sends a function to the processes of the ranks and its result back, through files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def is_loading() -> bool:
 
 
 def send(path: Path, main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Write `main` and its arguments: by name where they can be imported, else (from `__main__`) by value.
+    """Write `main` and its arguments to a file.
+
+    What can be imported is written by name, what `__main__` defines by value.
 
     Raises:
-        FlowError: something in them cannot be sent; the text names it where it can be found.
+        FlowError: something in them cannot be pickled; the text names it if it can be told.
     """
     try:
         work = cloudpickle.dumps((main, tuple(args), dict(kwargs), _keras_state()))
@@ -37,7 +39,11 @@ def send(path: Path, main: Callable[..., object], args: Sequence[object], kwargs
 
 
 def receive(path: Path) -> Callable[[], object]:
-    """Read what `send` wrote; the call without arguments is the call of `main`."""
+    """Read what `send` wrote.
+
+    Returns:
+        A function without arguments that calls `main` with those that were sent.
+    """
     global _loading
     # written by the launching process into the private folder of the job
     sys.path[:], sys.argv[:], work = pickle.loads(path.read_bytes())
@@ -71,7 +77,7 @@ def receive_result(path: Path) -> object:
 
 
 def _keras_state() -> dict[str, object]:
-    """What a script sets up beside `main`: Keras's configuration, custom objects of `__main__`, and random states."""
+    """What a script has set up when it calls `kf.run`: Keras's configuration, custom objects, random states."""
     state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
     keras = sys.modules.get("keras")
     if keras is not None:
@@ -90,6 +96,7 @@ def _keras_state() -> dict[str, object]:
 
 
 def _restore(state: dict[str, object]) -> None:
+    """Set up this process as `_keras_state` describes."""
     settings = state.get("keras")
     if isinstance(settings, dict):
         import keras
@@ -114,9 +121,10 @@ def _unsendable(
     parts: dict[str, object] = {f"argument {place}": value for place, value in enumerate(args)}
     parts |= {f"argument {key!r}": value for key, value in kwargs.items()}
     if inspect.isfunction(main):
-        found = inspect.getclosurevars(main)
+        variables = inspect.getclosurevars(main)
         parts |= {
-            f"the name {key!r}, which it uses": value for key, value in {**found.globals, **found.nonlocals}.items()
+            f"the name {key!r}, which it uses": value
+            for key, value in {**variables.globals, **variables.nonlocals}.items()
         }
     culprits = [f"{what} ({type(value).__name__})" for what, value in parts.items() if not _sendable(value)]
     return (

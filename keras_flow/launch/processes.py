@@ -23,7 +23,7 @@ _GONE_SECONDS = 5.0
 
 
 class Interrupts:
-    """Ctrl-C, noted when it comes and raised by `check`: anywhere else it could leave a lock of `subprocess` taken."""
+    """Remembers Ctrl-C until `check` raises it: raised elsewhere it could leave a lock of `subprocess` locked."""
 
     def __init__(self) -> None:
         self._pending = False

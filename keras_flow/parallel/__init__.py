@@ -1,1 +1,1 @@
-"""The distributions that users make: the base's layouts and checks, with `explain` and `verify`."""
+"""`kf.DataParallel` and `kf.ModelParallel`: distributions as users create them, with `explain` and `verify`."""

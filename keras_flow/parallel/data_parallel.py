@@ -17,11 +17,12 @@ class DataParallel(ExplainedDistribution):
 
     Args:
         placement: the ranks; None takes all of the job.
-        strategy: the engine's way: None takes the fastest exact one; `"mirrored"` asks TensorFlow for MirroredStrategy.
+        strategy: the engine's own strategy: None takes the fastest one with the numbers of one device; `"mirrored"`
+            asks TensorFlow for MirroredStrategy.
         batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
             the mean of them for its moving statistics.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
-        device.
+            device.
 
     Raises:
         FlowError: a strategy that the active backend does not have, or any error of the placement.

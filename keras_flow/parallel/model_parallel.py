@@ -1,4 +1,4 @@
-"""Model parallel: variables split by rules; with batch axes it is hybrid parallel."""
+"""Model parallel: variables are split by rules. With batch axes beside, rows are split too (hybrid parallel)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelParallel(ExplainedDistribution):
             placement has none of that name: then every rank sees the whole batch.
         strict: make a split that does not divide an error instead of a broadcast with a warning.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
-        device.
+            device.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, no placement.
@@ -49,7 +49,7 @@ class ModelParallel(ExplainedDistribution):
         verify: str | None = None,
     ):
         if callable(rules):
-            rules = _made_for(placement, rules)
+            rules = _layout_map_for(placement, rules)
         is_map = isinstance(rules, keras.distribution.LayoutMap)
         if placement is None:
             placement = _placement_of(rules if is_map else None)
@@ -76,7 +76,7 @@ class ModelParallel(ExplainedDistribution):
             )
 
 
-def _made_for(placement: Placement | None, make: LayoutMapMaker) -> keras.distribution.LayoutMap:
+def _layout_map_for(placement: Placement | None, make: LayoutMapMaker) -> keras.distribution.LayoutMap:
     """The LayoutMap that a function makes for the placement's ranks and axes.
 
     Raises:
@@ -90,19 +90,24 @@ def _made_for(placement: Placement | None, make: LayoutMapMaker) -> keras.distri
         )
     devices = [f"{placement.type or 'cpu'}:{rank}" for rank in placement.ranks]
     try:
-        made = make(keras.distribution.DeviceMesh(placement.hierarchy, list(placement.axis_names), devices))
+        layout_map = make(keras.distribution.DeviceMesh(placement.hierarchy, list(placement.axis_names), devices))
     except Exception as error:
         raise FlowError(
             f"rules={name} cannot make a LayoutMap for a placement with the axes {list(placement.axis_names)}: "
             f'{type(error).__name__}: {error}; name the axes as it asks (KerasHub\'s maps: "batch" and "model"), or '
             "give it their names by functools.partial"
         ) from error
-    if not isinstance(made, keras.distribution.LayoutMap):
-        raise FlowError(f"rules={name} must return a keras.distribution.LayoutMap, got {type(made).__name__}")
-    return made
+    if not isinstance(layout_map, keras.distribution.LayoutMap):
+        raise FlowError(f"rules={name} must return a keras.distribution.LayoutMap, got {type(layout_map).__name__}")
+    return layout_map
 
 
 def _placement_of(layout_map: keras.distribution.LayoutMap | None) -> Placement:
+    """The placement of a LayoutMap's mesh.
+
+    Raises:
+        FlowError: there is no map, or it has no mesh.
+    """
     if layout_map is None or layout_map.device_mesh is None:
         raise FlowError(
             "ModelParallel needs a placement: give one, for example "

@@ -1,4 +1,4 @@
-"""What every distribution can say of a model before a long run: `explain` and `verify`."""
+"""The methods `explain` and `verify` of every distribution."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class ExplainedDistribution(FlowDistribution):
-    """A distribution with the tools. They are imported when they are asked for: both take seconds to load."""
+    """A distribution with `explain` and `verify`. Both take seconds to load, so they are imported when called."""
 
     def explain(self, model: keras.Model, batch_size: int) -> Explanation:
-        """What a training step holds, sends and repeats, without running anything.
+        """Layouts, memory and communication of a training step, without running anything.
 
         Args:
-            model: a built model; made inside or outside of a scope.
+            model: a built model, created inside or outside of a scope.
             batch_size: rows of a global batch.
 
         Returns:
@@ -48,13 +48,16 @@ class ExplainedDistribution(FlowDistribution):
     ) -> Verification:
         """Prove on a model and a batch of yours that a step under this distribution has the numbers of one device.
 
-        Compared are outputs, loss, metrics, the gradient and one plain SGD update of every variable, in training,
-        evaluation and inference, on rows that divide by the data ranks and on rows that do not, against the same engine
-        on one device from the same weights and random state. The model, its optimizer and the random states are
-        afterwards as they were; compiled steps are made anew. Where one device cannot hold
-        the model, each layer is verified by itself: from the input recorded for it under the distribution, with random
-        numbers for the gradient of its outputs, at the cost of the whole weights of one layer at a time. On torch all
-        ranks call it.
+        The step runs under the distribution and on one device of the same engine, from the same weights and random
+        state, on rows that divide by the data ranks and on rows that do not. Compared are outputs, loss, metrics, and
+        of every variable the gradient and one plain SGD update, in training, evaluation and inference. Afterwards the
+        model, its optimizer and the random states are as before; compiled steps are dropped.
+
+        Where one device cannot hold the model, each layer is verified by itself: from the input recorded for it under
+        the distribution, with random numbers as the gradient of its outputs. One device then holds the weights of one
+        layer at a time.
+
+        On torch all ranks call it.
 
         Args:
             model: a built and compiled model. One with a `train_step` of its own is verified as it is.
@@ -62,17 +65,17 @@ class ExplainedDistribution(FlowDistribution):
             tolerance: of gradients and updates, relative to the largest element of the variable; outputs, losses and
                 metrics have a tenth of it. None takes 1e-4, in double precision 1e-5, in half precision 16 units of
                 rounding.
-            dtype: `"float64"` verifies a copy of the model that computes in it, on both sides: where rounding and a
-                small mistake look alike. (Keras 3.15 computes BatchNormalization, and on torch every matrix product, in
-                single precision also then.) None verifies the model as it is.
-            by_layer: layer by layer, or not; None asks how much memory one device has free.
+            dtype: `"float64"` verifies a copy of the model that computes in double precision on both sides, for where
+                rounding and a small mistake look alike. (Even then Keras 3.15 computes BatchNormalization, and on torch
+                every matrix product, in single precision.) None verifies the model as it is.
+            by_layer: whether each layer is verified by itself; None decides by the free memory of one device.
 
         Returns:
             A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.
 
         Raises:
             FlowError: the model is not built or compiled, the batch does not fit it, it has randomness of its own, or
-                it cannot be made anew in `dtype`.
+                it cannot be copied in `dtype`.
         """
         from keras_flow.verify.run import verify
 
@@ -81,7 +84,7 @@ class ExplainedDistribution(FlowDistribution):
     def verified(
         self, model: keras.Model, fit: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The arguments of `fit`, after their first batch was verified where this distribution is to."""
+        """The arguments of `fit`, after their first batch was verified if the user asked for that (`verify=`)."""
         if self._verified is None or model in self._verified:
             return args, kwargs
         from keras_flow.verify.first_batch import verified

@@ -1,1 +1,1 @@
-"""Ranks and processes: start, count, run on all."""
+"""Ranks and processes of the job: `kf.init` starts them, `kf.env` counts them, `kf.placement` names them."""

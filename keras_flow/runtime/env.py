@@ -1,4 +1,4 @@
-"""`kf.env`: who this process is, among the ranks and processes of the job."""
+"""`kf.env`: the ranks and processes of the job, and which of them this process is."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from keras_flow.runtime import versions
 
 
 def init(devices: int | None = None, type: str | None = None) -> World:
-    """Make `devices` ranks, before anything else uses the engine.
+    """Start with `devices` ranks. Must come before anything else uses the engine.
 
     On JAX and TensorFlow a CPU gives that many virtual devices. On torch every rank is a process, so the job must have
     been started with as many by `kf.run` or `keras-flow launch`.
@@ -26,14 +26,14 @@ def init(devices: int | None = None, type: str | None = None) -> World:
         FlowError: the engine cannot give these ranks, was initialised before with fewer, is missing or of an
             unsupported version, or `devices` disagrees with the number that the job was started with.
     """
-    asked = agreed_devices(devices)
+    count = agreed_devices(devices)
     kind = normalise_type(type)
     versions.check(active.checked_name())
-    return active.tensor_engine().init(asked, kind)
+    return active.tensor_engine().init(count, kind)
 
 
 def agreed_devices(devices: int | None) -> int | None:
-    """The number of ranks: as asked for, and as the job was started with. None where neither says.
+    """The number of ranks that the caller asks for or the job was started with; None if neither says.
 
     Raises:
         FlowError: it is no number, or the two disagree.

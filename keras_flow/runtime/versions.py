@@ -32,12 +32,12 @@ def check(engine: str) -> None:
         FlowError: one of them is not installed, or its version lies outside the supported range.
     """
     for name in ("keras", engine):
-        found, wanted = installed(name), SUPPORTED[name]
-        if found is None:
+        current, needed = installed(name), SUPPORTED[name]
+        if current is None:
             extra = "keras-flow" if name == "keras" else ENGINES[name].extra
-            raise FlowError(f"keras_flow needs {name} {wanted}, found none; install it with `pip install '{extra}'`.")
-        if not SpecifierSet(wanted).contains(found, prereleases=True):
+            raise FlowError(f"keras_flow needs {name} {needed}, found none; install it with `pip install '{extra}'`.")
+        if not SpecifierSet(needed).contains(current, prereleases=True):
             raise FlowError(
-                f"keras_flow needs {name} {wanted}, found {name} {found}, with which it was not tested; "
-                f"install a supported version with `pip install '{name}{wanted}'`."
+                f"keras_flow needs {name} {needed}, found {name} {current}, with which it was not tested; "
+                f"install a supported version with `pip install '{name}{needed}'`."
             )

@@ -1,4 +1,4 @@
-"""A call of an operator as the table sees it, and a row of the table."""
+"""`OperatorCall`: an operator and the shapes of its arguments, which decide its signatures, each a `Signature`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ Shape = tuple[int, ...]
 
 
 def dims_of(axis: int | Sequence[int] | None, ndim: int) -> frozenset[int]:
-    """The dims, from 0 up, that an `axis` argument names; None means all."""
+    """The dims, counted from 0, that an `axis` argument names; None means all.
+
+    >>> sorted(dims_of((-1, 0), ndim=3))
+    [0, 2]
+    """
     if axis is None:
         return frozenset(range(ndim))
-    return frozenset(one % ndim for one in (axis if isinstance(axis, Sequence) else (axis,)))
+    return frozenset(dim % ndim for dim in (axis if isinstance(axis, Sequence) else (axis,)))
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """An operator and its arguments.
 
     Attributes:
@@ -28,7 +32,7 @@ class Call:
         outputs: shapes of its results.
         options: its other arguments, by name.
         names: parameter of each input; those of a list of tensors have the same one.
-        ranks: ranks of the axis that rows are asked for.
+        ranks: ranks of the placement axis whose signatures are asked for.
         is_uneven: an outer axis splits unevenly, so that lengths differ between ranks.
     """
 
@@ -41,17 +45,21 @@ class Call:
     is_uneven: bool = False
 
     def option(self, name: str, default: Any = None) -> Any:
-        """An argument that is no tensor."""
+        """An argument that is no tensor, or `default` where it was not given."""
         return self.options.get(name, default)
 
     def at(self, name: str) -> int | None:
-        """The place of the input that is argument `name`; None where none is."""
+        """The index in `inputs` of the argument `name`; None where it is no tensor."""
         return self.names.index(name) if name in self.names else None
 
 
 @dataclass(frozen=True)
-class Row:
-    """One legal combination on one placement axis.
+class Signature:
+    """Layouts of an operator's inputs and outputs on one placement axis that fit together.
+
+    >>> from keras_flow.sbp import Split, broadcast, partial_sum
+    >>> print(Signature((Split(1), Split(0)), (partial_sum,)))
+    (S(1),S(0)) -> (P)
 
     Attributes:
         inputs: sbp of each input.

@@ -1,4 +1,8 @@
-"""The choice of a signature: the one whose boxing receives the fewest bytes."""
+"""Chooses the signature of an operator's call: the one for which the fewest bytes are received.
+
+`signatures` combines the table's signatures of each placement axis; `choose` compares what their boxing costs by a
+lower bound (`kf.boxing.lower_bound`), so that no plan is made for the ones that are rejected.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.layout import Layout, itemsize
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, PartialSum, Sbp, Split, broadcast, text
-from keras_flow.signatures.call import Call, Row, Shape
-from keras_flow.signatures.table import rows_of
+from keras_flow.signatures.call import OperatorCall, Shape, Signature
+from keras_flow.signatures.table import signatures_on_axis
 
 #: signatures that an explanation lists beside the chosen one
 _SHOWN = 5
@@ -20,15 +24,15 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Option:
-    """A signature and what it costs.
+    """A signature on all axes and what it costs.
 
     Attributes:
         inputs: nd_sbp of each input.
         outputs: nd_sbp of each output.
-        bytes: received by all ranks together to lay the inputs so.
+        bytes: received by all ranks together to bring the inputs into these layouts.
         owed: bytes that all ranks must still receive until partial outputs are summed (p - 1 for each element of a sum
             of p parts, see `kf.boxing.lower_bound`).
-        changes: inputs that are laid anew.
+        changes: inputs whose layout changes.
         elements: elements of inputs and outputs on the fullest rank.
     """
 
@@ -40,8 +44,8 @@ class Option:
     elements: int
 
     def __str__(self) -> str:
-        inputs = ", ".join(f"({text(one)})" for one in self.inputs)
-        outputs = ", ".join(f"({text(one)})" for one in self.outputs)
+        inputs = ", ".join(f"({text(nd_sbp)})" for nd_sbp in self.inputs)
+        outputs = ", ".join(f"({text(nd_sbp)})" for nd_sbp in self.outputs)
         return f"{inputs} -> {outputs}"
 
 
@@ -53,13 +57,18 @@ class Choice:
     rejected: tuple[Option, ...]
 
 
-def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Choice:
-    """The signature for inputs that lie as they do.
+def choose(call: OperatorCall, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Choice:
+    """The cheapest signature for inputs with these layouts.
 
-    Each axis takes a row of its own; what is left of the shapes after the outer axes decides which rows the next axis
-    has. The fewest bytes win, so that a local slice always wins over communication; those owed for partial outputs
-    count too, because cutting inputs into summands is free and is paid for later. Then the fewest inputs laid anew,
-    then what splits nothing that was whole, then the fewest elements on a rank, then the order of the table.
+    Each axis has a signature of its own; what the outer axes leave of the shapes decides which ones the next axis has.
+    The order of preference:
+
+    1. the fewest bytes, so that a local slice always wins over communication. Bytes owed for partial outputs count,
+       because cutting inputs into summands is free and is paid for later;
+    2. the fewest inputs whose layout changes;
+    3. outputs that are split only where an input is;
+    4. the fewest elements on a rank;
+    5. the order of the table.
 
     Args:
         call: the operator, logical shapes.
@@ -70,12 +79,12 @@ def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtyp
     placement = inputs[0].placement
     options = []
     for number, signature in enumerate(signatures(call, placement.hierarchy)):
-        moved = changes = 0
+        received = changes = 0
         for layout, wanted, dtype in zip(inputs, signature[0], dtypes, strict=True):
             if wanted != layout.nd_sbp:
-                moved += _bytes(layout, wanted, dtype)
+                received += _bytes(layout, wanted, dtype)
                 changes += 1
-        held = sum(
+        elements = sum(
             _elements(placement, nd_sbp, shape)
             for nd_sbp, shape in zip((*signature[0], *signature[1]), (*call.inputs, *call.outputs), strict=True)
         )
@@ -83,65 +92,70 @@ def choose(call: Call, inputs: Sequence[Layout], dtypes: Sequence[str], out_dtyp
             (_summands(placement, nd_sbp) - 1) * math.prod(shape) * itemsize(dtype)
             for nd_sbp, shape, dtype in zip(signature[1], call.outputs, out_dtypes, strict=True)
         )
-        option = Option(*signature, moved, owed, changes, held)
-        options.append((moved + owed, changes, _splits_freely(option), held, number, option))
-    options.sort(key=lambda one: one[:-1])
-    return Choice(options[0][-1], tuple(one[-1] for one in options[1 : 1 + _SHOWN]))
+        option = Option(*signature, received, owed, changes, elements)
+        options.append((received + owed, changes, _splits_freely(option), elements, number, option))
+    options.sort(key=lambda ranked: ranked[:-1])
+    return Choice(options[0][-1], tuple(ranked[-1] for ranked in options[1 : 1 + _SHOWN]))
 
 
-def signatures(call: Call, hierarchy: Sequence[int]) -> Iterator[tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]]:
-    """All combinations of rows over the axes: nd_sbp of inputs and of outputs."""
+def signatures(call: OperatorCall, hierarchy: Sequence[int]) -> Iterator[tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]]:
+    """The signatures of a call on a whole hierarchy of axes, outer axis first: nd_sbp of inputs and of outputs."""
     if not hierarchy:
         yield ((),) * len(call.inputs), ((),) * len(call.outputs)
         return
     ranks, *rest = hierarchy
-    for row in rows_of(replace(call, ranks=ranks)):
+    for signature in signatures_on_axis(replace(call, ranks=ranks)):
         inner = replace(
             call,
-            is_uneven=call.is_uneven or not _divides(row, call, ranks),
-            inputs=tuple(map(functools.partial(_cut, ranks), row.inputs, call.inputs)),
-            outputs=tuple(map(functools.partial(_cut, ranks), row.outputs, call.outputs)),
+            is_uneven=call.is_uneven or not _divides(signature, call, ranks),
+            inputs=tuple(map(functools.partial(_cut, ranks), signature.inputs, call.inputs)),
+            outputs=tuple(map(functools.partial(_cut, ranks), signature.outputs, call.outputs)),
         )
-        if not _is_uniform(row, call, ranks):
+        if not _is_uniform(signature, call, ranks):
             continue
         for inputs, outputs in signatures(inner, rest):
             yield (
-                tuple((part, *later) for part, later in zip(row.inputs, inputs, strict=True)),
-                tuple((part, *later) for part, later in zip(row.outputs, outputs, strict=True)),
+                tuple((part, *later) for part, later in zip(signature.inputs, inputs, strict=True)),
+                tuple((part, *later) for part, later in zip(signature.outputs, outputs, strict=True)),
             )
 
 
 def _cut(ranks: int, part: Sbp, shape: Shape) -> Shape:
+    """The shape of the largest shard."""
     if not isinstance(part, Split):
         return shape
     return (*shape[: part.dim], -(-shape[part.dim] // ranks), *shape[part.dim + 1 :])
 
 
-def _split_lengths(row: Row, call: Call) -> set[int]:
-    pairs = zip((*row.inputs, *row.outputs), (*call.inputs, *call.outputs), strict=True)
+def _split_lengths(signature: Signature, call: OperatorCall) -> set[int]:
+    """The lengths of all dims that a signature splits."""
+    pairs = zip((*signature.inputs, *signature.outputs), (*call.inputs, *call.outputs), strict=True)
     return {shape[part.dim] for part, shape in pairs if isinstance(part, Split)}
 
 
-def _divides(row: Row, call: Call, ranks: int) -> bool:
-    return all(length % ranks == 0 for length in _split_lengths(row, call))
+def _divides(signature: Signature, call: OperatorCall, ranks: int) -> bool:
+    return all(length % ranks == 0 for length in _split_lengths(signature, call))
 
 
-def _is_uniform(row: Row, call: Call, ranks: int) -> bool:
-    """Whether what is split is split into the same blocks everywhere (lengths are equal, or all divide), and each rank
-    has some; an engine's operators are not asked to work on nothing, unless the tensor itself is empty."""
-    lengths = _split_lengths(row, call)
-    same = len(lengths) <= 1 or (_divides(row, call, ranks) and not call.is_uneven)
+def _is_uniform(signature: Signature, call: OperatorCall, ranks: int) -> bool:
+    """Whether split tensors are split into the same blocks (lengths are equal, or all divide), and no block is empty.
+
+    An engine's operators are asked to work on empty shards only where the tensor itself is empty.
+    """
+    lengths = _split_lengths(signature, call)
+    same = len(lengths) <= 1 or (_divides(signature, call, ranks) and not call.is_uneven)
     return same and all(length - call.is_uneven >= ranks or length == 0 for length in lengths)
 
 
 def _summands(placement: Placement, nd_sbp: NdSbp) -> int:
+    """How many partial tensors a layout's tensor is the sum of."""
     return math.prod(
         size for size, part in zip(placement.hierarchy, nd_sbp, strict=True) if isinstance(part, PartialSum)
     )
 
 
 def _splits_freely(option: Option) -> bool:
-    """Whether something comes out split although all inputs are whole: nothing asked for it."""
+    """Whether an output is split on an axis on which all inputs are whole: nothing asked for it."""
     parts = zip(*option.inputs, strict=True)
     return any(
         all(part == broadcast for part in axis) and any(isinstance(out[number], Split) for out in option.outputs)

@@ -21,7 +21,7 @@ from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.sbp import Split
-from keras_flow.signatures import Call, Choice, choose
+from keras_flow.signatures import Choice, OperatorCall, choose
 from keras_flow.signatures.call import dims_of
 from keras_flow.tensors import creation, dry_run, keras_operators, per_rank, tape
 from keras_flow.tensors.dtypes import default_of_array, is_float, numpy_dtype
@@ -120,7 +120,7 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
     _check_shapes_known(name, arguments, outputs)
     dtypes = [output.dtype for output in outputs]
     options = {key: value for key, value in arguments.items() if not any(map(_is_global, tree.flatten(value)))}
-    call = Call(
+    call = OperatorCall(
         name,
         tuple(tensor.shape for tensor in inputs),
         tuple(tuple(output.shape) for output in outputs),
@@ -224,7 +224,7 @@ def _check_shapes_known(name: str, arguments: Mapping[str, Any], outputs: Sequen
 # ---- the signature, chosen once for each call and layouts
 
 
-def _choose(call: Call, inputs: Sequence[GlobalTensor], out_dtypes: Sequence[str]) -> Choice:
+def _choose(call: OperatorCall, inputs: Sequence[GlobalTensor], out_dtypes: Sequence[str]) -> Choice:
     key = (call.name, call.inputs, call.outputs, repr(sorted(call.options.items())), call.names)
     layouts = tuple(tensor.layout for tensor in inputs)
     return _cached_choice(
@@ -235,7 +235,7 @@ def _choose(call: Call, inputs: Sequence[GlobalTensor], out_dtypes: Sequence[str
 class _HashableCall:
     """A call with a hash of its own: options may be lists, which have none, so their text stands for them."""
 
-    def __init__(self, key: tuple, call: Call):
+    def __init__(self, key: tuple, call: OperatorCall):
         self.key, self.call = key, call
 
     def __hash__(self) -> int:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from keras_flow.boxing.spec import BoxingPlan
-from keras_flow.signatures import Call, Choice
+from keras_flow.signatures import Choice, OperatorCall
 from keras_flow.tensors import tape
 
 
@@ -20,13 +20,13 @@ from keras_flow.tensors import tape
 class OperatorCost:
     """One operator of a dry run: the signature it chose, the rejected ones, and the boxing of its inputs."""
 
-    call: Call
+    call: OperatorCall
     choice: Choice
     plans: tuple[BoxingPlan, ...] = ()
 
 
 @dataclass
-class Recorder:
+class OperatorRecorder:
     """What a dry run did.
 
     Attributes:
@@ -40,7 +40,7 @@ class Recorder:
     largest_elements: int = 0
     _before_first: list[BoxingPlan] = field(default_factory=list)
 
-    def record_choice(self, call: Call, choice: Choice) -> None:
+    def record_choice(self, call: OperatorCall, choice: Choice) -> None:
         """An operator chose its signature; the boxing of its inputs follows."""
         self.largest_elements = max(self.largest_elements, choice.chosen.elements)
         self.operators.append(OperatorCost(call, choice, tuple(self._before_first)))
@@ -56,11 +56,11 @@ class Recorder:
             self._before_first.append(plan)
 
 
-_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_recorder: ContextVar[OperatorRecorder | None] = ContextVar("recorder", default=None)
 
 
 @contextlib.contextmanager
-def recorded_by(records: Recorder) -> Iterator[None]:
+def recorded_by(records: OperatorRecorder) -> Iterator[None]:
     """Inside, operators on global tensors compute and send nothing, and tell this recorder what they would."""
     token = _recorder.set(records)
     try:
@@ -69,7 +69,7 @@ def recorded_by(records: Recorder) -> Iterator[None]:
         _recorder.reset(token)
 
 
-def recorder() -> Recorder | None:
+def recorder() -> OperatorRecorder | None:
     """The recorder of the dry run that is on; None where tensors are computed."""
     return _recorder.get()
 
@@ -85,7 +85,7 @@ def cost_of(program: Callable[[], object]) -> tuple[int, int]:
     Returns:
         Bytes that all ranks together receive, then the most elements that one of its operators has on a rank.
     """
-    costs = Recorder()
+    costs = OperatorRecorder()
     with recorded_by(costs), tape.paused():
         program()
     return sum(plan.total_bytes for plan in costs.plans), costs.largest_elements

@@ -16,7 +16,7 @@ from keras_flow.layout import Layout
 from keras_flow.sbp import text
 from keras_flow.signatures.choice import Option
 from keras_flow.tensors import gradients, tape
-from keras_flow.tensors.dry_run import OperatorCost, Recorder, recorded_by
+from keras_flow.tensors.dry_run import OperatorCost, OperatorRecorder, recorded_by
 from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.ops import Operator
 
@@ -127,7 +127,7 @@ def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
             "kf.explain explains operators of kf.ops, kf.ops.matmul for example, and what kf.value_and_grad returns; "
             f"got {program!r}"
         )
-    forward, backward = Recorder(), Recorder()
+    forward, backward = OperatorRecorder(), OperatorRecorder()
     with recorded_by(forward):
         if isinstance(program, Operator):
             args, kwargs = gradients.distinct((args, kwargs))
@@ -145,7 +145,7 @@ def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
 
 
 def _gradient_line(leaf: GlobalTensor, by_id: Mapping[int, GlobalTensor]) -> GradientLine:
-    recorder = Recorder()
+    recorder = OperatorRecorder()
     with recorded_by(recorder):
         returned = gradients.at_leaf(leaf, by_id).layout
     if id(leaf) not in by_id:

@@ -20,7 +20,7 @@ from keras import ops, tree
 
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
-from keras_flow.signatures import Call
+from keras_flow.signatures import OperatorCall
 from keras_flow.tensors import keras_operators
 from keras_flow.tensors.global_tensor import GlobalTensor
 
@@ -31,7 +31,7 @@ _SHAPE_ARGUMENT = {"reshape": "newshape", "broadcast_to": "shape"}
 
 
 def function_of_rank(
-    call: Call,
+    call: OperatorCall,
     operator: Callable[..., Any],
     arguments: Mapping[str, Any],
     inputs: Sequence[Layout],
@@ -78,7 +78,7 @@ def function_of_rank(
 
 
 def _take(
-    call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, table: Any, indices: Any = None
+    call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, table: Any, indices: Any = None
 ) -> Any:
     """Rows of a table whose rows are split: each rank gives zeros for rows of others, so that the sum is the result.
 
@@ -107,12 +107,12 @@ def _take(
     return ops.where(ops.reshape(is_elsewhere, shape), ops.zeros((), rows.dtype), rows)
 
 
-def _squeeze(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, x: Any) -> Any:
+def _squeeze(call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, x: Any) -> Any:
     """Only dims of logical length 1 go: a dim of which this rank has one element stays."""
     return ops.reshape(x, outputs[0].local_shape(rank))
 
 
-def _one_hot(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, indices: Any) -> Any:
+def _one_hot(call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, indices: Any) -> Any:
     """The columns of this rank's classes, where the dim of the classes is split."""
     new = int(call.option("axis", -1)) % len(call.outputs[0])
     block = outputs[0].local_slices(rank)[new]
@@ -125,7 +125,7 @@ def _one_hot(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], ra
     return ops.cast(ops.equal(ops.expand_dims(indices, new), classes), call.option("dtype") or "float32")
 
 
-def _local_entries(call: Call, layout: Layout, rank: int) -> list[tuple[Any, int, int]] | None:
+def _local_entries(call: OperatorCall, layout: Layout, rank: int) -> list[tuple[Any, int, int]] | None:
     """An index into the logical tensor as an index into the shard of a rank.
 
     Returns:
@@ -151,7 +151,7 @@ def _local_entries(call: Call, layout: Layout, rank: int) -> list[tuple[Any, int
     return found
 
 
-def _getitem(call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, x: Any) -> Any:
+def _getitem(call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, x: Any) -> Any:
     """The elements of `x[key]` that this rank has, at their places in the result, and zeros elsewhere."""
     shape = outputs[0].local_shape(rank)
     entries = _local_entries(call, inputs[0], rank)
@@ -192,7 +192,7 @@ def _index(x: Any, entries: Sequence[Any]) -> Any:
 
 
 def _setitem(
-    call: Call, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, target: Any, values: Any
+    call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Layout], rank: int, target: Any, values: Any
 ) -> Any:
     """The shard of `target` with those of the new values that fall on this rank.
 

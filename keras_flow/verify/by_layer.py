@@ -1,10 +1,9 @@
 """Verification where one device cannot hold the model: each layer by itself, from the input recorded for it.
 
-The model is called once under the distribution, and the arguments of each layer are taken to the host. Each layer is
-then trained as a model of its own on them, under the distribution and on one device, which holds the whole weights of
-that layer alone. What arrives at its outputs in the backward pass is replaced by random numbers, so that its gradients
-do not depend on other layers. By the chain rule a model of right layers is right, but for what it computes between its
-layers in a `call` of its own.
+The model is called once under the distribution, and the arguments of each layer are copied to the host. Each layer is
+then trained on them as a model of its own, under the distribution and on one device, which holds the weights of that
+layer alone. Random numbers stand for the gradient of its outputs, so that its own gradients do not depend on other
+layers. By the chain rule a model whose layers are right is right, but for what its own `call` computes between them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from keras_flow.verify.state import RandomStates
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
 
-#: weights, their gradients and their slots on both sides of a step, besides the activations
+#: copies of the weights that one device holds in a step, besides activations: weights, gradients and slots
 COPIES = 4
 
 
@@ -48,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallArguments:
     """The arguments of a layer's `call`, arrays on the host in the place of tensors, and the shapes of its outputs."""
 
     args: tuple[Any, ...]
@@ -57,7 +56,7 @@ class Call:
 
 
 def why_by_layer(model: keras.Model) -> str:
-    """Why one device cannot hold the model; empty where it can."""
+    """The reason why one device cannot hold the model; empty if it can."""
     needed = COPIES * sum(itemsize(variable.dtype) * int(np.prod(variable.shape)) for variable in model.variables)
     free = backend().free_memory()
     if needed <= free:
@@ -66,30 +65,30 @@ def why_by_layer(model: keras.Model) -> str:
 
 
 def parts(
-    model: keras.Model, whole: Batch, distribution: FlowDistribution, own_step: bool
+    model: keras.Model, full_batch: Batch, distribution: FlowDistribution, own_step: bool
 ) -> tuple[list[Callable[[], Part]], str]:
-    """What is verified in the place of a model that one device cannot hold.
+    """The parts that are verified instead of a model that one device cannot hold.
 
     Args:
         model: built and compiled.
-        whole: the rows.
+        full_batch: the rows.
         distribution: under which each part is verified.
         own_step: whether the model has a `train_step` of the user's, which is left out.
 
     Returns:
-        Makers of the parts, each called when the part before it is done, so that no two are there at a time; and what
-        of the model they leave out, in words.
+        Functions that build the parts, to be called one after the other, so that no two parts exist at a time; and what
+        of the model the parts leave out, in words.
     """
     layers = list({id(layer): layer for layer in _units(model)}.values())  # nested models may share some
     random, kept = RandomStates(), _changed_by_a_call(model)
     with distribution.scope():
         distribution.adopt(model)
         with _recorded(layers) as calls:
-            outputs = _on_host(model(keras.tree.map_structure(ops.convert_to_tensor, whole.x), training=True))
+            outputs = _on_host(model(keras.tree.map_structure(ops.convert_to_tensor, full_batch.x), training=True))
         for variable, value in kept:
             variable.assign(value)
-    random.give_back()
-    rows = len(keras.tree.flatten(whole.x)[0])
+    random.restore()
+    rows = len(keras.tree.flatten(full_batch.x)[0])
     makers: list[Callable[[], Part]] = []
     left_out = []
     for layer in layers:
@@ -108,12 +107,12 @@ def parts(
     if own_step:
         notes.append("the model's own train_step")
     else:
-        makers.append(functools.partial(_loss_part, model, outputs, whole, distribution))
+        makers.append(functools.partial(_loss_part, model, outputs, full_batch, distribution))
     return makers, "; ".join(notes)
 
 
 def _units(model: keras.Model) -> Iterator[keras.Layer]:
-    """The layers that are verified by themselves: nested models are looked into, other layers are taken whole."""
+    """The layers that are verified by themselves: those of nested models singly, other layers with all inside them."""
     for layer in model.layers:
         if isinstance(layer, keras.Model) and not models.own_variables(layer) and layer.layers:
             yield from _units(layer)
@@ -130,16 +129,16 @@ def _changed_by_a_call(model: keras.Model) -> list[tuple[keras.Variable, np.ndar
 
 
 @contextmanager
-def _recorded(layers: Sequence[keras.Layer]) -> Iterator[dict[int, Call]]:
-    """Inside, the first call of each layer is noted: id -> call."""
-    calls: dict[int, Call] = {}
+def _recorded(layers: Sequence[keras.Layer]) -> Iterator[dict[int, CallArguments]]:
+    """Inside, the arguments of the first call of each layer are recorded, by id of the layer."""
+    calls: dict[int, CallArguments] = {}
 
     def recorder(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
         def recording(*args: Any, **kwargs: Any) -> Any:
             outputs = call(*args, **kwargs)
             if id(layer) not in calls:
                 shapes = [tuple(leaf.shape) for leaf in _floats(outputs)]
-                calls[id(layer)] = Call(_on_host(args), _on_host(kwargs), shapes)
+                calls[id(layer)] = CallArguments(_on_host(args), _on_host(kwargs), shapes)
             return outputs
 
         return recording
@@ -154,6 +153,8 @@ def _recorded(layers: Sequence[keras.Layer]) -> Iterator[dict[int, Call]]:
 
 
 def _on_host(structure: Any) -> Any:
+    """A structure with NumPy arrays for its tensors."""
+
     def value(leaf: Any) -> Any:
         return np.array(ops.convert_to_numpy(leaf)) if ops.is_tensor(leaf) else leaf
 
@@ -169,7 +170,8 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.ndim > 0 and len(leaf) == rows
 
 
-def _can_be_alone(call: Call, rows: int) -> bool:
+def _can_be_alone(call: CallArguments, rows: int) -> bool:
+    """Whether a layer maps rows to rows, so that it can be trained on batches of them."""
     takes_rows = any(_has_rows(leaf, rows) for leaf in keras.tree.flatten((call.args, call.kwargs)))
     return takes_rows and bool(call.outputs) and all(shape and shape[0] == rows for shape in call.outputs)
 
@@ -177,8 +179,8 @@ def _can_be_alone(call: Call, rows: int) -> bool:
 class _Alone(keras.Model):
     """A function of arrays as a model.
 
-    Zeros that are trained are added to each floating-point input: their gradient is that of the input, summed over
-    rows.
+    A trained variable of zeros is added to each floating-point input: its gradient is that of the input, summed over
+    rows, which is compared so.
 
     Args:
         inputs: arrays [rows, ...].
@@ -202,8 +204,8 @@ class _Alone(keras.Model):
         return self.function([leaf if zeros is None else leaf + ops.cast(zeros, leaf.dtype) for leaf, zeros in pairs])
 
 
-def _layer_part(layer: keras.Layer, call: Call, rows: int, distribution: FlowDistribution) -> Part:
-    kwargs = {name: value for name, value in call.kwargs.items() if name != "training"}  # the step says it
+def _layer_part(layer: keras.Layer, call: CallArguments, rows: int, distribution: FlowDistribution) -> Part:
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "training"}  # `train_on_batch` sets it
     leaves = keras.tree.flatten((call.args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if _has_rows(leaf, rows)]
     inputs = [leaves[place] for place in places]
@@ -231,7 +233,7 @@ def _random_multiples(y_true: Any, y_pred: Any) -> Any:
     return ops.sum(ops.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
 
 
-def _loss_part(model: keras.Model, outputs: Any, whole: Batch, distribution: FlowDistribution) -> Part:
+def _loss_part(model: keras.Model, outputs: Any, full_batch: Batch, distribution: FlowDistribution) -> Part:
     """The user's loss and metrics on the outputs of the model."""
     inputs = keras.tree.flatten(outputs)
     # private: the public `get_compile_config` has names in the place of functions
@@ -242,4 +244,4 @@ def _loss_part(model: keras.Model, outputs: Any, whole: Batch, distribution: Flo
             part.output_names = model.output_names
         names = ("loss", "loss_weights", "metrics", "weighted_metrics")
         part.compile(keras.optimizers.SGD(), **{name: compiled[name] for name in names})
-    return Part(part, Batch(inputs, whole.y, whole.sample_weight, name=""), has_loss=True)
+    return Part(part, Batch(inputs, full_batch.y, full_batch.sample_weight, name=""), has_loss=True)

@@ -1,4 +1,4 @@
-"""`verify="first_batch"`: the first batch of the first `fit` is verified before anything is trained."""
+"""`verify="first_batch"`: verifies the first batch of the first `fit` before anything is trained."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def verified(
     """Verify the first batch of a call of `fit`.
 
     Returns:
-        The arguments for `fit`: those given, and for a generator one that gives the batch that was looked at again.
+        The arguments for `fit`: the given ones; instead of a generator one that yields the verified batch again.
 
     Raises:
-        FlowError: the distributed step has not the numbers of one device, or the data cannot be looked into.
+        FlowError: the distributed step differs from one device, or the first batch of such data cannot be read.
     """
     bound = inspect.signature(fit).bind(model, *args, **kwargs)
     given = bound.arguments
-    batch, again = _first(given)
-    if again is not None:
-        given["x"] = again
+    batch, replacement = _first(given)
+    if replacement is not None:
+        given["x"] = replacement
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     if not model.built:
         model._symbolic_build(data_batch=(x, y, weight))  # what `fit` itself would do now
@@ -46,13 +46,13 @@ def verified(
 
 
 def _first(given: dict[str, Any]) -> tuple[Any, Iterator | None]:
-    """The first batch, and what stands for the data afterwards where looking used it up."""
+    """The first batch; and what `fit` must read instead of the data, if reading the batch used it up."""
     x = given.get("x")
     if isinstance(x, keras.utils.PyDataset):
         return x[0], None
     if isinstance(x, Iterator):
         first = next(x)
-        return first, _again(first, x)
+        return first, _chained(first, x)
     leaves = keras.tree.flatten(x)
     if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "__getitem__") for leaf in leaves):
         rows = slice(0, given.get("batch_size") or _BATCH_SIZE)
@@ -68,7 +68,7 @@ def _first(given: dict[str, Any]) -> tuple[Any, Iterator | None]:
     )
 
 
-def _again(first: Any, rest: Iterator) -> Iterator:
+def _chained(first: Any, rest: Iterator) -> Iterator:
     """A generator (Keras takes no other iterator) of the first batch and the rest."""
     yield first
     yield from rest

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
     from keras_flow.verify.state import State
 
-#: of the plain update; an exact power of two, so that the gradient is read from the slot without rounding
+#: learning rate of the plain update; a power of two, so that the gradient is read from the slot without rounding
 RATE = 0.5
 
 
@@ -24,7 +24,7 @@ class Batch:
 
     Attributes:
         x, y, sample_weight: as `train_on_batch` takes them.
-        name: how results call it.
+        name: its name in results, `"64 rows"`.
     """
 
     x: object
@@ -51,19 +51,21 @@ def _cut(part: object, count: int) -> object:
     return keras.tree.map_structure(lambda leaf: leaf[:count], part)
 
 
-#: (mode, quantity, name) -> value, and what is added to the tolerance for the rounding of what it is a difference of
+#: (mode, quantity, name) -> the value, and what is added to its tolerance: an update is a difference of two weights, so
+#: it carries their rounding
 Numbers = dict[tuple[str, str, str], tuple[np.ndarray, float]]
 
 
 def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, state: State, own_step: bool) -> Numbers:
-    """All numbers of one batch, from the weights of `state`.
+    """Run a step, an evaluation and a prediction on one batch; all their numbers.
 
     Args:
         model: a built and compiled model.
         batch: the rows.
-        distribution: where it is run; one of one rank is one device.
+        distribution: under which they run; one of a single rank is one device.
         state: the values to start from.
-        own_step: the model's own optimizer takes the step (a `train_step` of the user's); else plain SGD does.
+        own_step: whether the model has a `train_step` of the user's, which takes its own optimizer; else the step is
+            one of plain SGD.
     """
     numbers: Numbers = {}
     with distribution.scope():
@@ -72,7 +74,7 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
             # with momentum the slot is -rate * gradient after the first step: the gradient itself, on every engine
             model.optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
         backend().forget_steps(model)
-        state.give_back()
+        state.restore()
         logs = model.train_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True)
         _add_logs(numbers, "training", logs)
         if not own_step:
@@ -84,9 +86,9 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
                 after = _host(variable)
                 rounding = float(np.finfo(before.dtype).eps * np.max(np.abs(after), initial=0.0))
                 numbers["training", "update", variable.path] = after - np.float64(before), rounding
-        state.give_back()
+        state.restore()
         _add_logs(numbers, "evaluation", model.test_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True))
-        state.give_back()
+        state.restore()
         outputs = keras.tree.flatten(model.predict_on_batch(batch.x))
         for place, output in enumerate(outputs):
             numbers["inference", "output", f"output {place}"] = _host(output), 0.0

@@ -20,10 +20,10 @@ DTYPES = ("float32", "float64")
 
 @contextmanager
 def computing_in(dtype: str) -> Iterator[None]:
-    """Inside, Keras's default precision is `dtype`, and the engine has it.
+    """Inside, Keras computes in `dtype` by default, and the engine does not reduce its precision.
 
     Raises:
-        FlowError: `dtype` is none that a model can be verified in.
+        FlowError: models cannot be verified in this dtype.
     """
     if dtype not in DTYPES:
         raise FlowError(f"verify: dtype={dtype!r} is none of {list(DTYPES)}; None verifies the model as it is")
@@ -42,7 +42,7 @@ def copy_in(model: keras.Model, distribution: FlowDistribution, dtype: str) -> k
     """The same compiled model with the same weights and seeds, all of whose layers compute in `dtype`.
 
     Raises:
-        FlowError: the model cannot be made anew from its configuration.
+        FlowError: the model cannot be built again from its configuration.
     """
     values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.variables]
     layers = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
@@ -67,7 +67,7 @@ def copy_in(model: keras.Model, distribution: FlowDistribution, dtype: str) -> k
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
-    """A serialised object, in which every floating-point dtype is another one."""
+    """The configuration of an object with every floating-point dtype replaced."""
     if isinstance(config, dict):
         return {
             key: dtype if key in ("dtype", "name") and _is_float(value, key, config) else _with_dtype(value, dtype)
@@ -77,6 +77,6 @@ def _with_dtype(config: Any, dtype: str) -> Any:
 
 
 def _is_float(value: object, key: str, owner: dict[str, Any]) -> bool:
-    """Whether it is a dtype, of a layer or an input, or the name in the configuration of a dtype policy."""
+    """Whether a value is the dtype of a layer or input, or the name of a dtype policy."""
     names = ("float16", "bfloat16", "float32", "float64", "mixed_float16", "mixed_bfloat16")
     return value in names and (key == "dtype" or len(owner) == 1)

@@ -1,4 +1,11 @@
-"""`dist.verify`: the same steps under the distribution and on one device, from the same state, compared."""
+"""`dist.verify`: runs the same step under the distribution and on one device from the same state, and compares.
+
+1. `state` keeps the model's variables and the random states, and restores them after each run.
+2. `measure` runs a step on a batch and returns all its numbers.
+3. This module runs both sides on a batch that divides and one that does not; `verification` has the result.
+
+`by_layer` splits a model that one device cannot hold into layers; `precision` copies a model for `dtype="float64"`.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +26,19 @@ from keras_flow.runtime import env
 from keras_flow.verify.by_layer import parts, why_by_layer
 from keras_flow.verify.measure import Batch, Numbers, measured
 from keras_flow.verify.precision import computing_in, copy_in
-from keras_flow.verify.state import RandomStates, kept
-from keras_flow.verify.verification import Row, Verification
+from keras_flow.verify.state import RandomStates, restored
+from keras_flow.verify.verification import ComparedNumber, Verification
 
-#: gradients and updates, relative to the largest element of the variable; in single precision, as in docs/design.md
+#: of gradients and updates, relative to the largest element of the variable, in single precision (docs/design.md)
 TOLERANCE = 1e-4
-#: the same in double precision; there Keras 3.15 still has BatchNormalization, and `matmul` on torch, in single
+#: the same in double precision, in which Keras 3.15 still computes BatchNormalization, and torch `matmul`, in single
 DOUBLE = 1e-5
-#: in half precision, this many times the unit of rounding
+#: the same in half precision, in units of rounding
 HALF = 16
-#: losses, metrics and outputs may deviate by this share of the tolerance, as in docs/design.md
+#: share of the tolerance that losses, metrics and outputs may deviate by (docs/design.md)
 OF_VALUES = 0.1
-#: a gradient below this share of the model's largest one is compared with that share: what single precision leaves of
-#: a gradient that is zero in mathematics (the bias of an attention's keys) is rounding
+#: a gradient smaller than this share of the model's largest one is judged as if it were that large: a gradient that is
+#: zero in mathematics (the bias of an attention's keys) is nothing but rounding in single precision
 ROUNDING = 1e-2
 
 
@@ -47,23 +54,23 @@ def verify(
     by_layer: bool | None = None,
 ) -> Verification:
     """See `FlowDistribution.verify`."""
-    whole = _batch(x, y, sample_weight)
-    own_step = _check(model, whole)
+    full_batch = _batch(x, y, sample_weight)
+    own_step = _check(model, full_batch)
     if dtype is None:
-        return _verify(distribution, model, whole, own_step, tolerance, by_layer)
+        return _verify(distribution, model, full_batch, own_step, tolerance, by_layer)
     states = RandomStates()
     try:
         with computing_in(dtype):
             copy = copy_in(model, distribution, dtype)
-            return _verify(distribution, copy, whole.in_dtype(dtype), own_step, tolerance, by_layer)
+            return _verify(distribution, copy, full_batch.in_dtype(dtype), own_step, tolerance, by_layer)
     finally:
-        states.give_back()
+        states.restore()
 
 
 def _verify(
     distribution: FlowDistribution,
     model: keras.Model,
-    whole: Batch,
+    full_batch: Batch,
     own_step: bool,
     tolerance: float | None,
     by_layer: bool | None,
@@ -72,18 +79,18 @@ def _verify(
         tolerance = _tolerance(model)
     why = why_by_layer(model) if by_layer is None else "as asked for" if by_layer else ""
     if why:
-        rows, note = _by_layer(distribution, model, whole, own_step, tolerance, why)
+        rows, note = _by_layer(distribution, model, full_batch, own_step, tolerance, why)
     else:
-        rows, note = list(_of_model(distribution, model, whole, own_step, tolerance)), ""
+        rows, note = list(_of_model(distribution, model, full_batch, own_step, tolerance)), ""
     return Verification.of(model.name, repr(distribution), backend().name, tolerance, rows, note)
 
 
 def _by_layer(
-    distribution: FlowDistribution, model: keras.Model, whole: Batch, own_step: bool, tolerance: float, why: str
-) -> tuple[list[Row], str]:
-    """Rows of each layer by itself, and what they leave out."""
-    rows: list[Row] = []
-    makers, left_out = parts(model, whole, distribution, own_step)
+    distribution: FlowDistribution, model: keras.Model, full_batch: Batch, own_step: bool, tolerance: float, why: str
+) -> tuple[list[ComparedNumber], str]:
+    """The comparisons of each layer by itself, and a note on what they leave out."""
+    rows: list[ComparedNumber] = []
+    makers, left_out = parts(model, full_batch, distribution, own_step)
     try:
         console, silent = Console(stderr=True), env.process_index() > 0
         for make in track(makers, "verifying layer by layer", console=console, transient=True, disable=silent):
@@ -92,22 +99,22 @@ def _by_layer(
                 if part.has_loss or row.quantity != "loss":
                     rows.append(dataclasses.replace(row, name=_named(row, part.model.name)))
     finally:
-        backend().forget_steps(model)  # its variables were on one device meanwhile
+        backend().forget_steps(model)  # compiled before its layers' variables were moved to one device
     return rows, f"layer by layer ({why}); not verified: {left_out}"
 
 
-def _named(row: Row, layer: str) -> str:
-    """The row's name with its layer's, where it has not got it."""
+def _named(row: ComparedNumber, layer: str) -> str:
+    """The name of a comparison, with the layer's name in front unless it is in it."""
     return row.name if layer in row.name else f"{layer}/{row.name}"
 
 
 def _of_model(
-    distribution: FlowDistribution, model: keras.Model, whole: Batch, own_step: bool, tolerance: float
-) -> Iterator[Row]:
-    """Rows of a model that one device can hold."""
+    distribution: FlowDistribution, model: keras.Model, full_batch: Batch, own_step: bool, tolerance: float
+) -> Iterator[ComparedNumber]:
+    """The comparisons of a model that one device can hold."""
     single = FlowDistribution(Placement([distribution.placement.ranks[0]], ("data",)), batch_axes=("data",))
-    with kept(model, distribution) as state:
-        for number, batch in enumerate(_batches(whole, distribution.num_model_replicas)):
+    with restored(model, distribution) as state:
+        for number, batch in enumerate(_batches(full_batch, distribution.num_model_replicas)):
             try:
                 expected = measured(model, batch, single, state, own_step)
             except Exception as error:
@@ -117,12 +124,12 @@ def _of_model(
                 ) from error
             if number == 0:
                 _check_repeats(model, expected, measured(model, batch, single, state, own_step))
-            got = measured(model, batch, distribution, state, own_step)
-            yield from _compared(batch.name, expected, got, tolerance)
+            distributed = measured(model, batch, distribution, state, own_step)
+            yield from _compared(batch.name, expected, distributed, tolerance)
 
 
 def _batch(x: object, y: object, sample_weight: object) -> Batch:
-    """Host arrays.
+    """The rows that the user gave, as NumPy arrays.
 
     Raises:
         FlowError: no rows, or different numbers of them.
@@ -152,7 +159,7 @@ def _structure(part: object) -> object:
 
 
 def _check(model: keras.Model, batch: Batch) -> bool:
-    """Whether the model takes the step by a `train_step` of the user's.
+    """Check that a model can be verified; whether it has a `train_step` of the user's.
 
     Raises:
         FlowError: it is not built or not compiled, or its own step cannot be repeated.
@@ -185,6 +192,7 @@ def _check(model: keras.Model, batch: Batch) -> bool:
 
 
 def _tolerance(model: keras.Model) -> float:
+    """The default tolerance: that of the coarsest dtype in which a layer computes."""
     dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers() if layer.compute_dtype}
     units = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
     if dtypes == {"float64"}:
@@ -192,15 +200,15 @@ def _tolerance(model: keras.Model) -> float:
     return max([TOLERANCE, *(HALF * unit for name, unit in units.items() if name in dtypes)])
 
 
-def _batches(whole: Batch, replicas: int) -> Iterator[Batch]:
-    """One batch that divides by the data ranks, one that does not; of the rows given, so one of them may be missing."""
-    rows = len(keras.tree.flatten(whole.x)[0])
+def _batches(full_batch: Batch, replicas: int) -> Iterator[Batch]:
+    """A batch that divides by the data ranks and one that does not, both from the given rows, if these are enough."""
+    rows = len(keras.tree.flatten(full_batch.x)[0])
     even = rows // replicas * replicas
     if even:
-        yield whole.rows(even, f"{even} rows")
+        yield full_batch.rows(even, f"{even} rows")
     uneven = rows if rows % replicas else rows - 1
     if uneven > 0 and uneven % replicas:
-        yield whole.rows(uneven, f"{uneven} rows (do not divide by {replicas})")
+        yield full_batch.rows(uneven, f"{uneven} rows (do not divide by {replicas})")
 
 
 def _check_repeats(model: keras.Model, first: Numbers, second: Numbers) -> None:
@@ -216,7 +224,8 @@ def _check_repeats(model: keras.Model, first: Numbers, second: Numbers) -> None:
         )
 
 
-def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> Iterator[Row]:
+def _compared(batch: str, expected: Numbers, distributed: Numbers, tolerance: float) -> Iterator[ComparedNumber]:
+    """Compare the numbers of one batch, those of one device and those under the distribution."""
     largest = max(
         (
             float(np.max(np.abs(value), initial=0.0))
@@ -226,21 +235,21 @@ def _compared(batch: str, expected: Numbers, got: Numbers, tolerance: float) -> 
         default=0.0,
     )
     for (mode, quantity, name), (value, rounding) in expected.items():
-        found = got.get((mode, quantity, name), (np.empty(0), 0.0))[0]
-        if value.shape != found.shape:
-            yield Row(batch, mode, quantity, name, float("inf"), float("inf"))
+        actual = distributed.get((mode, quantity, name), (np.empty(0), 0.0))[0]
+        if value.shape != actual.shape:
+            yield ComparedNumber(batch, mode, quantity, name, float("inf"), float("inf"))
             continue
-        deviation = float(np.max(np.abs(_numbers(value) - _numbers(found)), initial=0.0))
-        if np.isnan(value).tolist() != np.isnan(found).tolist():
+        deviation = float(np.max(np.abs(_numbers(value) - _numbers(actual)), initial=0.0))
+        if np.isnan(value).tolist() != np.isnan(actual).tolist():
             deviation = float("nan")
         scale = float(np.max(np.abs(_numbers(value)), initial=0.0))
         if quantity in ("gradient", "update"):
             allowed = tolerance * max(scale, ROUNDING * largest) + 2 * rounding
         else:
             allowed = OF_VALUES * tolerance * max(scale, ROUNDING)
-        yield Row(batch, mode, quantity, name, deviation, deviation / allowed if deviation else 0.0)
+        yield ComparedNumber(batch, mode, quantity, name, deviation, deviation / allowed if deviation else 0.0)
 
 
 def _numbers(value: np.ndarray) -> np.ndarray:
-    """The value where it is a number; where both runs have none they agree."""
+    """The value with 0 for NaN: places where both runs have NaN agree."""
     return np.where(np.isnan(value), 0.0, value)

@@ -1,4 +1,4 @@
-"""A model's state: everything that a training step changes, taken before a verification and given back after it."""
+"""A model's state: everything that a training step changes, saved before a verification and restored after it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class RandomStates:
-    """Of Python, NumPy and the engine, as they are when it is made."""
+    """The random states of Python, NumPy and the engine at the time of its creation."""
 
     def __init__(self) -> None:
         self._states = random.getstate(), np.random.get_state(), backend().random_state()
 
-    def give_back(self) -> None:
-        """Set them as they were."""
+    def restore(self) -> None:
+        """Set the random states of the process to these."""
         python, numpy, engine = self._states
         random.setstate(python)
         np.random.set_state(numpy)
@@ -32,9 +32,9 @@ class RandomStates:
 
 
 class State:
-    """Values of a model's variables in host memory, and the random states of the process.
+    """The values of a model's variables in host memory, and the random states of the process.
 
-    Taking them reads split variables whole: all ranks have to take part.
+    Split variables are gathered to be copied, so all ranks have to take part.
     """
 
     def __init__(self, model: keras.Model):
@@ -42,25 +42,26 @@ class State:
         self.values = [(variable, _host(variable)) for variable in _variables(model)]
         self._random = RandomStates()
 
-    def give_back(self) -> None:
-        """Set every variable that exists now to the value that it had; metrics made since start from zero."""
+    def restore(self) -> None:
+        """Set every variable to the saved value; metrics that were created since then start from zero."""
         self.model.reset_metrics()
         for variable, value in self.values:
             variable.assign(value)
-        self._random.give_back()
+        self._random.restore()
 
 
 def _variables(model: keras.Model) -> list[keras.Variable]:
-    found = list(models.all_variables(model))
+    """All variables that a step of the model may change, each once."""
+    variables = list(models.all_variables(model))
     if model.optimizer is not None:
-        found += model.optimizer.variables
+        variables += model.optimizer.variables
     # draws without a layer's own generator come from Keras's global one
     from keras.src.backend.common import global_state
 
     generator = global_state.get_global_attribute("global_seed_generator")
     if generator is not None:
-        found.append(generator.state)
-    return list({id(variable): variable for variable in found}.values())
+        variables.append(generator.state)
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def _host(variable: keras.Variable) -> np.ndarray:
@@ -68,8 +69,8 @@ def _host(variable: keras.Variable) -> np.ndarray:
 
 
 @contextmanager
-def kept(model: keras.Model, distribution: FlowDistribution) -> Iterator[State]:
-    """Inside, the model may be trained under any layouts; afterwards it has its values and those of `distribution`."""
+def restored(model: keras.Model, distribution: FlowDistribution) -> Iterator[State]:
+    """Inside, the model may be trained under any layouts; at the end it has its values again, under `distribution`."""
     with distribution.scope():
         distribution.adopt(model)
         state = State(model)
@@ -81,4 +82,4 @@ def kept(model: keras.Model, distribution: FlowDistribution) -> Iterator[State]:
         with distribution.scope():
             distribution.adopt(model)
             backend().forget_steps(model)
-            state.give_back()
+            state.restore()

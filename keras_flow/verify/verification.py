@@ -1,4 +1,4 @@
-"""What a verification found: one row for each number that was compared, worst first."""
+"""The result of `dist.verify`: each number that was compared and how far it deviates, worst first."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Row:
-    """One number, or array of numbers, of the distributed run against one device.
+class ComparedNumber:
+    """One number, or array of numbers, of the distributed run compared with one device.
 
     Attributes:
         batch: rows of the batch, and whether they divide: `"64 rows"`, `"63 rows (do not divide)"`.
@@ -52,21 +52,27 @@ class Verification:
         tolerance: of gradients and updates, relative to the largest element of the variable; a tenth of it for
             losses, metrics and outputs.
         rows: every comparison, worst first.
-        note: how it was done where one device could not hold the model, and what that leaves out; else empty.
+        note: that layers were verified singly, why, and what that leaves out; else empty.
     """
 
     model: str
     distribution: str
     backend: str
     tolerance: float
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedNumber, ...]
     note: str = ""
 
     @classmethod
     def of(
-        cls, model: str, distribution: str, backend: str, tolerance: float, rows: Iterable[Row], note: str = ""
+        cls,
+        model: str,
+        distribution: str,
+        backend: str,
+        tolerance: float,
+        rows: Iterable[ComparedNumber],
+        note: str = "",
     ) -> Verification:
-        """The result with its rows in order."""
+        """The result, with `rows` sorted."""
         # a share that is no number is the worst of all
         ordered = sorted(rows, key=lambda row: (row.share == row.share, -row.share))
         return cls(model, distribution, backend, tolerance, tuple(ordered), note)
@@ -77,11 +83,11 @@ class Verification:
         return all(row.ok for row in self.rows)
 
     def to_dict(self) -> dict[str, object]:
-        """All of it as plain data, for JSON."""
+        """The result as JSON values."""
         return {**asdict(self), "rows": [asdict(row) for row in self.rows], "ok": self.ok}
 
     def raise_if_wrong(self) -> None:
-        """Do nothing where all is well.
+        """Raise if a deviation is over the tolerance.
 
         Raises:
             FlowError: with the worst deviations.

@@ -12,7 +12,7 @@ from keras import ops, tree
 import keras_flow as kf
 from keras_flow import sbp
 from keras_flow.layout import Layout, combine
-from keras_flow.signatures import Call, Row, table
+from keras_flow.signatures import OperatorCall, Signature, registry
 from keras_flow.signatures.choice import signatures
 from keras_flow.tensors import keras_operators, per_rank
 from keras_flow.tensors.dispatch import DECOMPOSITIONS
@@ -43,7 +43,7 @@ def wrong_signatures(case: Case, hierarchy: tuple[int, ...]) -> list[str]:
     )
     options = {key: value for key, value in arguments.items() if key not in names}
     shapes = tuple(array.shape for array in arrays), tuple(tuple(value.shape) for value in wanted)
-    call = Call(case.name, *shapes, options, names)
+    call = OperatorCall(case.name, *shapes, options, names)
     rows = list(signatures(call, hierarchy))
     wrong = [f"{len(rows)} signatures on {hierarchy}"] if hierarchy == (2,) and len(rows) < case.rows else []
     rng = np.random.default_rng(1)
@@ -88,15 +88,16 @@ def test_signatures_of_the_other_names(number: int) -> None:
 def test_a_wrong_signature_is_seen() -> None:
     """The check can fail: a row that says that P passes through exp."""
     (case,) = (case for case in CASES if case.name == "exp")
-    rows_of = table.RULES["exp"]
-    table.RULES["exp"] = lambda call: [*rows_of(call), Row((sbp.partial_sum,), (sbp.partial_sum,))]
+    function = registry.SIGNATURE_FUNCTIONS["exp"]
+    wrong = Signature((sbp.partial_sum,), (sbp.partial_sum,))
+    registry.SIGNATURE_FUNCTIONS["exp"] = lambda call: iter([*function(call), wrong])
     try:
         assert wrong_signatures(case, (2,)) == ["(P) -> (P)"]
     finally:
-        table.RULES["exp"] = rows_of
+        registry.SIGNATURE_FUNCTIONS["exp"] = function
 
 
 def test_every_name_has_a_case() -> None:
     names = {case.name for case in (*CASES, *EVERY_NAME)}
     indices = {"getitem", "setitem"}  # tests/tensors/test_indexing.py
-    assert set(table.RULES) | set(DECOMPOSITIONS) == names | indices
+    assert set(registry.SIGNATURE_FUNCTIONS) | set(DECOMPOSITIONS) == names | indices

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from keras_flow.errors import FlowError
-from keras_flow.verify.verification import Row, Verification
+from keras_flow.verify.verification import ComparedNumber, Verification
 
 
 def test_worst_first_and_no_number_is_worst() -> None:
     shares = (0.5, float("nan"), 2.0)
-    rows = [Row("4 rows", "training", "gradient", f"v{share}", share, share) for share in shares]
+    rows = [ComparedNumber("4 rows", "training", "gradient", f"v{share}", share, share) for share in shares]
     result = Verification.of("m", "d", "jax", 1e-4, rows)
     assert [row.name for row in result.rows] == ["vnan", "v2.0", "v0.5"]
     assert not result.ok

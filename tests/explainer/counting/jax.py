@@ -24,7 +24,7 @@ _LINE = re.compile(
 
 def collectives(text: str) -> list[dict[str, object]]:
     """The collectives of a compiled module (HLO text). A tuple is several tensors in one."""
-    from tests.explain.counting.collective import Counted
+    from tests.explainer.counting.collective import Counted
 
     found = []
     for match in _LINE.finditer(text):
@@ -67,7 +67,7 @@ def set_environment(folder: Path) -> None:
 
 def count(name: str, layout: str) -> dict:
     """Train one step of a model under a layout: what explain says, and what was counted."""
-    from tests.explain import models
+    from tests.explainer import models
 
     distribution = models.distribution(name, layout)
     before = set(_folder.iterdir())

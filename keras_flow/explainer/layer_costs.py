@@ -1,4 +1,8 @@
-"""How each kind of layer lays its output and what it sends: one table by class."""
+"""Cost of each kind of layer: the layout of its output, the collectives it needs, what it keeps for the backward pass.
+
+`COST_FUNCTIONS` has a function for each class. Layers that multiply by a weight state their product to `contraction`;
+for a class that is not in the table `by_rows` or `by_shape` gives a safe upper estimate.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,29 @@ from typing import TYPE_CHECKING
 
 from keras_flow.current.models import own_variables
 from keras_flow.explainer.contraction import Product, add, contract, gradient
-from keras_flow.explainer.graph import Call
-from keras_flow.explainer.step import Step
+from keras_flow.explainer.graph import LayerCall, Spec
+from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import itemsize
 
 if TYPE_CHECKING:
     import keras
 
-Rule = Callable[[Step, Call], None]
+CostFunction = Callable[[StepCost, LayerCall], None]
 
 
-def rule_of(layer: object) -> Rule | None:
-    """The rule of a layer or operation; None for one with layers inside that the table does not know."""
+def cost_function(layer: object) -> CostFunction | None:
+    """The function that costs a layer or operation; None for an unknown layer with layers inside, each costed alone."""
     for cls in type(layer).__mro__:
-        if cls.__name__ in RULES:
-            return RULES[cls.__name__]
+        if cls.__name__ in COST_FUNCTIONS:
+            return COST_FUNCTIONS[cls.__name__]
     if _has_inside(layer):
         return None
     return by_rows if getattr(layer, "variables", ()) else by_shape
 
 
 def is_leaf(layer: object) -> bool:
-    """Whether a layer's inside needs no look."""
-    return rule_of(layer) is not None
+    """Whether a layer is costed as a whole, and the layers inside it are not looked at."""
+    return cost_function(layer) is not None
 
 
 def _has_inside(layer: object) -> bool:
@@ -45,14 +49,14 @@ def _kernel(layer: keras.Layer) -> keras.Variable:
 # ---- layers with weights
 
 
-def dense(step: Step, call: Call) -> None:
+def dense(step: StepCost, call: LayerCall) -> None:
     """`Dense`: [..., c] x [c, d]."""
     rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
     contract(step, call, Product(f"{rows}c", "cd", f"{rows}d"), _kernel(call.layer), call.layer.bias)
     _activate(step, call)
 
 
-def einsum_dense(step: Step, call: Call) -> None:
+def einsum_dense(step: StepCost, call: LayerCall) -> None:
     """`EinsumDense`, by its equation."""
     left, output = call.layer.equation.split("->")
     x, weight = left.split(",")
@@ -65,14 +69,14 @@ def einsum_dense(step: Step, call: Call) -> None:
         (key,) = call.outputs[:1]
         # its shape is that of the output's last dims, 1 where it is the same along one
         first = len(product.output) - len(bias.shape)
-        lies = {
+        bias_splits = {
             axis: dim - first for axis, dim in step.splits[key].items() if dim >= first and bias.shape[dim - first] != 1
         }
-        add(step, call, bias, lies)
+        add(step, call, bias, bias_splits)
     _activate(step, call)
 
 
-def convolution(step: Step, call: Call) -> None:
+def convolution(step: StepCost, call: LayerCall) -> None:
     """Convolutions: positions stay whole, channels are contracted. [n, ..., c] x [..., c, d]."""
     ndim = len(step.shape(call.inputs[0]))
     places = "abefg"[: ndim - 2]
@@ -90,8 +94,8 @@ def convolution(step: Step, call: Call) -> None:
         _activate(step, call)
 
 
-def _activate(step: Step, call: Call) -> None:
-    """What the layer's activation function keeps."""
+def _activate(step: StepCost, call: LayerCall) -> None:
+    """Count what the layer's activation function keeps for the backward pass."""
     name = _name_of(getattr(call.layer, "activation", None))
     for key in call.outputs:
         step.keep(step.memory.tensors_of_activation(name), key)
@@ -102,7 +106,7 @@ def _name_of(function: object) -> str:
     return "linear" if function is None else getattr(function, "__name__", type(function).__name__).lower()
 
 
-def embedding(step: Step, call: Call) -> None:
+def embedding(step: StepCost, call: LayerCall) -> None:
     """`Embedding`: rows of the table chosen by the input. [...] of [v, d]."""
     rows = "abefghij"[: len(step.shape(call.inputs[0]))]
     layer = call.layer
@@ -110,7 +114,7 @@ def embedding(step: Step, call: Call) -> None:
     contract(step, call, Product(rows, "vd", f"{rows}d"), layer.embeddings if table is None else table, None)
 
 
-def attention(step: Step, call: Call) -> None:
+def attention(step: StepCost, call: LayerCall) -> None:
     """`MultiHeadAttention`, `GroupedQueryAttention`: projections to heads, products head by head, projection back."""
     layer, graph = call.layer, step.graph
     query, *others = call.inputs
@@ -125,58 +129,55 @@ def attention(step: Step, call: Call) -> None:
         )
     ]
     heads = graph.tensors[projected[0]]
-    lies = dict(step.splits[projected[0]])
-    for axis, dim in list(lies.items()):
+    query_splits = dict(step.splits[projected[0]])
+    for axis, dim in list(query_splits.items()):
         if dim == 3:  # the size of a head is summed over in the scores
             rows, length, count, _ = heads.shape
             other = graph.tensors[projected[1]].shape[1]
-            pieces = step.piece((rows, count, length, other), {a: 0 for a, d in lies.items() if d == 0})
+            pieces = step.piece((rows, count, length, other), {a: 0 for a, d in query_splits.items() if d == 0})
             size = pieces * itemsize(heads.dtype)
             why = "each head is split, so scores are partial sums"
             step.send("all_reduce", (axis,), size, "forward", call.path, "attention scores", why)
             step.send("all_reduce", (axis,), size, "backward", call.path, "attention scores gradient", why)
     for number in (1, 2):
         for axis, dim in step.splits[projected[number]].items():
-            if lies.get(axis) != dim:  # keys and values of fewer heads (grouped) lie otherwise
-                inner = Call(layer, call.path, (projected[number],), ())
+            if query_splits.get(axis) != dim:  # fewer heads of keys and values (grouped) may not divide: another layout
+                inner = LayerCall(layer, call.path, (projected[number],), ())
                 step.gather_input(inner, projected[number], axis, "keys and values lie unlike queries")
                 break
     count, length, other = heads.shape[2], heads.shape[1], graph.tensors[projected[1]].shape[1]
-    scores = step.piece((heads.shape[0], length, count, other), {a: d for a, d in lies.items() if d != 3})
+    scores = step.piece((heads.shape[0], length, count, other), {a: d for a, d in query_splits.items() if d != 3})
     step.activations += step.memory.attention_score_copies * scores * itemsize(heads.dtype)
-    for made in projected:
-        step.keep(step.memory.attention_head_copies, made)
+    for projection in projected:
+        step.keep(step.memory.attention_head_copies, projection)
     step.trained.add(projected[0])
     result = len(graph.tensors)
     graph.tensors[result] = heads if projected[2] == projected[0] else _context(step, projected[0], projected[2])
-    step.splits[result] = lies
+    step.splits[result] = query_splits
     step.keep(step.memory.attention_head_copies, result)
     step.trained.add(result)
-    last = Call(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
+    last = LayerCall(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
     einsum_dense(step, last)
 
 
-def _inner(step: Step, call: Call, layer: keras.Layer, source: int) -> int:
-    """Project; the tensor made is [rows, length, heads, size]."""
-    from keras_flow.explainer.graph import Spec
-
+def _inner(step: StepCost, call: LayerCall, layer: keras.Layer, source: int) -> int:
+    """Record a projection to heads; the key of its output [rows, length, heads, size], a new tensor of the graph."""
     graph = step.graph
     kernel = layer.kernel
     spec = graph.tensors[source]
-    made = len(graph.tensors)
-    graph.tensors[made] = Spec((*spec.shape[:-1], *kernel.shape[1:]), layer.compute_dtype)
-    einsum_dense(step, Call(layer, f"{call.path}/{layer.name}", (source,), (made,)))
-    return made
+    output = len(graph.tensors)
+    graph.tensors[output] = Spec((*spec.shape[:-1], *kernel.shape[1:]), layer.compute_dtype)
+    einsum_dense(step, LayerCall(layer, f"{call.path}/{layer.name}", (source,), (output,)))
+    return output
 
 
-def _context(step: Step, query: int, value: int):
-    from keras_flow.explainer.graph import Spec
-
+def _context(step: StepCost, query: int, value: int) -> Spec:
+    """Attention's result before the projection back: [rows, length, heads, size of a value head]."""
     heads, values = step.graph.tensors[query], step.graph.tensors[value]
     return Spec((*heads.shape[:-1], values.shape[-1]), heads.dtype)
 
 
-def batch_normalization(step: Step, call: Call) -> None:
+def batch_normalization(step: StepCost, call: LayerCall) -> None:
     """`BatchNormalization`: statistics of all rows, per channel."""
     layer, (key,) = call.layer, call.inputs[:1]
     channel = layer.axis % len(step.shape(key))
@@ -188,7 +189,7 @@ def batch_normalization(step: Step, call: Call) -> None:
             if axis not in splits:
                 splits[axis] = channel
                 _gather_back(step, call, key, axis)
-    step.give(call, splits)
+    step.set_outputs(call, splits)
     step.keep(step.memory.batch_normalization_tensors, call.outputs[0])
     rows = tuple(axis for axis, dim in splits.items() if dim != channel)
     channels = step.piece((step.shape(key)[channel],), {a: 0 for a, d in splits.items() if d == channel})
@@ -202,7 +203,7 @@ def batch_normalization(step: Step, call: Call) -> None:
             add(step, call, variable, {a: 0 for a, d in splits.items() if d == channel})
 
 
-def layer_normalization(step: Step, call: Call) -> None:
+def layer_normalization(step: StepCost, call: LayerCall) -> None:
     """`LayerNormalization`, `RMSNormalization`: statistics of each row; a split of what they go over costs sums."""
     layer, (key,) = call.layer, call.inputs[:1]
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else (layer.axis,)
@@ -210,7 +211,7 @@ def layer_normalization(step: Step, call: Call) -> None:
     splits = dict(step.splits[key])
     variables = own_variables(layer)
     first = min(over)
-    step.give(call, splits)
+    step.set_outputs(call, splits)
     step.keep(step.memory.normalization_tensors, call.outputs[0])
     for axis in [axis for axis, dim in splits.items() if dim in over]:
         rows = [length for dim, length in enumerate(step.shape(key)) if dim not in over]
@@ -221,21 +222,21 @@ def layer_normalization(step: Step, call: Call) -> None:
         add(step, call, variable, {a: d - first for a, d in splits.items() if d in over})
 
 
-def _gather_back(step: Step, call: Call, key: int, axis: str) -> None:
-    """A variable cuts an input that was whole: the input's gradient has to come together again."""
+def _gather_back(step: StepCost, call: LayerCall, key: int, axis: str) -> None:
+    """Record the gather of an input's gradient where a split variable makes each rank use a slice of a whole input."""
     if key in step.trained:
         why = "its variables are split and the input is whole"
         step.send("all_gather", (axis,), step.local(key), "backward", call.path, "input gradient", why)
 
 
-def by_rows(step: Step, call: Call) -> None:
-    """A layer that the table does not know: its rows stay as they are, all else is gathered, split weights too."""
+def by_rows(step: StepCost, call: LayerCall) -> None:
+    """A layer that the table does not know: a split of the rows is kept; other splits, of weights too, are gathered."""
     for key in call.inputs:
         for axis, dim in list(step.splits[key].items()):
             if dim != 0:
                 step.gather_input(call, key, axis, "the layer needs it whole")
     rows = {axis: 0 for key in call.inputs for axis, dim in step.splits[key].items() if dim == 0}
-    step.give(call, rows)
+    step.set_outputs(call, rows)
     for variable in call.layer.variables:
         if not variable.shape or variable.path.endswith("seed_generator_state"):
             continue
@@ -253,9 +254,12 @@ def by_rows(step: Step, call: Call) -> None:
 # ---- operations without weights
 
 
-def by_shape(step: Step, call: Call) -> None:
-    """An operation without weights: a split stays where its dim is found in the output, by position from the left
-    (rows) or from the right (features); other splits are gathered. Inputs that lie differently are gathered."""
+def by_shape(step: StepCost, call: LayerCall) -> None:
+    """An operation without weights, judged by shapes alone.
+
+    A split stays if the output has the same dim: at the same place if the number of dims is the same, else first
+    (rows) or last (features). Inputs with other splits, or with different ones, are gathered.
+    """
     if not call.outputs:
         return
     out = step.shape(call.outputs[0])
@@ -266,36 +270,36 @@ def by_shape(step: Step, call: Call) -> None:
             for key in call.inputs
             if axis in step.splits[key]
         ]
-        found = {place for _, place in places}
+        targets = {place for _, place in places}
         whole = [key for key in call.inputs if axis not in step.splits[key] and len(step.shape(key)) == len(out)]
-        if len(found) == 1 and None not in found and (not whole or _cuts_freely(step, whole, next(iter(found)))):
-            wanted[axis] = found.pop()  # type: ignore[assignment]
+        if len(targets) == 1 and None not in targets and (not whole or _cuts_freely(step, whole, next(iter(targets)))):
+            wanted[axis] = targets.pop()  # type: ignore[assignment]
             continue
         for key, _ in places:
             step.gather_input(call, key, axis, "the operation needs it whole, or as its other inputs lie")
-    step.give(call, wanted)
+    step.set_outputs(call, wanted)
 
 
-def activation(step: Step, call: Call) -> None:
-    """A layer or operation that is an activation function: its input is kept by the layer that made it."""
+def activation(step: StepCost, call: LayerCall) -> None:
+    """A layer or operation that is an activation function: its input is kept by the layer before it."""
     by_shape(step, call)
     name = _name_of(getattr(call.layer, "activation", call.layer))
     step.keep(max(0, step.memory.tensors_of_activation(name) - 1), call.outputs[0])
 
 
-def pooling(step: Step, call: Call) -> None:
-    """Pooling; that of the largest remembers which element was it."""
+def pooling(step: StepCost, call: LayerCall) -> None:
+    """Pooling. Max pooling keeps the index of the element that it chose."""
     by_shape(step, call)
     if getattr(call.layer, "pool_mode", "") == "max":
-        (key, *_), (made, *_) = call.inputs, call.outputs
-        step.activations += step.memory.max_pool_index_bytes * step.piece(step.shape(made), step.splits[made])
-        step.needed += (
+        (key, *_), (output, *_) = call.inputs, call.outputs
+        step.activations += step.memory.max_pool_index_bytes * step.piece(step.shape(output), step.splits[output])
+        step.workspace += (
             step.memory.max_pool_gradient_bytes * len(step.shape(key)) * step.piece(step.shape(key), step.splits[key])
         )
 
 
-def view(step: Step, call: Call) -> None:
-    """Another shape of the same values, which takes no memory."""
+def view(step: StepCost, call: LayerCall) -> None:
+    """Another shape of the same values: a view, which takes no memory."""
     before = step.activations
     by_shape(step, call)
     step.activations = before
@@ -311,13 +315,13 @@ def _place(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None
     return None
 
 
-def _cuts_freely(step: Step, keys: list[int], place: int | None) -> bool:
+def _cuts_freely(step: StepCost, keys: list[int], place: int | None) -> bool:
     """Whether inputs that are whole need no gradient, or are constant along the dim: cutting them is free then."""
     return all(key not in step.trained or step.shape(key)[place or 0] == 1 for key in keys)
 
 
-#: class name -> rule; a class that is not here is looked for under the names of those it derives from
-RULES: Mapping[str, Rule] = {
+#: class name -> function; a class that is not here has the function of the nearest class that it derives from
+COST_FUNCTIONS: Mapping[str, CostFunction] = {
     "Dense": dense,
     "EinsumDense": einsum_dense,
     "BaseConv": convolution,

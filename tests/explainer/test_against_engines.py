@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.explain import models
-from tests.explain.counting import jax, tensorflow, torch
+from tests.explainer import models
+from tests.explainer.counting import jax, tensorflow, torch
 from tests.ranks import Pool
 from tests.sampling import of_today
 

@@ -1,4 +1,8 @@
-"""A training step as it is being explained: how tensors lie, and the collectives so far."""
+"""The running totals of one explained training step: layouts of tensors, collectives, bytes kept.
+
+Layouts are stated as splits, axis name -> dim. On a placement with the axes `batch` (2 ranks) and `model` (2 ranks),
+a tensor [64, 128] with the splits `{"batch": 0, "model": 1}` has a shard [32, 64] on each rank.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from keras_flow.explainer.explanation import Collective
-from keras_flow.explainer.graph import Call, Graph
+from keras_flow.explainer.graph import Graph, LayerCall
 from keras_flow.layout import Layout, itemsize
 from keras_flow.sbp import Split
 
@@ -18,32 +22,41 @@ if TYPE_CHECKING:
 
     from keras_flow.backends.interface import StepMemory, StepTraffic
 
-#: how a tensor lies: axis name -> the dim that it splits; axes left out are broadcast
+#: layout of a tensor: axis name -> the dim that it splits; the tensor is broadcast over axes that are left out
 Splits = Mapping[str, int]
 
 
 def ring(kind: str, size: int, ranks: int) -> int:
-    """Bytes that a rank receives in a collective by a ring; `size` is that of the tensor on one rank, for an all-gather
-    that of the gathered one, for a reduce-scatter that of the summed one (Thakur, Rabenseifner, Gropp 2005)."""
+    """Bytes that a rank receives in a collective by a ring (Thakur, Rabenseifner, Gropp 2005).
+
+    Args:
+        kind: `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`.
+        size: bytes of the tensor on one rank; for an all-gather of the gathered tensor, for a reduce-scatter of the
+            tensor that is summed.
+        ranks: how many take part.
+
+    >>> ring("all_gather", 1000, 4), ring("all_reduce", 1000, 4)
+    (750, 1500)
+    """
     share = size * (ranks - 1) / ranks
     return round(2 * share if kind == "all_reduce" else share)
 
 
 @dataclass
-class Step:
-    """One training step.
+class StepCost:
+    """One training step: what the calls so far have sent and kept.
 
     Attributes:
         graph: the model's calls.
         axes: axis name -> ranks.
-        traffic, memory: what the engine communicates and holds besides.
+        traffic, memory: what the engine sends and keeps beyond what the layouts need, from its capability record.
         layout_of: a variable's layout.
         slots: optimizer variables for each trainable one (Adam: 2).
-        splits: tensor key -> how it lies.
+        splits: tensor key -> its layout.
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
         collectives: so far.
         activations: bytes that are kept for the backward pass on one rank, so far.
-        needed: bytes that the backward pass of the call that is being explained needs besides.
+        workspace: bytes that the backward pass of the call that is being explained needs besides.
     """
 
     graph: Graph
@@ -56,7 +69,7 @@ class Step:
     trained: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
     activations: int = 0
-    needed: int = 0
+    workspace: int = 0
     _input_sums: dict[tuple[int, tuple[str, ...]], list[tuple[str, str]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -68,7 +81,7 @@ class Step:
         return self.graph.tensors[key].shape
 
     def local(self, key: int, splits: Splits | None = None, without: str | None = None) -> int:
-        """Bytes of a tensor on one rank, as it lies or as `splits` say, with one axis left out where asked."""
+        """Bytes of a tensor on one rank, in its own layout or in `splits`; the axis `without` counts as unsplit."""
         spec = self.graph.tensors[key]
         splits = self.splits[key] if splits is None else splits
         return self.piece(spec.shape, splits, without) * itemsize(spec.dtype)
@@ -82,7 +95,7 @@ class Step:
         return math.prod(lengths)
 
     def variable(self, variable: keras.Variable) -> dict[str, int]:
-        """How a variable lies."""
+        """The layout of a variable. Axes of one rank split nothing, so they are left out."""
         layout = self.layout_of(variable)
         parts = zip(layout.placement.axis_names, layout.nd_sbp, strict=True)
         return {axis: part.dim for axis, part in parts if isinstance(part, Split) and self.axes[axis] > 1}
@@ -91,8 +104,8 @@ class Step:
         """Bytes of a variable, or of its gradient, on one rank."""
         return self.piece(tuple(variable.shape), self.variable(variable)) * itemsize(variable.dtype)
 
-    def give(self, call: Call, splits: Splits) -> None:
-        """Lay the outputs of a call; dims that an output has not, or that do not divide, are dropped."""
+    def set_outputs(self, call: LayerCall, splits: Splits) -> None:
+        """Set the layout of a call's outputs; splits of dims that an output does not have are dropped."""
         variables = getattr(call.layer, "trainable_variables", ())
         trained = bool(variables) or any(key in self.trained for key in call.inputs)
         for key in call.outputs:
@@ -103,13 +116,13 @@ class Step:
             self.keep(1, key)
 
     def keep(self, times: int, key: int) -> None:
-        """Keep so many tensors like this one for the backward pass."""
+        """Count `times` tensors of this size as kept for the backward pass."""
         self.activations += times * self.local(key)
 
     # ---- what is sent
 
     def send(self, kind: str, axes: tuple[str, ...], size: int, phase: str, path: str, tensor: str, why: str) -> None:
-        """Note a collective over `axes` of a tensor of `size` bytes."""
+        """Record a collective over `axes` of a tensor of `size` bytes; of one rank or no bytes it is none."""
         ranks = math.prod(self.axes[axis] for axis in axes)
         if ranks == 1 or size == 0:
             return
@@ -121,20 +134,23 @@ class Step:
         self.collectives.append(Collective(kind, axes, ranks, size, received, phase, path, tensor, why))
 
     def sum_input(self, key: int, axis: str, path: str, why: str) -> None:
-        """The gradient of an input is a partial sum over an axis."""
+        """Remember that an input's gradient is a partial sum over an axis, for `settle_input_sums`."""
         if key in self.trained:
             self._input_sums[key, (axis,)].append((path, why))
 
-    def gather_input(self, call: Call, key: int, axis: str, why: str) -> None:
-        """An input is gathered over an axis, and kept so; its gradient, which every rank has whole, is cut without
-        communication."""
+    def gather_input(self, call: LayerCall, key: int, axis: str, why: str) -> None:
+        """Gather an input over an axis, and keep it for the backward pass.
+
+        Its gradient is whole on every rank, so that slicing it costs nothing.
+        """
         size = self.local(key, without=axis)
         self.send("all_gather", (axis,), size, "forward", call.path, "input", why)
         self.splits[key] = {name: dim for name, dim in self.splits[key].items() if name != axis}
         self.keep(1, key)
 
     def settle_input_sums(self) -> None:
-        """Note the sums of input gradients: one for each consumer, or one for all where the engine adds them first."""
+        """Record the sums of input gradients: one a consumer, or one for all where the engine adds them first."""
+        # last first, as the backward pass meets them
         for (key, axes), causes in reversed(self._input_sums.items()):
             size = self.local(key)
             path = ", ".join(dict.fromkeys(path for path, _ in causes))

@@ -20,7 +20,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from tests.explain.counting.collective import Counted
+    from tests.explainer.counting.collective import Counted
 
     found: list[dict[str, object]] = []
 
@@ -82,7 +82,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
 
 def count(name: str, layout: str) -> dict:
     """On every rank: one step of a model under a layout: what explain says, and what was counted."""
-    from tests.explain import models
+    from tests.explainer import models
 
     distribution = models.distribution(name, layout)
     with distribution.scope():

@@ -32,7 +32,7 @@ _CALL = re.compile(r'wraps "tf\.(Collective\w+|Send|Recv|_Send|_Recv)"\(([^)]*)\
 
 def collectives(text: str) -> list[dict[str, object]]:
     """The collectives of a module (MLIR text) in TensorFlow's executor dialect."""
-    from tests.explain.counting.collective import Counted
+    from tests.explainer.counting.collective import Counted
 
     sizes = {name: int(value) for name, value in _CONSTANT.findall(text)}
     found = []
@@ -70,7 +70,7 @@ def set_environment(folder: Path) -> None:
 
 def count(name: str, layout: str) -> dict:
     """Train one step of a model under a layout: what explain says, and what was counted."""
-    from tests.explain import models
+    from tests.explainer import models
 
     distribution = models.distribution(name, layout)
     before = set(_folder.iterdir())
@@ -93,7 +93,7 @@ def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:
     import tensorflow as tf
 
     from benchmarks.memory import peak_of, resident
-    from tests.explain import models
+    from tests.explainer import models
 
     counter = tf.config.experimental
     keras.utils.clear_session(free_memory=True)
@@ -111,7 +111,7 @@ def memory(name: str, distribution: FlowDistribution) -> dict[str, int]:
 def alone(name: str, layout: str) -> dict[str, int]:
     """The same in a process of its own, after a step of the small model, so that the engine is there."""
     import keras_flow as kf
-    from tests.explain import models
+    from tests.explainer import models
 
     kf.init(4)
     distribution = models.distribution(name, layout)
@@ -122,7 +122,7 @@ def alone(name: str, layout: str) -> dict[str, int]:
     return memory(name, distribution)
 
 
-if __name__ == "__main__":  # python -m tests.explain.counting.tensorflow mlp tp4
+if __name__ == "__main__":  # python -m tests.explainer.counting.tensorflow mlp tp4
     os.environ |= {"KERAS_BACKEND": "tensorflow", **_COUNTED}
     found = alone(*sys.argv[1:])
     print(*sys.argv[1:], found, f"of the growth: {found['peak explained'] / found['growth']:.2f}")

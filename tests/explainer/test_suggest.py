@@ -1,0 +1,35 @@
+"""Rules that explain suggests, and that they cure what it warns of."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.explainer.small import COLUMN, ROW, dense, explained, kinds, spelled
+
+pytestmark = pytest.mark.usefixtures("described")
+
+
+def test_rows_without_columns_and_what_is_suggested() -> None:
+    rules = {"kernel": ROW}
+    explanation = explained(lambda: dense(64, 128, 64, 128, 64), rules)
+    assert kinds(explanation) == ["unpaired"] * 5
+    assert "its kernel is split on the summed dim and its input is whole" in explanation.warnings[0].text
+    cured = explained(lambda: dense(64, 128, 64, 128, 64), {**spelled(explanation), **rules})
+    assert kinds(cured) == []
+    assert cured.received < explanation.received
+
+
+def test_columns_after_columns_and_what_is_suggested() -> None:
+    rules = {"kernel": COLUMN, "bias": ROW}
+    explanation = explained(lambda: dense(64, 128, 64), rules)
+    assert kinds(explanation) == ["unpaired", "unpaired"]
+    assert "its input is gathered" in explanation.warnings[0].text
+    assert kinds(explained(lambda: dense(64, 128, 64), {**spelled(explanation), **rules})) == []
+
+
+def test_a_good_pair_stays() -> None:
+    rules = {"d0/kernel": COLUMN, "d0/bias": ROW, "d1/kernel": ROW, "d2/kernel": ROW}
+    explanation = explained(lambda: dense(128, 64, 64), rules)
+    assert kinds(explanation) == ["unpaired"]
+    assert not {"m/d0/kernel", "m/d1/kernel"} & set(explanation.suggested_rules)
+    assert kinds(explained(lambda: dense(128, 64, 64), {**spelled(explanation), **rules})) == []
