@@ -101,7 +101,9 @@ def _draw_of(initializer: Callable[..., object], shape: tuple[int, ...]) -> _Blo
 
 
 @functools.partial(jax.jit, static_argnames=("draw", "shape"))
-def _shard(seed: jax.Array, first: jax.Array, strides: jax.Array, *, draw: _BlockDraw, shape: tuple[int, ...]) -> jax.Array:
+def _shard(
+    seed: jax.Array, first: jax.Array, strides: jax.Array, *, draw: _BlockDraw, shape: tuple[int, ...]
+) -> jax.Array:
     """A shard whose first element has the number `first` in the logical tensor; `strides` are those of the tensor."""
     rows = max(1, min(shape[0], _BLOCK // math.prod(shape[1:])))
 
