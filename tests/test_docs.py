@@ -39,6 +39,46 @@ def test_the_house_is_drawn_as_it_is() -> None:
     assert [file for file in files if not list(ROOT.glob(f"*/{file}"))] == []
 
 
+_ROW = re.compile(r"^\| ([a-z][^|]*) \| ([^|]*`[^|]*) \| ([^|]*) \|$", re.MULTILINE)
+ERRANDS = _ROW.findall((ROOT / "CONTRIBUTING.md").read_text())
+
+
+def defined_in(path: Path) -> set[str]:
+    """Functions, classes, methods and assigned names of a module."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_there_are_ten_errands() -> None:
+    assert len(ERRANDS) >= 10
+
+
+@pytest.mark.parametrize(("errand", "files", "names"), ERRANDS, ids=[errand for errand, _, _ in ERRANDS])
+def test_an_errand_leads_to_files_that_define_the_names(errand: str, files: str, names: str) -> None:
+    paths = [ROOT / path for path in re.findall(r"`([\w/.-]+)`", files)]
+    assert paths and [path for path in paths if not path.exists()] == []
+    defined = set().union(*(defined_in(path) for path in paths if path.suffix == ".py"))
+    assert set(re.findall(r"`(\w+)`", names)) <= defined
+
+
+_WORD = re.compile(r"`(\w+(?:\.\w+)*)(?:\([^`]*\))?`")
+
+
+def test_names_in_the_design_are_those_of_the_sources() -> None:
+    sources = [path for tree in ("keras_flow", "backends", "tests") for path in (ROOT / tree).rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    words = set(re.findall(r"\w+", text)) | {path.name for path in sources} | {path.stem for path in sources}
+    named = set(_WORD.findall((ROOT / "docs" / "design.md").read_text()))
+    assert named
+    assert {name for name in named if name not in words and not set(name.split(".")) <= words} == set()
+
+
 #: how module-level state is made
 _MADE = (
     "ContextVar(",
