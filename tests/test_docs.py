@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+SOURCES = sorted(path for tree in ("keras_flow", "backends", "tests") for path in (ROOT / tree).rglob("*.py"))
 #: a path in backticks: it ends with a slash or a file's ending, or begins with a folder of the repository
 _PATH = re.compile(r"`((?:keras_flow|backends|tests|docs|examples|benchmarks|notebooks)/[\w/.*-]*)`")
 _HOUSE = re.compile(r"## The house\n.*?```\n(.*?)```", re.DOTALL)
@@ -20,6 +21,21 @@ _HOUSE = re.compile(r"## The house\n.*?```\n(.*?)```", re.DOTALL)
 def test_paths_that_are_named_are_there(page: Path) -> None:
     named = set(_PATH.findall(page.read_text()))
     assert [path for path in sorted(named) if not list(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_paths_that_the_sources_name_are_there() -> None:
+    named = {(path, name) for path in SOURCES for name in _PATH.findall(path.read_text())}
+    assert len(named) > 20
+    missing = [(path, name) for path, name in named if not list(ROOT.glob(name.rstrip("/")))]
+    assert missing == []
+
+
+def test_tests_are_where_their_sources_are() -> None:
+    """A folder of tests has the name of a folder of sources, or CONTRIBUTING says what it tests."""
+    said = (ROOT / "CONTRIBUTING.md").read_text()
+    for folder in (path for path in (ROOT / "tests").iterdir() if (path / "__init__.py").exists()):
+        mirrors = (ROOT / "keras_flow" / folder.name).is_dir() or folder.name == "backends"
+        assert mirrors or f"`tests/{folder.name}`" in said, folder.name
 
 
 def test_the_house_is_drawn_as_it_is() -> None:
@@ -71,9 +87,8 @@ _WORD = re.compile(r"`(\w+(?:\.\w+)*)(?:\([^`]*\))?`")
 
 
 def test_names_in_the_design_are_those_of_the_sources() -> None:
-    sources = [path for tree in ("keras_flow", "backends", "tests") for path in (ROOT / tree).rglob("*.py")]
-    text = "\n".join(path.read_text() for path in sources)
-    words = set(re.findall(r"\w+", text)) | {path.name for path in sources} | {path.stem for path in sources}
+    text = "\n".join(path.read_text() for path in SOURCES)
+    words = set(re.findall(r"\w+", text)) | {path.name for path in SOURCES} | {path.stem for path in SOURCES}
     named = set(_WORD.findall((ROOT / "docs" / "design.md").read_text()))
     assert named
     assert {name for name in named if name not in words and not set(name.split(".")) <= words} == set()
