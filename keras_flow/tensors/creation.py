@@ -43,7 +43,7 @@ def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike |
     Example:
         >>> import keras_flow as kf
         >>> kf.tensor([[1, 2], [3, 4], [5, 6]], placement=kf.Placement([0, 1]), sbp="S(0)")
-        GlobalTensor(shape=(3, 2), dtype=int32, sbp=(S(0)), Placement([0, 1], axes ('axis0',)))
+        GlobalTensor(shape=(3, 2), dtype=int32, sbp=(S(0)), Placement([0, 1], axis_names=('axis0',)))
           rank 0: [[1 2]
                    [3 4]]
           rank 1: [[5 6]]

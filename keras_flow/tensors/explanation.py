@@ -118,8 +118,8 @@ def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
     Example:
         >>> import keras_flow as kf
         >>> mesh = kf.Placement([0, 1])
-        >>> x, w = (kf.ones(4, 4, placement=mesh, sbp=sbp) for sbp in ("S(1)", "B"))
-        >>> print(kf.explain(kf.ops.matmul, x, w).outputs[0].sbp)  # each rank cuts its rows of w: nothing is sent
+        >>> x, w = (kf.ones(4, 4, placement=mesh, sbp=sbp) for sbp in ("S(1)", "S(0)"))
+        >>> print(kf.explain(kf.ops.matmul, x, w).outputs[0].sbp)  # nothing is sent
         (P,)
     """
     if not isinstance(program, (Operator, gradients.ValueAndGrad)):

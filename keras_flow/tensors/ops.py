@@ -8,7 +8,7 @@ where that receives fewer bytes.
 >>> import keras_flow as kf
 >>> x = kf.tensor([[1.0, 2.0], [3.0, 4.0]], placement=kf.Placement([0, 1]), sbp="S(0)")
 >>> kf.ops.sum(x, axis=0)
-GlobalTensor(shape=(2,), dtype=float32, sbp=(P), Placement([0, 1], axes ('axis0',)))
+GlobalTensor(shape=(2,), dtype=float32, sbp=(P), Placement([0, 1], axis_names=('axis0',)))
   rank 0: [1. 2.]
   rank 1: [3. 4.]
 """
