@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
@@ -104,7 +103,7 @@ def _priced(option: Option) -> str:
     return f"{option}, {option.bytes} bytes{owed}"
 
 
-def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
+def explain(program: object, *args: object, **kwargs: object) -> OperatorExplanation:
     """What `program(*args, **kwargs)` would do: signatures, the rejected ones, steps, bytes, peak memory, gradients.
 
     Args:

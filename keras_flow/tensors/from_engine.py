@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from keras_flow.backends.active import tensor_engine
@@ -13,7 +11,7 @@ from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.ranks import local_ranks
 
 
-def global_tensor(value: Any) -> GlobalTensor:
+def global_tensor(value: object) -> GlobalTensor:
     """A Keras variable created under a scope, or the engine's distributed array, as a global tensor; nothing is copied.
 
     Args:
