@@ -96,7 +96,7 @@ def _run(step: Step, shards: dict[int, np.ndarray], dtype: np.dtype, counts: Cou
         if name not in buffers:
             buffers[name] = {rank: np.zeros(layout.local_shape(rank), dtype) for rank in layout.placement.ranks}
         messages = [message for rank in layout.placement.ranks for message in receives(exchange, rank, phase)]
-        sent = []
+        sent: list[np.ndarray] = []
         for message in messages:  # all are read before any is added: a buffer may be read and written in one phase
             buffer = buffers[message.origin][message.sender]
             sent.append(_read(buffer, exchange.layout_of(message.origin), message.sender, message.piece))

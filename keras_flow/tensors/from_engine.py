@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from keras_flow.backends.active import tensor_engine
@@ -20,7 +22,7 @@ def global_tensor(value: object) -> GlobalTensor:
     Raises:
         FlowError: it is none of these, or its shards are not those of a layout.
     """
-    array = value.value if isinstance(value, keras.Variable) else value
+    array: Any = value.value if isinstance(value, keras.Variable) else value
     layout_and_shards = tensor_engine().from_engine(array)
     variable = keras_layout(value) if isinstance(value, keras.Variable) else None
     if layout_and_shards is None and variable is not None and variable.distribution.has_one_rank:
