@@ -68,7 +68,7 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
         logical = data.to_logical(args, whole=True)
     leaves = jax.tree.leaves(logical)
     if not all(map(splits_left_over_dims, _equations(program.jaxpr))):
-        results = _evaluated(program, leaves, _Whole(distribution))
+        results = _evaluated(program, leaves, _LeftOver(distribution))
     else:
         results = jax_core.eval_jaxpr(program.jaxpr, program.consts, *leaves)
     return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -108,7 +108,7 @@ def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
                 yield from (inside.primitive.name for inside in unseen)
 
 
-class _Whole:
+class _LeftOver:
     """Gathers the dims of a value that do not divide by the axes of a distribution."""
 
     def __init__(self, distribution: Distribution):
@@ -121,8 +121,8 @@ class _Whole:
         return whole_on(value, left_over, self.placement) if left_over else value
 
 
-def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], whole: _Whole) -> list[Any]:
-    """Run a traced program operation by operation (JAX's own `eval_jaxpr`, with the gathers of `_Whole`)."""
+def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftOver) -> list[Any]:
+    """Run a traced program operation by operation (JAX's own `eval_jaxpr`, with the gathers of `_LeftOver`)."""
     jaxpr = program.jaxpr
     values: dict[Any, Any] = {
         **dict(zip(jaxpr.constvars, program.consts, strict=True)),
@@ -132,25 +132,25 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], whole: _Whole) ->
         given = [one.val if isinstance(one, core.Literal) else values[one] for one in equation.invars]
         inner = _body(equation)
         if inner is not None and not all(map(splits_left_over_dims, _equations(inner.jaxpr))):
-            made = _evaluated(inner, given, whole)
+            made = _evaluated(inner, given, left_over)
         else:
             seen = splits_left_over_dims(equation)
-            own = given if seen else list(map(_gathered(whole), given))
+            own = given if seen else list(map(_gathered(left_over), given))
             with equation.ctx.manager:
                 made = equation.primitive.bind(*own, **equation.primitive.get_bind_params(equation.params))
             made = made if equation.primitive.multiple_results else [made]
             if not seen:
-                made = list(map(_gathered(whole), made))
+                made = list(map(_gathered(left_over), made))
         values.update(zip(equation.outvars, made, strict=True))
     return [one.val if isinstance(one, core.Literal) else values[one] for one in jaxpr.outvars]
 
 
-def _gathered(whole: _Whole) -> Callable[[Any], Any]:
-    """`whole` for arrays of numbers; keys of random numbers and scalars as they are."""
+def _gathered(left_over: _LeftOver) -> Callable[[Any], Any]:
+    """`left_over` for arrays of numbers; keys of random numbers and scalars as they are."""
 
     def of(value: Any) -> Any:
         plain = getattr(value, "ndim", 0) and not jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
-        return whole(value) if plain else value
+        return left_over(value) if plain else value
 
     return of
 

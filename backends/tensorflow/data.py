@@ -19,7 +19,7 @@ from keras_flow.errors import FlowError
 
 
 @dataclass(frozen=True)
-class Batch:
+class MeshBatch:
     """A batch on the mesh.
 
     Attributes:
@@ -44,7 +44,7 @@ def batch_axis(distribution: Distribution, view: MeshView) -> tuple[str | None, 
     return (sizes[0][1], sizes[0][0]) if sizes else (None, 1)
 
 
-def put_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> Batch:
+def put_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> MeshBatch:
     """Lay a batch: rows split where those of every tensor divide, else the whole batch on every rank.
 
     Raises:
@@ -57,7 +57,7 @@ def put_batch(data: object, distribution: Distribution, model: keras.Model | Non
     rows = rows_of(leaves)
     divides = axis is not None and bool(rows) and all(distribution.batch_plan(count).divides for count in rows)
     laid = tree.map_structure(lambda leaf: _lay(leaf, view, axis if divides else None), data)
-    return Batch(laid, rows[0] if rows else None, divides)
+    return MeshBatch(laid, rows[0] if rows else None, divides)
 
 
 def to_tensors(data: object, model: keras.Model | None = None) -> object:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_flow.backends.tensorflow import trace
 from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
-from keras_flow.backends.tensorflow.trace import Whole
+from keras_flow.backends.tensorflow.trace import WholeOperations
 from keras_flow.current.distribution import expected
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
@@ -24,17 +24,17 @@ WRONG_WHEN_SPLIT = frozenset({"ScatterNd"})
 
 #: operation -> its input that is a shape, or an order of dims: DTensor must be able to work that out as it compiles
 _SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0, "Transpose": 1}
-_ALWAYS_WHOLE = Whole(types=set(WRONG_WHEN_SPLIT))
-_whole: ContextVar[Whole | None] = ContextVar("keras_flow_whole_operations", default=None)
+_ALWAYS_WHOLE = WholeOperations(types=set(WRONG_WHEN_SPLIT))
+_whole: ContextVar[WholeOperations | None] = ContextVar("keras_flow_whole_operations", default=None)
 
 #: whether the inputs of an operation are being laid, which makes operations too
 _laying: ContextVar[bool] = ContextVar("keras_flow_laying_inputs", default=False)
 
 
 @contextmanager
-def whole_operations(whole: Whole) -> Iterator[None]:
+def whole_operations(whole: WholeOperations) -> Iterator[None]:
     """A step is traced inside, in which these operations are whole too."""
-    token = _whole.set(Whole(whole.names, whole.types | WRONG_WHEN_SPLIT))
+    token = _whole.set(WholeOperations(whole.names, whole.types | WRONG_WHEN_SPLIT))
     try:
         yield
     finally:

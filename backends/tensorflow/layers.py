@@ -79,7 +79,7 @@ def _from_mesh(output: object) -> object:
 # ---- BatchNormalization
 
 
-def rows_of_global(*args: object, **kwargs: object) -> replica_math.Rows | None:
+def rows_of_global(*args: object, **kwargs: object) -> replica_math.ReplicaRows | None:
     """Condition of the hook on `BatchNormalization._moments`: the rows of a replica whose step wants statistics of the
     logical batch."""
     rows = replica_math.rows()
@@ -88,7 +88,7 @@ def rows_of_global(*args: object, **kwargs: object) -> replica_math.Rows | None:
 
 def wants_replica_statistics(
     layer: keras.Layer, inputs: object, training: object = None, mask: object = None, **kwargs: object
-) -> replica_math.Rows | Distribution | None:
+) -> replica_math.ReplicaRows | Distribution | None:
     """Condition of the hook on `BatchNormalization.call`: the rows of a replica, or the distribution of a step on a
     mesh, where it wants statistics by replica."""
     if not training or not layer.trainable:
@@ -108,7 +108,7 @@ def moments(
 
 
 def batch_normalization(
-    found: replica_math.Rows | Distribution,
+    found: replica_math.ReplicaRows | Distribution,
     original: Callable[..., object],
     layer: keras.Layer,
     inputs: tf.Tensor,

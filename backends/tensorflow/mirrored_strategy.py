@@ -17,7 +17,7 @@ from keras.src import tree
 
 from keras_flow.backends import row_interaction
 from keras_flow.backends.tensorflow.devices import rank_devices
-from keras_flow.backends.tensorflow.replica_math import Rows, rows_here
+from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
@@ -174,7 +174,7 @@ class MirroredSteps:
             first, last = balanced(total, replicas, index)
             left = iter(values)
             data = tree.pack_sequence_as(structure, [next(left) if is_there else None for is_there in present])
-            with rows_here(Rows(first, last - first, total, self.distribution.batch_statistics)):
+            with rows_here(ReplicaRows(first, last - first, total, self.distribution.batch_statistics)):
                 return self.step(data)
 
         def on_all(values: list[object]) -> object:

@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReplicaRows:
     """The rows of one replica.
 
     Attributes:
@@ -42,12 +42,12 @@ class Rows:
     statistics: str
 
 
-_rows: ContextVar[Rows | None] = ContextVar("keras_flow_replica_rows", default=None)
+_rows: ContextVar[ReplicaRows | None] = ContextVar("keras_flow_replica_rows", default=None)
 _summed: ContextVar[bool] = ContextVar("keras_flow_gradients_summed", default=False)
 
 
 @contextmanager
-def rows_here(rows: Rows) -> Iterator[None]:
+def rows_here(rows: ReplicaRows) -> Iterator[None]:
     """A replica's step runs inside, in a thread of its own."""
     token = _rows.set(rows)
     try:
@@ -56,7 +56,7 @@ def rows_here(rows: Rows) -> Iterator[None]:
         _rows.reset(token)
 
 
-def rows(*args: object, **kwargs: object) -> Rows | None:
+def rows(*args: object, **kwargs: object) -> ReplicaRows | None:
     """The rows of the replica whose step is running, or None; also the condition of hooks on a replica's step."""
     return _rows.get()
 
@@ -113,7 +113,7 @@ def apply_mask(
     return sample_weight * weight
 
 
-def scale_loss(here: Rows, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
+def scale_loss(here: ReplicaRows, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
     """Hook on `scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
 
     It is then the logical one for a mean over rows and for a loss of weights alone.
@@ -160,7 +160,7 @@ def keep_gradients(_: object, original: Callable[..., list], optimizer: keras.Op
 
 
 def dropout(
-    here: Rows,
+    here: ReplicaRows,
     original: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     rate: float,
@@ -182,7 +182,7 @@ def dropout(
     return tf.where(noise >= rate, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
 
 
-def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: Rows) -> bool:
+def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: ReplicaRows) -> bool:
     """Whether all rows have one mask. On a replica with one row, a spatial dropout asks for the same shape."""
     if not noise_shape or not isinstance(noise_shape[0], int) or noise_shape[0] != 1:
         return False
@@ -205,7 +205,7 @@ def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **
 
 
 def draw(
-    here: Rows, original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object
+    here: ReplicaRows, original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object
 ) -> tf.Tensor:
     """Hook on `random.normal` and the like: the replica's own rows of the draw of the logical batch."""
     shape = list(shape)
@@ -218,7 +218,7 @@ def _has_rows(shape: list, count: int) -> bool:
     return (bool(shape) and isinstance(shape[0], int) and count > 0 and shape[0] % count == 0) or shape[:1] == [0]
 
 
-def _own_rows(make: Callable[[list], tf.Tensor], shape: list, here: Rows) -> tf.Tensor:
+def _own_rows(make: Callable[[list], tf.Tensor], shape: list, here: ReplicaRows) -> tf.Tensor:
     """Rows of a logical draw whose first dim is the batch, or the batch times other dims."""
     if not isinstance(shape[0], int) or (here.count and shape[0] % here.count):
         raise FlowError(

@@ -34,7 +34,7 @@ _MOST_FAILURES = 2
 
 
 @dataclass
-class Whole:
+class WholeOperations:
     """The operations of a step that get whole inputs, because DTensor failed on them.
 
     Attributes:

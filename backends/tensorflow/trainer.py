@@ -17,11 +17,11 @@ from keras.src.trainers.trainer import Trainer
 
 from keras_flow.backends.tensorflow import mirrored_strategy, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
-from keras_flow.backends.tensorflow.data import Batch, put_batch
+from keras_flow.backends.tensorflow.data import MeshBatch, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
-from keras_flow.backends.tensorflow.trace import Trace, Whole, compiled, tracing
+from keras_flow.backends.tensorflow.trace import Trace, WholeOperations, compiled, tracing
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current.distribution import Distribution
@@ -52,7 +52,7 @@ class Steps:
         self._functions: dict[object, Callable] = {}
         self._source: object = None
         self._ran: set[Callable] = set()
-        self._whole = Whole()
+        self._whole = WholeOperations()
         self._trace = Trace()
         self._on_one_device = WholeStep(model, step, distribution) if model in _forward_on_one_device else None
 
@@ -76,7 +76,7 @@ class Steps:
                 self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
         return self._run(batch, data)
 
-    def _run(self, batch: Batch, data: object) -> object:
+    def _run(self, batch: MeshBatch, data: object) -> object:
         function = self._function(batch)
         try:
             with on_mesh(view_of(self.distribution).mesh):
@@ -113,7 +113,7 @@ class Steps:
         with whole_operations(self._whole), tracing(divides) as self._trace:
             return self.step(data)
 
-    def _function(self, batch: Batch) -> Callable:
+    def _function(self, batch: MeshBatch) -> Callable:
         if self.model.run_eagerly:
             return self.step
         key = (batch.rows, batch.divides)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow import replicated_operations
-from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, Whole
+from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, WholeOperations
 from keras_flow.errors import FlowError, LayoutFallback
 
 #: model -> layer paths and operations of which it was said that every rank computes them whole
@@ -25,7 +25,7 @@ def is_of_partitioning(error: tf.errors.OpError) -> bool:
     return "tensorflow/dtensor/" in str(error)
 
 
-def allow_whole(error: tf.errors.OpError, whole: Whole) -> bool:
+def allow_whole(error: tf.errors.OpError, whole: WholeOperations) -> bool:
     """Let the operation of an error run whole on every rank.
 
     Args:
@@ -52,7 +52,7 @@ def _operation(error: Exception) -> tuple[str | None, str | None]:
     return (found[1], None) if (found := _TYPED.search(text)) else (None, None)
 
 
-def say_what_is_whole(model: keras.Model, trace: Trace, whole: Whole) -> None:
+def say_what_is_whole(model: keras.Model, trace: Trace, whole: WholeOperations) -> None:
     """Warn, once for a layer, of operations in a traced step that every rank computes whole."""
     failed = {(path, kind): None for name, (path, kind) in trace.layers.items() if (kind, name) in whole}
     for path, kind in trace.without_rule | failed:

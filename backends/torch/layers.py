@@ -16,7 +16,7 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends.torch import data, layouts, mirrored, rowwise_calls, variables
-from keras_flow.backends.torch.step import Step, current_step, running
+from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
 from keras_flow.current.variable_layout import keras_layout
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
 
 
-def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) -> Step | Distribution | None:
+def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) -> RunningStep | Distribution | None:
     """Condition of the hook on `Layer.__call__`: the running step, else the distribution of a layer whose variables are
     DTensors or will be; None while Keras infers shapes."""
     if core.get_device() == "meta" or in_symbolic_scope():
@@ -42,11 +42,15 @@ def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) ->
 
 
 def call(
-    found: Step | Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+    found: RunningStep | Distribution,
+    original: Callable[..., object],
+    layer: keras.Layer,
+    *args: object,
+    **kwargs: object,
 ) -> object:
     """Hook on `Layer.__call__`: in a mirrored step by this rank's rows, in a consistent one by rows or as DTensors;
     outside of a step logical tensors in and out."""
-    if not isinstance(found, Step):
+    if not isinstance(found, RunningStep):
         return _call_outside(found, original, layer, args, kwargs)
     step = found
     if step.inside is not None:
@@ -74,7 +78,7 @@ def _call_outside(
         return original(layer, *args, **kwargs)
     if _distribution_of(layer) is None:  # its first call makes its variables
         # inputs are left to it, since it may preprocess
-        with running(Step(distribution, consistent=True)):
+        with running(RunningStep(distribution, consistent=True)):
             return tree.map_structure(_plain_with_mask, original(layer, *args, **kwargs))
 
     def convert(leaf: object) -> object:
@@ -82,7 +86,7 @@ def _call_outside(
 
     args, kwargs = data.map_call(convert, args, kwargs)
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
-    with running(Step(distribution, consistent=True)):
+    with running(RunningStep(distribution, consistent=True)):
         outputs = original(layer, *args, **kwargs)
         return tree.map_structure(_plain_with_mask, outputs)
 
@@ -163,7 +167,11 @@ class _Pin(torch.autograd.Function):
 
 
 def moments(
-    step: Step, original: Callable[..., object], layer: keras.Layer, inputs: torch.Tensor, mask: torch.Tensor | None
+    step: RunningStep,
+    original: Callable[..., object],
+    layer: keras.Layer,
+    inputs: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> object:
     """Hook on `BatchNormalization._moments`: statistics of all rows, by one reduction where Keras would make two."""
     if step.inside is None and not isinstance(inputs, DTensor):
@@ -188,18 +196,18 @@ def moments(
     return mean, deviation / count
 
 
-def _total(sums: torch.Tensor, step: Step) -> torch.Tensor:
+def _total(sums: torch.Tensor, step: RunningStep) -> torch.Tensor:
     return mirrored.all_sum(sums, step.inside) if step.inside is not None else pin(sums)  # type: ignore[return-value]
 
 
-def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> Step | None:
+def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> RunningStep | None:
     """Condition of the hook on `BatchNormalization.call`: the step, where it wants statistics by replica."""
     step = current_step()
     return step if step is not None and step.distribution.batch_statistics == "replica" else None
 
 
 def batch_normalization(
-    step: Step,
+    step: RunningStep,
     original: Callable[..., torch.Tensor],
     layer: keras.Layer,
     inputs: torch.Tensor,
@@ -223,7 +231,7 @@ def batch_normalization(
 # ---- metrics
 
 
-def consistent_step(*args: object, **kwargs: object) -> Step | None:
+def consistent_step(*args: object, **kwargs: object) -> RunningStep | None:
     """Condition of the hook on `CompileMetrics.update_state`: the running step, where it is of the consistent view."""
     step = current_step()
     return step if step is not None and step.consistent else None

@@ -20,7 +20,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import data, layouts
-from keras_flow.backends.torch.step import Rows, Step, computing, current_step
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
@@ -32,7 +32,11 @@ _BUCKET_BYTES = 4 << 20
 
 
 def call(
-    original: Callable[..., object], step: Step, layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
+    original: Callable[..., object],
+    step: RunningStep,
+    layer: keras.Layer,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> object:
     """Call a layer within a mirrored step: by own rows where it acts row by row and they divide, else on all rows."""
     rows = _common_rows((args, kwargs))
@@ -50,13 +54,13 @@ def call(
 
 
 @functools.cache
-def rows_of(placement: Placement) -> Rows:
+def rows_of(placement: Placement) -> OwnRows:
     """Which rows of a mirrored batch this rank computes."""
     index = placement.ranks.index(layouts.this_rank())
-    return Rows(len(placement.ranks), index, (layouts.group(placement.ranks),))
+    return OwnRows(len(placement.ranks), index, (layouts.group(placement.ranks),))
 
 
-def all_sum(value: torch.Tensor, rows: Rows) -> torch.Tensor:
+def all_sum(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
     """The sum over all blocks of rows; its gradient is the sum of the blocks' gradients."""
     return _AllSum.apply(value, rows.groups)
 
@@ -140,14 +144,14 @@ class _AllSum(torch.autograd.Function):
         return grad, None
 
 
-def step_on_all_rows(*args: object, **kwargs: object) -> Step | None:
+def step_on_all_rows(*args: object, **kwargs: object) -> RunningStep | None:
     """Condition of the hook on `torch.autograd.grad`: the mirrored step, while no layer computes own rows."""
     step = current_step()
     return step if step is not None and not step.consistent and step.inside is None else None
 
 
 def autograd_grad(
-    step: Step,
+    step: RunningStep,
     original: Callable[..., Sequence[torch.Tensor | None]],
     outputs: object,
     inputs: object,

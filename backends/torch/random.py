@@ -16,7 +16,7 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator as keras_seeds
 from torch.distributed.tensor import DTensor, Replicate
 
-from keras_flow.backends.torch.step import Rows, Step, computing
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 from keras_flow.backends.torch.variables import from_logical
 from keras_flow.errors import FlowWarning
 
@@ -74,7 +74,7 @@ def _set_states(states: list[object]) -> None:
 
 
 def dropout(
-    step: Step,
+    step: RunningStep,
     original: Callable[..., torch.Tensor],
     inputs: torch.Tensor,
     rate: float,
@@ -101,11 +101,11 @@ def dropout(
 
 
 def draw(
-    step: Step, original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object
+    step: RunningStep, original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object
 ) -> object:
     """Hook on `random.normal` and the like, inside a layer that computes this rank's rows: draw for all rows, keep this
     rank's. The layers that are known to act row by row draw tensors of their input's rows only."""
-    rows = cast("Rows", step.inside)  # a layer computes this rank's rows
+    rows = cast("OwnRows", step.inside)  # a layer computes this rank's rows
     if not len(shape):
         return original(shape, *args, **kwargs)
     with computing(step, None):  # a draw may be made of another (truncated_normal)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import data, layouts, variables
-from keras_flow.backends.torch.step import Rows, Step, computing
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 
 if TYPE_CHECKING:
     import keras
@@ -48,7 +48,11 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
 
 
 def call(
-    original: Callable[..., object], step: Step, layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
+    original: Callable[..., object],
+    step: RunningStep,
+    layer: keras.Layer,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> object:
     """Run the layer on this rank's rows."""
     if row_interaction.is_recurrent(layer):
@@ -110,14 +114,14 @@ def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchP
 
 
 @functools.cache
-def _rows(mesh: DeviceMesh, placements: layouts.TorchPlacements) -> Rows:
+def _rows(mesh: DeviceMesh, placements: layouts.TorchPlacements) -> OwnRows:
     count, index, groups = 1, 0, []
     for axis, part in enumerate(placements):
         if part.is_shard():
             size = mesh.size(axis)
             count, index = count * size, index * size + mesh.get_local_rank(axis)
             groups.append(mesh.get_group(axis))
-    return Rows(count, index, tuple(groups))
+    return OwnRows(count, index, tuple(groups))
 
 
 def _to_local(leaf: object) -> object:

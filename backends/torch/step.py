@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rows:
+class OwnRows:
     """The rows that this rank computes alone, inside a layer that acts row by row.
 
     Attributes:
@@ -36,7 +36,7 @@ class Rows:
 
 
 @dataclass
-class Step:
+class RunningStep:
     """One step, or one call of a model outside a step.
 
     Attributes:
@@ -49,7 +49,7 @@ class Step:
 
     distribution: Distribution
     consistent: bool
-    inside: Rows | None = None
+    inside: OwnRows | None = None
     layers: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -62,27 +62,27 @@ class Step:
             self.layers.pop()
 
 
-_step: ContextVar[Step | None] = ContextVar("keras_flow_torch_step", default=None)
+_step: ContextVar[RunningStep | None] = ContextVar("keras_flow_torch_step", default=None)
 
 
-def current_step() -> Step | None:
+def current_step() -> RunningStep | None:
     """The running step, or None."""
     return _step.get()
 
 
-def running_step(*args: object, **kwargs: object) -> Step | None:
+def running_step(*args: object, **kwargs: object) -> RunningStep | None:
     """Condition of hooks on what a step computes: the running step."""
     return _step.get()
 
 
-def step_by_rows(*args: object, **kwargs: object) -> Step | None:
+def step_by_rows(*args: object, **kwargs: object) -> RunningStep | None:
     """Condition of hooks on random draws: the running step, while a layer computes this rank's rows."""
     step = _step.get()
     return step if step is not None and step.inside is not None else None
 
 
 @contextlib.contextmanager
-def computing(step: Step, rows: Rows | None) -> Iterator[None]:
+def computing(step: RunningStep, rows: OwnRows | None) -> Iterator[None]:
     """Compute these rows; None: what is inside sees no step of rows."""
     before, step.inside = step.inside, rows
     try:
@@ -92,7 +92,7 @@ def computing(step: Step, rows: Rows | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(step: Step) -> Iterator[Step]:
+def running(step: RunningStep) -> Iterator[RunningStep]:
     """Run a step; in the consistent view plain tensors count as replicated meanwhile."""
     token = _step.set(step)
     try:

@@ -15,7 +15,7 @@ from keras.src import tree
 from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, variables
 from keras_flow.backends.torch import data as batches
-from keras_flow.backends.torch.step import Step, computing, current_step, running
+from keras_flow.backends.torch.step import RunningStep, computing, current_step, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError, FlowWarning
@@ -146,13 +146,13 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         if is_first:
             copies.compare(_variables_of(model, scalars=True), distribution.placement)
         if consistent:
-            with running(Step(distribution, consistent=True)):
+            with running(RunningStep(distribution, consistent=True)):
                 return tree.map_structure(variables.to_logical, function(batches.put_batch(data, distribution)))
         reducer = mirrored.reducer(distribution.placement)
         if trains:
             reducer.attach(model.trainable_variables)
         try:
-            with running(Step(distribution, consistent=False)):
+            with running(RunningStep(distribution, consistent=False)):
                 return function(data)
         finally:
             reducer.reset()

@@ -81,7 +81,7 @@ NAMES = {
     },
     "data": {
         "Uneven has_uneven to_logical distribute_data_input": "on JAX batches that do not divide stay split",
-        "Batch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
+        "MeshBatch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
         "to_tensors": "JAX's step takes host arrays as they are",
         "map_call rows refuse BatchWatch": "ranks are processes, each of which reads the batch by itself",
     },

@@ -193,7 +193,7 @@ def operators_on_split_tensors_are_those_of_one_device() -> None:
 
     import keras_flow as kf
     from keras_flow.backends.torch import layouts
-    from keras_flow.backends.torch.step import Step, running
+    from keras_flow.backends.torch.step import RunningStep, running
 
     wrong = []
     for ranks, layout, shape in LAID:
@@ -201,7 +201,7 @@ def operators_on_split_tensors_are_those_of_one_device() -> None:
         distribution = kf.ModelParallel(kf.Placement(np.array(ranks)))
         for name, function in (*_along_dims(), *_that_write(), *_windows(), *_others()):
             expected = _run(function, torch.from_numpy(value).requires_grad_())
-            with distribution.scope(), running(Step(distribution, consistent=True)), warnings.catch_warnings():
+            with distribution.scope(), running(RunningStep(distribution, consistent=True)), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 distribution.ensure_entered()
                 leaf = _leaf(value, layout, layouts.mesh(distribution.placement))
@@ -227,7 +227,7 @@ def pictures_are_resized_by_the_ranks_that_hold_them() -> None:
 
     import keras_flow as kf
     from keras_flow.backends.torch import layouts
-    from keras_flow.backends.torch.step import Step, running
+    from keras_flow.backends.torch.step import RunningStep, running
 
     resize = torch.nn.functional.interpolate
     kinds = (("nearest", {}), ("nearest-exact", {}), ("bilinear", {}), ("bicubic", {"antialias": True}))
@@ -240,7 +240,7 @@ def pictures_are_resized_by_the_ranks_that_hold_them() -> None:
                 return resize(x, size=(5, 8), mode=kind, **more) * 1.0
 
             expected = _run(run, torch.from_numpy(value).requires_grad_())
-            with distribution.scope(), running(Step(distribution, consistent=True)), warnings.catch_warnings():
+            with distribution.scope(), running(RunningStep(distribution, consistent=True)), warnings.catch_warnings():
                 warnings.simplefilter("error")
                 distribution.ensure_entered()
                 found = _run(run, _leaf(value, layout, layouts.mesh(distribution.placement)))
@@ -255,12 +255,12 @@ def a_maximum_of_a_partial_sum_has_a_gradient() -> None:
 
     import keras_flow as kf
     from keras_flow.backends.torch import layouts
-    from keras_flow.backends.torch.step import Step, running
+    from keras_flow.backends.torch.step import RunningStep, running
 
     distribution = kf.ModelParallel(kf.Placement([[0, 1, 2, 3]]))
     value = np.random.default_rng(7).normal(size=(8, 4, 4)).astype("float32")
     expected = _run(lambda x: torch.amax(x, 1), torch.from_numpy(value).requires_grad_())
-    with distribution.scope(), running(Step(distribution, consistent=True)):
+    with distribution.scope(), running(RunningStep(distribution, consistent=True)):
         distribution.ensure_entered()
         mesh = layouts.mesh(distribution.placement)
         noise = np.random.default_rng(layouts.this_rank()).normal(size=value.shape).astype("float32")
@@ -280,14 +280,14 @@ def a_partial_sum_divided_by_zero_is_what_the_sum_is() -> None:
 
     import keras_flow as kf
     from keras_flow.backends.torch import layouts
-    from keras_flow.backends.torch.step import Step, running
+    from keras_flow.backends.torch.step import RunningStep, running
 
     distribution = kf.ModelParallel(kf.Placement([[0, 1, 2, 3]]))
     value = np.array([[3.0, -2.0, 0.0, 5.0]], "float32")
     divisor = np.array([[0.0, 0.0, 0.0, 2.0]], "float32")
     with np.errstate(all="ignore"):
         expected = value / divisor, value / np.float32(0)
-    with distribution.scope(), running(Step(distribution, consistent=True)):
+    with distribution.scope(), running(RunningStep(distribution, consistent=True)):
         distribution.ensure_entered()
         mesh = layouts.mesh(distribution.placement)
         sign = -1.0 if layouts.this_rank() % 2 else 1.0
