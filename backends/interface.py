@@ -37,7 +37,7 @@ class StepTraffic:
     """What an engine communicates in a step beyond what the layouts need, as data that `explain` reads.
 
     The values were counted: bytes in XLA's compiled programs, around the calls to `torch.distributed`, and in
-    TensorFlow's partitioned graphs. `tests/explain/test_against_engines.py` counts them again.
+    TensorFlow's partitioned graphs. `tests/explainer/test_against_engines.py` counts them again.
 
     Attributes:
         adds_before_summing: partial gradients of one tensor, from several layers that read it, are added before one
@@ -67,7 +67,7 @@ class StepMemory:
     `explain` reads for its estimate of the peak.
 
     The values are those with which the estimate comes closest to XLA's buffer assignment, torch's profiler and
-    TensorFlow's allocator; `tests/explain/test_against_engines.py` compares them, docs/explain.md says how close.
+    TensorFlow's allocator; `tests/explainer/test_against_engines.py` compares them, docs/explain.md says how close.
 
     Attributes:
         activation_tensors: activation function -> tensors of its output's size that its backward pass needs besides

@@ -53,6 +53,17 @@ _LAYERS = _names(
     AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling
     Normalization"""
 )
+#: preprocessing whose random numbers, where it has some, are one for each row or one for all. Not RandomGaussianBlur
+#: and RandomElasticTransform, whose draws for all rows have the shape of rows; MelSpectrogram, which scales by the
+#: largest value of all rows; RandomBrightness, which writes into its input (torch: a view)
+_PREPROCESSING = _names(
+    """AutoContrast CategoryEncoding CenterCrop ContrastLimitedAdaptiveHistogramEqualization Discretization Hashing
+    RandomColorDegeneration RandomContrast RandomCrop RandomErasing RandomFlip RandomGrayscale RandomHue RandomInvert
+    RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear RandomTranslation
+    RandomZoom Resizing Solarization STFTSpectrogram"""
+)
+#: preprocessing that takes a vector for one sample: a value for each row must come as a column
+_ENCODERS = frozenset(["CategoryEncoding", "Discretization", "Hashing"])
 #: wrappers that do as the layers inside them
 _WRAPPERS = frozenset(["Bidirectional", "TimeDistributed", "SpectralNormalization"])
 _RECURRENT = frozenset(["RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "StackedRNNCells"])
@@ -139,7 +150,11 @@ def _by_class(layer: keras.Layer) -> Interaction | None:
     axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
     if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, _rank_of(layer))):
         return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
-    if name in _LAYERS | _CELLS | _ALONG_AXIS | _RECURRENT | _WRAPPERS:
+    if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and _rank_of(layer) in (None, 0, 1):
+        return Interaction("along rows", f"layer {layer.name!r} takes a vector for one sample")
+    if name == "AlphaDropout" and layer.noise_shape is None:
+        return None
+    if name in _LAYERS | _PREPROCESSING | _CELLS | _ALONG_AXIS | _RECURRENT | _WRAPPERS:
         return None
     kind = "own code" if name == "Lambda" else "unknown"
     return Interaction(kind, f"layer {layer.name!r} ({name}) is not known to act row by row")

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+SOURCES = sorted(path for tree in ("keras_flow", "backends", "tests") for path in (ROOT / tree).rglob("*.py"))
 #: a path in backticks: it ends with a slash or a file's ending, or begins with a folder of the repository
 _PATH = re.compile(r"`((?:keras_flow|backends|tests|docs|examples|benchmarks|notebooks)/[\w/.*-]*)`")
 _HOUSE = re.compile(r"## The house\n.*?```\n(.*?)```", re.DOTALL)
@@ -20,6 +21,21 @@ _HOUSE = re.compile(r"## The house\n.*?```\n(.*?)```", re.DOTALL)
 def test_paths_that_are_named_are_there(page: Path) -> None:
     named = set(_PATH.findall(page.read_text()))
     assert [path for path in sorted(named) if not list(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_paths_that_the_sources_name_are_there() -> None:
+    named = {(path, name) for path in SOURCES for name in _PATH.findall(path.read_text())}
+    assert len(named) > 20
+    missing = [(path, name) for path, name in named if not list(ROOT.glob(name.rstrip("/")))]
+    assert missing == []
+
+
+def test_tests_are_where_their_sources_are() -> None:
+    """A folder of tests has the name of a folder of sources, or CONTRIBUTING says what it tests."""
+    said = (ROOT / "CONTRIBUTING.md").read_text()
+    for folder in (path for path in (ROOT / "tests").iterdir() if (path / "__init__.py").exists()):
+        mirrors = (ROOT / "keras_flow" / folder.name).is_dir() or folder.name == "backends"
+        assert mirrors or f"`tests/{folder.name}`" in said, folder.name
 
 
 def test_the_house_is_drawn_as_it_is() -> None:
@@ -37,6 +53,45 @@ def test_the_house_is_drawn_as_it_is() -> None:
     files = re.findall(r"\b(\w+\.py)\b", drawing[1])
     assert files
     assert [file for file in files if not list(ROOT.glob(f"*/{file}"))] == []
+
+
+_ROW = re.compile(r"^\| ([a-z][^|]*) \| ([^|]*`[^|]*) \| ([^|]*) \|$", re.MULTILINE)
+ERRANDS = _ROW.findall((ROOT / "CONTRIBUTING.md").read_text())
+
+
+def defined_in(path: Path) -> set[str]:
+    """Functions, classes, methods and assigned names of a module."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_there_are_ten_errands() -> None:
+    assert len(ERRANDS) >= 10
+
+
+@pytest.mark.parametrize(("errand", "files", "names"), ERRANDS, ids=[errand for errand, _, _ in ERRANDS])
+def test_an_errand_leads_to_files_that_define_the_names(errand: str, files: str, names: str) -> None:
+    paths = [ROOT / path for path in re.findall(r"`([\w/.-]+)`", files)]
+    assert paths and [path for path in paths if not path.exists()] == []
+    defined = set().union(*(defined_in(path) for path in paths if path.suffix == ".py"))
+    assert set(re.findall(r"`(\w+)`", names)) <= defined
+
+
+_WORD = re.compile(r"`(\w+(?:\.\w+)*)(?:\([^`]*\))?`")
+
+
+def test_names_in_the_design_are_those_of_the_sources() -> None:
+    text = "\n".join(path.read_text() for path in SOURCES)
+    words = set(re.findall(r"\w+", text)) | {path.name for path in SOURCES} | {path.stem for path in SOURCES}
+    named = set(_WORD.findall((ROOT / "docs" / "design.md").read_text()))
+    assert named
+    assert {name for name in named if name not in words and not set(name.split(".")) <= words} == set()
 
 
 #: how module-level state is made

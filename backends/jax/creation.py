@@ -29,7 +29,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _BlockDraw:
     """`kind` of `jax.random` draw; uniform from `low` to `high`, else times `high` plus `low`."""
 
     kind: str
@@ -80,28 +80,30 @@ def drawn(
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def _draw_of(initializer: Callable[..., object], shape: tuple[int, ...]) -> _Draw:
+def _draw_of(initializer: Callable[..., object], shape: tuple[int, ...]) -> _BlockDraw:
     """What an initialiser draws for a variable of this shape."""
     if isinstance(initializer, initializers.RandomUniform):
-        return _Draw("uniform", initializer.minval, initializer.maxval)
+        return _BlockDraw("uniform", initializer.minval, initializer.maxval)
     if isinstance(initializer, initializers.TruncatedNormal):
-        return _Draw("truncated_normal", initializer.mean, initializer.stddev)
+        return _BlockDraw("truncated_normal", initializer.mean, initializer.stddev)
     if isinstance(initializer, initializers.RandomNormal):
-        return _Draw("normal", initializer.mean, initializer.stddev)
+        return _BlockDraw("normal", initializer.mean, initializer.stddev)
     assert isinstance(initializer, initializers.VarianceScaling)
     fan_in, fan_out = compute_fans(shape, input_axes=initializer.input_axes, output_axes=initializer.output_axes)
     fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2.0}[initializer.mode]
     scale = initializer.scale / max(1.0, fan)
     if initializer.distribution == "truncated_normal":
-        return _Draw("truncated_normal", 0.0, math.sqrt(scale) / 0.87962566103423978)  # of a normal cut at 2 sigma
+        return _BlockDraw("truncated_normal", 0.0, math.sqrt(scale) / 0.87962566103423978)  # of a normal cut at 2 sigma
     if initializer.distribution == "untruncated_normal":
-        return _Draw("normal", 0.0, math.sqrt(scale))
+        return _BlockDraw("normal", 0.0, math.sqrt(scale))
     limit = math.sqrt(3.0 * scale)
-    return _Draw("uniform", -limit, limit)
+    return _BlockDraw("uniform", -limit, limit)
 
 
 @functools.partial(jax.jit, static_argnames=("draw", "shape"))
-def _shard(seed: jax.Array, first: jax.Array, strides: jax.Array, *, draw: _Draw, shape: tuple[int, ...]) -> jax.Array:
+def _shard(
+    seed: jax.Array, first: jax.Array, strides: jax.Array, *, draw: _BlockDraw, shape: tuple[int, ...]
+) -> jax.Array:
     """A shard whose first element has the number `first` in the logical tensor; `strides` are those of the tensor."""
     rows = max(1, min(shape[0], _BLOCK // math.prod(shape[1:])))
 
@@ -114,7 +116,7 @@ def _shard(seed: jax.Array, first: jax.Array, strides: jax.Array, *, draw: _Draw
     return lax.fori_loop(0, -(-shape[0] // rows), put, jnp.zeros(shape, jnp.float32))
 
 
-def _drawn(draw: _Draw, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _drawn(draw: _BlockDraw, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """As `keras.random` draws; normals are not scaled yet."""
     if draw.kind == "uniform":
         return jax.random.uniform(key, shape, jnp.float32, minval=draw.low, maxval=draw.high)

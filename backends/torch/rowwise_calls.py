@@ -39,6 +39,8 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
         return False  # run again in the backward pass, when its weights are no longer plain
     if any(row_interaction.assigns_weights(part) for part in layer._flatten_layers()):
         return False  # plain weights are views of the variables' values, which autograd must not see written
+    if any(not isinstance(variable._value, DTensor) for variable in layer.trainable_variables):
+        return False  # of preprocessing (STFTSpectrogram): the sum of their gradients is over a DTensor's axes
     return is_recurrent or not any(
         part.is_shard()
         for variable in layer.variables

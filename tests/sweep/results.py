@@ -130,7 +130,11 @@ def worst(results: Sequence[Result]) -> dict[tuple[str, str], Result]:
     return by_name
 
 
-def share(results: Sequence[Result], backend: str) -> tuple[int, int]:
-    """(names that are native under every setting, names) of a backend."""
-    states = [result.state for (name, _), result in worst(results).items() if name == backend]
+def share(results: Sequence[Result], backend: str, strategy: str = "") -> tuple[int, int]:
+    """(names that are native under every setting, names) of a backend, in one strategy of `DataParallel`.
+
+    The empty name is the default, which looks for the strategy that can; one that is asked for refuses what it cannot.
+    """
+    own = [result for result in results if result.backend == backend and result.setting.strategy == strategy]
+    states = [result.state for result in worst(own).values()]
     return states.count("native"), len(states)

@@ -26,15 +26,17 @@ _BAD = ("wrong", "crash")
 def page(found: Sequence[Result]) -> str:
     """docs/support.md."""
     lines = []
-    for backend in BACKENDS:
-        own = [result for result in found if result.backend == backend and result.state != NOT_COMPARED]
-        native, names = results.share(found, backend)
+    for backend, strategy in (*((name, "") for name in BACKENDS), ("tensorflow", "mirrored")):
+        of_backend = [result for result in found if result.backend == backend and result.state != NOT_COMPARED]
+        own = [result for result in of_backend if result.setting.strategy == strategy]
+        native, names = results.share(found, backend, strategy)
         if own:
             settings = len({result.setting for result in own})
             counts = collections.Counter(result.state for result in own)
             states = ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state])
             share_of = f"{native} of {names} ({100 * native / names:.1f} %)"
-            lines.append(f"| {backend} | {names} of {len(all_names())} | {share_of} | {settings} | {states} |")
+            row = f'{backend}, `strategy="{strategy}"`' if strategy else backend
+            lines.append(f"| {row} | {names} of {len(all_names())} | {share_of} | {settings} | {states} |")
     return f"""# Support
 
 Written by `python -m tests.sweep.support` from the sweep (`tests/sweep`): every public layer, loss, metric, optimizer,
@@ -49,6 +51,9 @@ and options is in [features.md](features.md).
 - **fallback**: the same numbers; a split became broadcast, or an operation is computed on gathered operands, with one
   warning that says so;
 - **refused**: raises one error that names the layer and the way out.
+
+A strategy that is asked for by name is a row of its own: it refuses what it cannot do, where the default takes the one
+that can.
 
 What depends on sizes is not counted here: a batch that does not divide by the data ranks is computed whole by every
 rank on TensorFlow and torch, and a dim that does not divide by its axis is broadcast, whatever the layer.

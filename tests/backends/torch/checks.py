@@ -27,6 +27,38 @@ def small_model(width: int = 8):
 
 
 @check
+def kernels_of_a_spectrogram_that_trains_stay_copies() -> None:
+    """They are plain tensors: on a rank's rows alone their gradients would be those of its rows."""
+    import keras
+
+    import keras_flow as kf
+
+    value = np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
+    target = np.random.default_rng(1).normal(size=(8, 1)).astype("float32")
+
+    def trained() -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((64,))
+        signal = keras.layers.Reshape((64, 1))(keras.layers.Dense(64)(inputs))
+        bands = keras.layers.STFTSpectrogram(frame_length=16, frame_step=16, trainable=True)(signal)
+        outputs = keras.layers.Dense(1, name="out")(keras.layers.Flatten()(bands))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        before = model.get_weights()
+        for _ in range(2):
+            model.train_on_batch(value, target)
+        return [after - was for after, was in zip(model.get_weights(), before, strict=True)]
+
+    wanted = trained()
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    with kf.ModelParallel(placement, rules={"out/kernel": {"model": kf.sbp.split(0)}}).scope():
+        updates = trained()
+    assert any(np.abs(update).max() > 0 for update in wanted)
+    for update, other in zip(updates, wanted, strict=True):
+        assert np.abs(update - other).max() <= 1e-4 * np.abs(other).max()
+
+
+@check
 def created_in_pieces_with_the_bits_of_one_device() -> None:
     import keras
     from torch.distributed.tensor import DTensor
