@@ -17,7 +17,7 @@ import numpy as np
 from keras_flow import sbp as _sbp
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
-from keras_flow.sbp import NdSbp, PartialSum, Split
+from keras_flow.sbp import NdSbp, PartialSum, Sbp, Split
 
 
 def balanced(length: int, parts: int, index: int) -> tuple[int, int]:
@@ -62,7 +62,7 @@ class Layout:
 
     def __init__(self, placement: Placement, nd_sbp: _sbp.SbpSpec, shape: Sequence[int]):
         shape = _checked_shape(shape)
-        parts = []
+        parts: list[Sbp] = []
         for axis, part in zip(placement.axis_names, _sbp.nd_sbp(nd_sbp, placement.axis_names), strict=True):
             if isinstance(part, Split):
                 if not -len(shape) <= part.dim < len(shape):

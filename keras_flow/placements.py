@@ -74,12 +74,13 @@ class Placement:
         if axis_names is None:
             names = tuple(f"axis{i}" for i in range(array.ndim))
         else:
-            names = tuple(axis_names) if isinstance(axis_names, Sequence) else ()
+            # a program without types may give anything
+            names = tuple(axis_names) if isinstance(axis_names, Sequence) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
         if isinstance(axis_names, str) or len(names) != array.ndim or len(set(names)) != len(names):
             raise FlowError(
                 f"axis_names must be {array.ndim} different names for hierarchy {array.shape}, got {axis_names!r}"
             )
-        if not all(isinstance(name, str) and name.isidentifier() for name in names):
+        if not all(isinstance(name, str) and name.isidentifier() for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise FlowError(f"axis names must be identifiers (letters, digits, underscore), got {names}")
         object.__setattr__(self, "hierarchy", tuple(int(n) for n in array.shape))
         object.__setattr__(self, "ranks", tuple(flat))
@@ -127,13 +128,13 @@ class Placement:
         """
         if rank not in self._positions:
             raise FlowError(f"rank {rank} is not in the placement of ranks {list(self.ranks)}")
-        position, coords = self._positions[rank], []
+        position, coords = self._positions[rank], list[int]()
         for size in reversed(self.hierarchy):
             position, index = divmod(position, size)
             coords.append(index)
         return tuple(reversed(coords))
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[str | None, tuple[int, ...], tuple[int, ...]]:
         return self.type, self.hierarchy, self.ranks
 
     def __eq__(self, other: object) -> bool:

@@ -129,7 +129,7 @@ def nd_sbp(spec: SbpSpec, axis_names: Sequence[str]) -> NdSbp:
         parsed = parse(spec)
     elif isinstance(spec, Split | Broadcast | PartialSum):
         parsed = (spec,)
-    elif isinstance(spec, Sequence):
+    elif isinstance(spec, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  # programs without types
         parsed = tuple(_as_sbp(value, spec) for value in spec)
     else:
         raise FlowError(

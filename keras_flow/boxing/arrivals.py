@@ -17,6 +17,7 @@ Example: rank 3 of 2x2 in `S(0),S(1) -> B,B`, an all-gather of blocks of 4 eleme
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import numpy as np
 
@@ -142,7 +143,7 @@ class _Arrivals:
             turn == self.target.number(tied, self.at)
         )
         by_turn = number % self.target.sizes_of(member_axes) == self.member
-        kept = np.where(held_here, is_keeper, by_turn) & ~self._match(self.index)
+        kept = cast(Array, np.where(held_here, is_keeper, by_turn)) & ~self._match(self.index)
         return self._messages(kept & self.merges if phase == "merge" else kept, self.volume, self.index)
 
     def _reduced(self) -> tuple[Array, Array]:
@@ -162,7 +163,7 @@ class _Arrivals:
         """The ranges of the other owners that are copies of the rank's member."""
         destinations = tuple(axis for axis in self.at if axis not in self.fixed)
         holders = tuple(axis for axis in destinations if axis not in self.source.split_axes)
-        found = []
+        parts: list[tuple[Array, Array]] = []
         # owners of an atom that destinations hold have its coordinates; where none does, all destinations own
         for axes, chosen in ((holders, self.is_near), (destinations, ~self.is_near)):
             atoms = np.nonzero((self.volume > 0) & chosen & ~self.merges)
@@ -184,6 +185,6 @@ class _Arrivals:
                 else:
                     is_other = is_other | (owner[axis] != self.at[axis])
             sizes = block_length(self.volume[atoms][:, None], len(number), number)
-            found.append(self._messages(is_other & same_member, sizes, owner))
-        senders, sizes = zip(*found, strict=True)
+            parts.append(self._messages(is_other & same_member, sizes, owner))
+        senders, sizes = zip(*parts, strict=True)
         return np.concatenate(senders), np.concatenate(sizes)

@@ -45,7 +45,7 @@ def volume(box: Box) -> int:
 
 def intersection(first: Box, second: Box) -> Box:
     """The box that two boxes have in common; a dim in which they do not meet has length 0."""
-    common = []
+    common: list[tuple[int, int]] = []
     for (start, stop), (other_start, other_stop) in zip(first, second, strict=True):
         begin, end = max(start, other_start), min(stop, other_stop)
         common.append((begin, max(begin, end)))
@@ -155,7 +155,7 @@ class Blocks:
 
     def coords_of_number(self, axes: tuple[int, ...], number: int) -> dict[int, int]:
         """The coordinates on `axes` that have this `number`: its inverse."""
-        coords = {}
+        coords: dict[int, int] = {}
         for axis in reversed(axes):
             number, coords[axis] = divmod(number, self.sizes[axis])
         return coords
@@ -164,7 +164,7 @@ class Blocks:
 
     def box_at(self, coords: Coords) -> Box:
         """The block at these coordinates; only those on split axes are read."""
-        box = []
+        box: list[tuple[int, int]] = []
         for dim, length in enumerate(self.layout.shape):
             start, stop = 0, length
             for axis in self.axes_of_dim[dim]:
@@ -197,7 +197,9 @@ class Blocks:
     ) -> Iterator[tuple[dict[int, int], tuple[int, int]]]:
         """The blocks of one dim that meet `bounds`: coordinates of the axes that split the dim, and the common part."""
 
-        def descend(axes: tuple[int, ...], start: int, stop: int, coords: dict[int, int]):
+        def descend(
+            axes: tuple[int, ...], start: int, stop: int, coords: dict[int, int]
+        ) -> Iterator[tuple[dict[int, int], tuple[int, int]]]:
             if not axes:
                 yield coords, (max(start, bounds[0]), min(stop, bounds[1]))
                 return

@@ -55,7 +55,7 @@ class Exchange:
     source: Layout
     target: Layout
     apart: tuple[int, ...] = ()
-    table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict, hash=False)
+    table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict[Box, tuple[Share, ...]], hash=False)
 
     @cached_property
     def source_blocks(self) -> Blocks:
@@ -190,13 +190,14 @@ class Exchange:
         # an atom is named by its source block and its target block; groups share neither owners nor ranges
         where = tuple(at[axis] for axis in (*self.target_blocks.split_axes, *self.apart))
         key = (tuple(block.items()), where)
-        if self._latest_shares.get("key") != key:  # receivers of one atom ask one after the other
+        if key not in self._latest_shares:  # receivers of one atom ask one after the other
             shares = self.table[box] if box in self.table else self._equal_shares(block, box, at)
             by_owner: dict[int, list[Share]] = {}
             for share in shares:
                 by_owner.setdefault(share.owner, []).append(share)
-            self._latest_shares.update(key=key, shares=by_owner)
-        return self._latest_shares["shares"]
+            self._latest_shares.clear()
+            self._latest_shares[key] = by_owner
+        return self._latest_shares[key]
 
     def _equal_shares(self, block: Coords, box: Box, at: Coords) -> list[Share]:
         """One range for each owner, by the balanced split rule; owners add for themselves."""
@@ -205,7 +206,7 @@ class Exchange:
         return [Share(owner, owner, piece) for owner, piece in zip(owners, pieces, strict=True) if piece.size]
 
     @cached_property
-    def _latest_shares(self) -> dict:
+    def _latest_shares(self) -> dict[tuple[object, object], dict[int, list[Share]]]:
         return {}
 
     # ---- who keeps: members of a target with P

@@ -9,12 +9,15 @@ docs/boxing-spec.md says what the fields mean, docs/boxing-plan.schema.json whic
     ('all_gather', ['move'], [[{'axis': 0, 'parts': 2}], []])
 """
 
+# pyright: basic
+# what is read has no types until every field of it is checked, which is what this file does
+
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,17 +40,17 @@ FIELDS = {"format", "version", "shape", "dtype", "chosen", "placements", "source
 STEP_FIELDS = {"kind", "phases", "source", "target", "apart", "shares"}
 
 
-def to_json(plan: BoxingPlan) -> dict:
+def to_json(plan: BoxingPlan) -> dict[str, Any]:
     """The plan as plain data."""
     # placements are listed once, and layouts name them by number
     placements: list[Placement] = []
 
-    def layout(value: Layout) -> dict:
+    def layout(value: Layout) -> dict[str, object]:
         if value.placement not in placements:
             placements.append(value.placement)
         return _layout(value, placements.index(value.placement))
 
-    data = {
+    data: dict[str, object] = {
         "format": FORMAT,
         "version": VERSION,
         "shape": list(plan.source.shape),
@@ -79,7 +82,7 @@ def to_json(plan: BoxingPlan) -> dict:
     return data
 
 
-def _layout(value: Layout, placement: int) -> dict:
+def _layout(value: Layout, placement: int) -> dict[str, object]:
     parts = list(enumerate(value.nd_sbp))
     return {
         "placement": placement,
@@ -94,7 +97,7 @@ def _layout(value: Layout, placement: int) -> dict:
     }
 
 
-def _placement(value: Placement) -> dict:
+def _placement(value: Placement) -> dict[str, object]:
     return {
         "type": value.type,
         "ranks": _ranks(value),

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from keras_flow.boxing.blocks import volume
+from keras_flow.boxing.blocks import Box, volume
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.messages import Piece, Share
 from keras_flow.boxing.phases import elements_received
@@ -55,7 +55,7 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
     if exchange.source.placement.size > SEARCHED:
         return exchange
     ranks = sorted({*exchange.source.placement.ranks, *exchange.target.placement.ranks})
-    atoms = []
+    atoms: list[tuple[dict[int, int], dict[int, int], Box]] = []
     for block in source.all_coords(source.split_axes):
         for wanted, box in target.overlapping(source.box_at(block)):
             atoms.append((block, wanted, box))
@@ -63,7 +63,8 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
                 return exchange
     number = {rank: index for index, rank in enumerate(ranks)}
     base = [0] * len(ranks)
-    supplies, choices = [], []
+    supplies: list[int] = []
+    choices: list[list[int]] = []
     for block, wanted, box in atoms:
         owners = exchange.owners(block, wanted)
         for _, rank in exchange.destinations(wanted):
@@ -77,7 +78,7 @@ def balanced_exchange(exchange: Exchange) -> Exchange:
     limit, flows = least_limit(supplies, choices, base)
     if limit >= plain:
         return exchange
-    table = {}
+    table: dict[Box, tuple[Share, ...]] = {}
     for (block, wanted, box), flow, supply in zip(atoms, flows, supplies, strict=True):
         pieces = [(ranks[place], amount) for place, amount in sorted(flow.items())]
         owners = exchange.owners(block, wanted)
@@ -104,7 +105,8 @@ def _shares_in_proportion(
     supply: int,
 ) -> tuple[Share, ...]:
     """Ranges of an atom in proportion to the receipts that each merger takes of the atom's `supply`."""
-    shares, done = [], 0
+    shares: list[Share] = []
+    done = 0
     for turn, (merger, load) in enumerate(loads):
         start = atom.size * done // supply
         done += load
@@ -206,7 +208,8 @@ def _flows(
             if goal < 0:
                 return None
             # backwards from the goal: a source on the path gives to the next place what it gave to the one before
-            path, amount, place = [], min(left, rooms[goal]), goal
+            path: list[tuple[int, int, int]] = []
+            amount, place = min(left, rooms[goal]), goal
             while place >= 0:
                 giving, before = reached[place]
                 path.append((giving, place, before))

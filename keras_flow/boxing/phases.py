@@ -197,9 +197,9 @@ def _receivers_elsewhere(
     for dim, (first, last) in enumerate(held):
         start, stop = target.bounds_at(dim, coords)
         asks &= np.minimum(stop, last) > np.maximum(start, first)
-    found = []
+    asking: list[tuple[Box, int, dict[int, int]]] = []
     for position in np.flatnonzero(asks).tolist():
         at = target.coords_of_number(axes, position)
-        found.append((intersection(held, target.box_at(at)), position, dict(sorted(at.items()))))
-    for box, _, at in sorted(found, key=lambda entry: entry[:2]):  # atom by atom: shares are worked out once for each
+        asking.append((intersection(held, target.box_at(at)), position, dict(sorted(at.items()))))
+    for box, _, at in sorted(asking, key=lambda entry: entry[:2]):  # atom by atom: shares are worked out once for each
         yield block, box, at, target.rank_at(at)

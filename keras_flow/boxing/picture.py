@@ -1,5 +1,8 @@
 """A picture of a plan: who holds what before and after, and what moves."""
 
+# pyright: basic
+# matplotlib has no types for what `subplots` returns
+
 from __future__ import annotations
 
 from pathlib import Path

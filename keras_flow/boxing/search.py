@@ -107,12 +107,12 @@ def _edges(
 ) -> tuple[tuple[NdSbp, int, int, int], ...]:
     """The layouts one named step away: elements received by all ranks, by the most loaded one, and held by a rank."""
     source = Layout(placement, here, shape)
-    found = []
+    edges: list[tuple[NdSbp, int, int, int]] = []
     for nd_sbp in options:
         target = Layout(placement, nd_sbp, shape)
         kind = kind_of(source, target) if nd_sbp != here else "exchange"
         if kind != "exchange":
             received = cost.of_collective(kind, Exchange(source, target, unchanged_axes(source, target)))
             if received is not None:
-                found.append((nd_sbp, *received, shard_size(target)))
-    return tuple(found)
+                edges.append((nd_sbp, *received, shard_size(target)))
+    return tuple(edges)

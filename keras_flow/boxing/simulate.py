@@ -16,9 +16,10 @@ docs/boxing-spec.md alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_flow.boxing.blocks import Blocks, local_slices
 from keras_flow.boxing.messages import WRITES, Piece
@@ -33,7 +34,7 @@ Counts = dict[int, int]
 
 
 def simulate(
-    plan: BoxingPlan | Mapping,
+    plan: BoxingPlan | Mapping[str, object],
     shards: Mapping[int, np.ndarray],
     *,
     counts: Counts | None = None,
@@ -95,7 +96,7 @@ def _run(step: Step, shards: dict[int, np.ndarray], dtype: np.dtype, counts: Cou
         if name not in buffers:
             buffers[name] = {rank: np.zeros(layout.local_shape(rank), dtype) for rank in layout.placement.ranks}
         messages = [message for rank in layout.placement.ranks for message in receives(exchange, rank, phase)]
-        sent = []
+        sent: list[np.ndarray] = []
         for message in messages:  # all are read before any is added: a buffer may be read and written in one phase
             buffer = buffers[message.origin][message.sender]
             sent.append(_read(buffer, exchange.layout_of(message.origin), message.sender, message.piece))
@@ -106,11 +107,11 @@ def _run(step: Step, shards: dict[int, np.ndarray], dtype: np.dtype, counts: Cou
     return buffers[WRITES[step.phases[-1]]]
 
 
-def check_shards(layout: Layout, shards: Mapping[int, Any], ranks: Iterable[int]) -> None:
+def check_shards(layout: Layout, shards: Mapping[int, object], ranks: Iterable[int]) -> None:
     """Whether there is a shard of the right shape for each of the ranks."""
     for rank in ranks:
-        if rank not in shards or tuple(np.shape(shards[rank])) != layout.local_shape(rank):
-            found = f"shape {list(np.shape(shards[rank]))}" if rank in shards else "none"
+        if rank not in shards or tuple(np.shape(cast(ArrayLike, shards[rank]))) != layout.local_shape(rank):
+            found = f"shape {list(np.shape(cast(ArrayLike, shards[rank])))}" if rank in shards else "none"
             raise FlowError(f"shard of rank {rank}: expected shape {list(layout.local_shape(rank))}, found {found}")
 
 

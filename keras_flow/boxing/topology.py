@@ -22,7 +22,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,7 +86,7 @@ class Topology:
     ranks_per_host: int | None = None
     inside: Link = Link(10e-6, 10e9)
     between: Link | None = None
-    axes: Mapping[str, Link] = field(default_factory=dict, hash=False)
+    axes: Mapping[str, Link] = field(default_factory=dict[str, Link], hash=False)
 
     def __post_init__(self):
         if self.ranks_per_host is not None and self.ranks_per_host < 1:
@@ -163,7 +163,9 @@ def _looked_at(ranks: tuple[int, ...], topology: Topology) -> list[tuple[np.ndar
     return [(numbers[order[[(start + stop) // 2]]], stop - start) for start, stop in some]
 
 
-def _phase_time(step: Step, phase: str, itemsize: int, looked: list, topology: Topology) -> float:
+def _phase_time(
+    step: Step, phase: str, itemsize: int, looked: Sequence[tuple[np.ndarray, int]], topology: Topology
+) -> float:
     slowest_rank = slowest_link = 0.0
     for ranks, count in looked:
         outside_bytes = most_outside = 0

@@ -39,7 +39,7 @@ class OperatorCall:
     name: str
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     names: tuple[str, ...] = ()
     ranks: int = 1
     is_uneven: bool = False

@@ -77,7 +77,7 @@ def choose(call: OperatorCall, inputs: Sequence[Layout], dtypes: Sequence[str], 
         out_dtypes: dtype of each output.
     """
     placement = inputs[0].placement
-    options = []
+    options: list[tuple[int, int, bool, int, int, Option]] = []
     for number, signature in enumerate(signatures(call, placement.hierarchy)):
         received = changes = 0
         for layout, wanted, dtype in zip(inputs, signature[0], dtypes, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from keras_flow.sbp import Sbp
 from keras_flow.signatures.call import OperatorCall, Signature
 from keras_flow.signatures.registry import B, P, S, all_inputs_and_outputs, operators
 
@@ -16,7 +17,7 @@ def elementwise(call: OperatorCall) -> Iterator[Signature]:
     """Splits of each dim of the output; an input that is broadcast along it stays whole."""
     out = call.outputs[0]
     for dim in range(len(out)):
-        parts = []
+        parts: list[Sbp] = []
         for shape in call.inputs:
             own = dim - (len(out) - len(shape))
             parts.append(S(own) if own >= 0 and shape[own] == out[dim] else B)

@@ -12,14 +12,12 @@ linear in an argument while the others are broadcast. `tests/signatures/test_tab
 
 from __future__ import annotations
 
-# each of these files adds its operators to the table as it is imported
-from keras_flow.signatures import elementwise as _elementwise  # noqa: F401
-from keras_flow.signatures import indices as _indices  # noqa: F401
-from keras_flow.signatures import products as _products  # noqa: F401
-from keras_flow.signatures import reductions as _reductions  # noqa: F401
-from keras_flow.signatures import shapes as _shapes  # noqa: F401
+from keras_flow.signatures import elementwise, indices, products, reductions, shapes
 from keras_flow.signatures.call import OperatorCall, Signature
 from keras_flow.signatures.registry import SIGNATURE_FUNCTIONS, B
+
+#: the files of operators; each adds its own to the table as it is imported
+KINDS = (elementwise, products, reductions, shapes, indices)
 
 
 def signatures_on_axis(call: OperatorCall) -> list[Signature]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import keras
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from keras_flow import sbp as _sbp
 from keras_flow.backends.active import tensor_engine
@@ -25,8 +25,13 @@ from keras_flow.tensors.dtypes import check_dtype, default_of_array, default_of_
 from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.ranks import check_placement, local_ranks
 
+#: one number of a shape, or a whole shape
+Size: TypeAlias = int | Sequence[int]
+#: a whole number, a generator that moves on with each draw, or None for a seed that rank 0 draws
+Seed: TypeAlias = int | keras.random.SeedGenerator | None
 
-def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
+
+def tensor(value: ArrayLike, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """A global tensor with the value of an array, a number or nested lists, the same on every process.
 
     Args:
@@ -43,7 +48,7 @@ def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike |
     Example:
         >>> import keras_flow as kf
         >>> kf.tensor([[1, 2], [3, 4], [5, 6]], placement=kf.Placement([0, 1]), sbp="S(0)")
-        GlobalTensor(shape=(3, 2), dtype=int32, sbp=(S(0)), Placement([0, 1], axes ('axis0',)))
+        GlobalTensor(shape=(3, 2), dtype=int32, sbp=(S(0)), Placement([0, 1], axis_names=('axis0',)))
           rank 0: [[1 2]
                    [3 4]]
           rank 1: [[5 6]]
@@ -54,7 +59,7 @@ def tensor(value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike |
     return _from_blocks(array.shape, placement, sbp, dtype, lambda slices: array[slices])
 
 
-def zeros(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
+def zeros(*shape: Size, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """A global tensor of zeros.
 
     Args:
@@ -68,10 +73,10 @@ def zeros(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | No
         >>> kf.zeros(4, 2, placement=kf.Placement([0, 1]), sbp="S(0)").to_local(rank=0).shape
         (2, 2)
     """
-    return full(shape, 0, placement=placement, sbp=sbp, dtype=dtype or keras.config.floatx())
+    return full(_shape(shape), 0, placement=placement, sbp=sbp, dtype=dtype or keras.config.floatx())
 
 
-def ones(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
+def ones(*shape: Size, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
     """A global tensor of ones; arguments as those of `kf.zeros`.
 
     Example:
@@ -79,10 +84,12 @@ def ones(*shape: Any, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | Non
         >>> kf.ones(2, placement=kf.Placement([0, 1]), sbp="P").to_local(rank=1)  # summands of ones: 1 + 0
         array([0., 0.], dtype=float32)
     """
-    return full(shape, 1, placement=placement, sbp=sbp, dtype=dtype or keras.config.floatx())
+    return full(_shape(shape), 1, placement=placement, sbp=sbp, dtype=dtype or keras.config.floatx())
 
 
-def full(shape: Any, value: Any, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None) -> GlobalTensor:
+def full(
+    shape: Sequence[int], value: ArrayLike, *, placement: Placement, sbp: SbpSpec, dtype: DTypeLike | None = None
+) -> GlobalTensor:
     """A global tensor with one number everywhere.
 
     Args:
@@ -98,9 +105,8 @@ def full(shape: Any, value: Any, *, placement: Placement, sbp: SbpSpec, dtype: D
         array([7, 7, 7], dtype=int32)
     """
     named = dtype or default_of_values(np.asarray(value))
-    sizes = _shape(shape)
     return _from_blocks(
-        sizes, placement, sbp, named, lambda slices: np.full([part.stop - part.start for part in slices], value)
+        tuple(shape), placement, sbp, named, lambda slices: np.full([part.stop - part.start for part in slices], value)
     )
 
 
@@ -143,7 +149,7 @@ def arange(
 
 
 def rand(
-    *shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike | None = None
+    *shape: Size, placement: Placement, sbp: SbpSpec, seed: Seed = None, dtype: DTypeLike | None = None
 ) -> GlobalTensor:
     """Random numbers, uniform in [0, 1).
 
@@ -173,7 +179,7 @@ def rand(
 
 
 def randn(
-    *shape: Any, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike | None = None
+    *shape: Size, placement: Placement, sbp: SbpSpec, seed: Seed = None, dtype: DTypeLike | None = None
 ) -> GlobalTensor:
     """Random numbers of the standard normal distribution; arguments as those of `kf.rand`.
 
@@ -186,7 +192,14 @@ def randn(
 
 
 def randint(
-    low: int, high: int, shape: Any, *, placement: Placement, sbp: SbpSpec, seed: Any = None, dtype: DTypeLike = "int32"
+    low: int,
+    high: int,
+    shape: int | Sequence[int],
+    *,
+    placement: Placement,
+    sbp: SbpSpec,
+    seed: Seed = None,
+    dtype: DTypeLike = "int32",
 ) -> GlobalTensor:
     """Random whole numbers from `low` up, below `high`, each equally likely.
 
@@ -255,7 +268,7 @@ def _random(
     shape: tuple[int, ...],
     placement: Placement,
     sbp: SbpSpec,
-    seed: Any,
+    seed: Seed,
     dtype: DTypeLike,
     draw: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> GlobalTensor:
@@ -267,7 +280,7 @@ def _random(
     )
 
 
-def _seed(seed: Any) -> tuple[int, int]:
+def _seed(seed: Seed) -> tuple[int, int]:
     """Seed and stream. A `keras.random.SeedGenerator` moves on with each draw; without a seed rank 0 draws one."""
     if isinstance(seed, keras.random.SeedGenerator):
         number, stream = np.asarray(keras.ops.convert_to_numpy(seed.next())).tolist()
@@ -281,6 +294,8 @@ def _seed(seed: Any) -> tuple[int, int]:
     return int(seed), 0
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
-    parts = tuple(shape)
-    return tuple(parts[0]) if len(parts) == 1 and isinstance(parts[0], Sequence) else parts
+def _shape(sizes: Sequence[Size]) -> tuple[int, ...]:
+    """A shape given as several numbers, or as one sequence of them."""
+    if len(sizes) == 1 and isinstance(sizes[0], Sequence):
+        return tuple(sizes[0])
+    return tuple(cast("Sequence[int]", sizes))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.errors import FlowError
@@ -104,7 +103,7 @@ def _priced(option: Option) -> str:
     return f"{option}, {option.bytes} bytes{owed}"
 
 
-def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
+def explain(program: object, *args: object, **kwargs: object) -> OperatorExplanation:
     """What `program(*args, **kwargs)` would do: signatures, the rejected ones, steps, bytes, peak memory, gradients.
 
     Args:
@@ -118,8 +117,8 @@ def explain(program: Any, *args: Any, **kwargs: Any) -> OperatorExplanation:
     Example:
         >>> import keras_flow as kf
         >>> mesh = kf.Placement([0, 1])
-        >>> x, w = (kf.ones(4, 4, placement=mesh, sbp=sbp) for sbp in ("S(1)", "B"))
-        >>> print(kf.explain(kf.ops.matmul, x, w).outputs[0].sbp)  # each rank cuts its rows of w: nothing is sent
+        >>> x, w = (kf.ones(4, 4, placement=mesh, sbp=sbp) for sbp in ("S(1)", "S(0)"))
+        >>> print(kf.explain(kf.ops.matmul, x, w).outputs[0].sbp)  # nothing is sent
         (P,)
     """
     if not isinstance(program, (Operator, gradients.ValueAndGrad)):

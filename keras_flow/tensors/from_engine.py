@@ -13,7 +13,7 @@ from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.ranks import local_ranks
 
 
-def global_tensor(value: Any) -> GlobalTensor:
+def global_tensor(value: object) -> GlobalTensor:
     """A Keras variable created under a scope, or the engine's distributed array, as a global tensor; nothing is copied.
 
     Args:
@@ -22,7 +22,7 @@ def global_tensor(value: Any) -> GlobalTensor:
     Raises:
         FlowError: it is none of these, or its shards are not those of a layout.
     """
-    array = value.value if isinstance(value, keras.Variable) else value
+    array: Any = value.value if isinstance(value, keras.Variable) else value
     layout_and_shards = tensor_engine().from_engine(array)
     variable = keras_layout(value) if isinstance(value, keras.Variable) else None
     if layout_and_shards is None and variable is not None and variable.distribution.has_one_rank:

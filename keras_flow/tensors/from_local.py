@@ -19,7 +19,7 @@ from keras_flow.tensors.global_tensor import GlobalTensor, change_layout
 from keras_flow.tensors.ranks import check_placement, local_ranks
 
 
-def to_global(local: Any, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
+def to_global(local: object, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
     """A global tensor of what each process has: S takes shards, B copies of one value, P summands.
 
     Args:
@@ -55,7 +55,7 @@ def to_global(local: Any, placement: Placement, sbp: SbpSpec) -> GlobalTensor:
     return _with_equal_copies(GlobalTensor(layout, next(iter(dtypes)), arrays))
 
 
-def _arrays_of_ranks(local: Any, placement: Placement) -> dict[int, Any]:
+def _arrays_of_ranks(local: object, placement: Placement) -> dict[int, Any]:
     """Rank -> the engine's array, for the ranks of this process that the placement has."""
     here = local_ranks()
     if isinstance(local, Mapping):

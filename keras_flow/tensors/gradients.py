@@ -33,7 +33,7 @@ from keras_flow.tensors.global_tensor import GlobalTensor, change_layout, withou
 from keras_flow.tensors.tape import BoxingRecord, OperatorRecord, Tape
 
 
-def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | None = None) -> Callable[..., Any]:
+def value_and_grad(function: Callable[..., object], argnums: int | Sequence[int] | None = None) -> ValueAndGrad:
     """A function that returns the value of `function` and its gradients.
 
     Args:
@@ -62,13 +62,13 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] | 
 class ValueAndGrad:
     """What `value_and_grad` returns; its arguments are those of `value_and_grad`."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     argnums: int | Sequence[int] | None
 
     def __str__(self) -> str:
         return f"kf.value_and_grad({getattr(self.function, '__name__', self.function)})"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[GlobalTensor, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> tuple[GlobalTensor, Any]:
         """The value, B on every axis, and the gradients."""
         chosen, value, records = self.record(args, kwargs)
         by_id = walk_back(records, [(value, cotangent_of_ones(value))])
@@ -79,7 +79,7 @@ class ValueAndGrad:
         single = isinstance(self.argnums, int) or (self.argnums is None and len(args) == 1)
         return whole, gradients[0] if single else tuple(gradients)
 
-    def record(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list, GlobalTensor, Tape]:
+    def record(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[object], GlobalTensor, Tape]:
         """Run the function; returns the arguments to differentiate, as it was given them, its value, and the tape."""
         given = list(args)
         places = range(len(args)) if self.argnums is None else np.atleast_1d(self.argnums).tolist()
@@ -110,20 +110,22 @@ class ValueAndGrad:
 
 
 def distinct(structure: Any) -> Any:
-    """The structure with new tensors on the same shards: the tape tells arguments apart by identity, and one tensor may
-    be given twice."""
+    """The structure with new tensors on the same shards.
+
+    The tape tells arguments apart by identity, and one tensor may be given twice.
+    """
     return tree.map_structure(
         lambda leaf: GlobalTensor(leaf.layout, leaf.dtype, leaf._shards) if isinstance(leaf, GlobalTensor) else leaf,
         structure,
     )
 
 
-def tensors_of(structure: Any) -> list[GlobalTensor]:
+def tensors_of(structure: object) -> list[GlobalTensor]:
     """The global tensors of a structure, in order."""
     return [leaf for leaf in tree.flatten(structure) if isinstance(leaf, GlobalTensor)]
 
 
-def floats_of(structure: Any) -> list[GlobalTensor]:
+def floats_of(structure: object) -> list[GlobalTensor]:
     """The global tensors of a structure that have gradients."""
     return [leaf for leaf in tensors_of(structure) if is_float(leaf.dtype)]
 

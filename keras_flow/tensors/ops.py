@@ -8,7 +8,7 @@ where that receives fewer bytes.
 >>> import keras_flow as kf
 >>> x = kf.tensor([[1.0, 2.0], [3.0, 4.0]], placement=kf.Placement([0, 1]), sbp="S(0)")
 >>> kf.ops.sum(x, axis=0)
-GlobalTensor(shape=(2,), dtype=float32, sbp=(P), Placement([0, 1], axes ('axis0',)))
+GlobalTensor(shape=(2,), dtype=float32, sbp=(P), Placement([0, 1], axis_names=('axis0',)))
   rank 0: [1. 2.]
   rank 1: [3. 4.]
 """
@@ -27,7 +27,7 @@ from keras_flow.tensors.keras_operators import arguments_by_name, function_of
 class Operator:
     """One operator. Call it with global tensors, or give it to `kf.explain`."""
 
-    def __init__(self, name: str, function: Callable[..., Any]):
+    def __init__(self, name: str, function: Callable[..., object]):
         """An operator of `keras.ops`.
 
         Args:
@@ -38,7 +38,7 @@ class Operator:
         self.__doc__ = function.__doc__
         self._function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """The result for these arguments, which are those of the operator of `keras.ops`."""
         arguments = arguments_by_name(self._function, args, kwargs)
         if self.name == "einsum":  # keras.ops accepts spaces where it computes and refuses them where it describes
@@ -49,7 +49,7 @@ class Operator:
             arguments["axis"] = dims or None
         return dispatch.cheapest(self.name, self._function, arguments)
 
-    def without_decomposition(self, *args: Any, **kwargs: Any) -> Any:
+    def without_decomposition(self, *args: object, **kwargs: object) -> Any:
         """As a call, but the operator itself runs; for decompositions that cover only some of its arguments."""
         return dispatch.run(self.name, self._function, arguments_by_name(self._function, args, kwargs))
 
