@@ -10,7 +10,7 @@ and 3 hold rows 4 to 7. Each rank's kernel gradient is that of its four rows, an
 gradient of the batch. The partitioner sums over both axes, which is twice as much.
 
 A window dim (height or width) of the inputs, of the kernel or of the output that is split, while another dim is split
-over the same axis, is convolved with the wrong slices. All three are whole on those dims; rows and channels stay split.
+over the same axis, is convolved with the wrong slices. These dims are gathered; rows and channels stay split.
 The same holds for pooling: a split of features after `Flatten` reaches the height of what was pooled, and the gradient
 of windows that overlap is wrong there.
 """
@@ -49,7 +49,7 @@ def convolve(
         distribution: the one for which the step is traced.
         original: Keras's function.
         inputs: tensor [rows, ...]; rows that do not divide by the data ranks are convolved by every rank.
-        kernel: its variable or tensor, which every rank gets whole.
+        kernel: its variable or tensor, of which every rank gets all.
         args: strides, padding, data format, dilation rate, of which the third says where the channels are.
         kwargs: the same by name.
     """
@@ -59,7 +59,7 @@ def convolve(
     divides = distribution.batch_plan(inputs.shape[0]).divides
     rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
     by_own_rows = jax.shard_map(
-        lambda own, whole: original(own, whole, *args, **kwargs),
+        lambda own_rows, weights: original(own_rows, weights, *args, **kwargs),
         mesh=mesh(distribution.placement),
         in_specs=(rows, PartitionSpec()),
         out_specs=rows,
@@ -86,7 +86,7 @@ def convolve_transposed(
         kwargs: the same by name.
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
-    weights = _whole_on(weights, range(weights.ndim - 2), distribution)
+    weights = _unsplit_on(weights, range(weights.ndim - 2), distribution)
     return pool(distribution, original, inputs, weights, *args, **kwargs)
 
 
@@ -105,15 +105,15 @@ def pool(
     """
     from keras.src import backend
 
-    given = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
-    last = backend.standardize_data_format(given.get("data_format")) == "channels_last"
+    arguments = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
+    last = backend.standardize_data_format(arguments.get("data_format")) == "channels_last"
     positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
-    outputs = original(_whole_on(inputs, positions, distribution), *args, **kwargs)
-    return _whole_on(outputs, positions, distribution)
+    outputs = original(_unsplit_on(inputs, positions, distribution), *args, **kwargs)
+    return _unsplit_on(outputs, positions, distribution)
 
 
-def _whole_on(value: jax.Array, dims: range, distribution: Distribution) -> jax.Array:
-    """The same tensor, not split on these dims; on the others as XLA likes."""
+def _unsplit_on(value: jax.Array, dims: range, distribution: Distribution) -> jax.Array:
+    """The same tensor, gathered on these dims; XLA chooses the layout of the others."""
     if distribution.num_model_replicas == len(distribution.placement.ranks):
         return value  # every rank has rows of its own, and nothing else is split
     return whole_on(value, dims, distribution.placement)

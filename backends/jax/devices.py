@@ -37,16 +37,16 @@ def init(devices: int | None, type: str | None) -> World:
             jax.config.update("jax_platforms", "cpu")
     _start(devices)
     try:
-        found = jax.devices(type)
+        available = jax.devices(type)
     except RuntimeError as error:
         present = jax.default_backend()
         raise FlowError(
             f"kf.init was asked for devices of type {type!r}, but JAX has none: its devices are of type {present!r}. "
             f"Use type={present!r}, or leave type out."
         ) from error
-    if devices is not None and len(found) < devices:
-        raise FlowError(_too_few(devices, found))
-    _world, _devices = _as_world(found[:devices]), tuple(found[:devices])
+    if devices is not None and len(available) < devices:
+        raise FlowError(_too_few(devices, available))
+    _world, _devices = _as_world(available[:devices]), tuple(available[:devices])
     return _world
 
 
@@ -120,12 +120,12 @@ def _as_world(devices: list[jax.Device]) -> World:  # pyright: ignore[reportInva
     )
 
 
-def _too_few(devices: int, found: list[jax.Device]) -> str:  # pyright: ignore[reportInvalidTypeForm]
-    have = f"{len(found)} device{'s' if len(found) > 1 else ''} of type {found[0].platform!r}"
-    if found[0].platform != "cpu":
+def _too_few(devices: int, available: list[jax.Device]) -> str:  # pyright: ignore[reportInvalidTypeForm]
+    have = f"{len(available)} device{'s' if len(available) > 1 else ''} of type {available[0].platform!r}"
+    if available[0].platform != "cpu":
         return (
             f"kf.init was asked for {devices} ranks, but JAX has {have}; a rank needs a device of its own. "
-            f"Ask for at most {len(found)}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
+            f"Ask for at most {len(available)}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
         )
     return (
         f"kf.init was asked for {devices} ranks, but JAX is already initialised with {have}, and cannot make more "

@@ -1,15 +1,15 @@
-"""Steps with dims that do not divide, on JAX: operations that XLA cannot split then get such dims whole.
+"""Steps with dims that do not divide, on JAX: such dims are gathered before operations that XLA partitions wrongly.
 
-XLA pads a dim that is left over and must take the padding out of every operation that joins its elements: rows that do
-not divide by the data ranks, or features that a slice has left of a split dim. It does so for elementwise operations,
-products, convolutions and reductions. It does not for scatters (on a mesh with a second axis the padding is counted),
-and it aborts the process where it has to split the gradient of a sort. So a step is traced first. Operations that have
-been seen right (`tests/sweep`) stay as they are; of any other, the dims that do not divide are gathered before it, and
-all other dims stay split. docs/adr/011 has the evidence.
+XLA pads a dim that does not divide by its axis and must take the padding out of every operation that combines its
+elements: rows that do not divide by the data ranks, or features of which a slice keeps an odd number. It does so for
+elementwise operations, products, convolutions and reductions. It does not for scatters (on a mesh with a second axis
+the padding is counted), and it aborts the process where it has to split the gradient of a sort. So a step is traced
+first. Operations that `tests/sweep` has proven stay as they are; before any other, the dims that do not divide are
+gathered, and all other dims stay split. docs/adr/011 has the evidence.
 
 Example: 11 rows on a 2x2 placement whose first axis splits the rows, through an embedding. Its gradient is a scatter of
 [11, 8] into the table [20, 8]. 11 does not divide by 2, so both data ranks get all 11 rows of this one gradient; the 8
-features, and every other tensor of the step, stay as they lie.
+features, and every other tensor of the step, keep their layout.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
 
 #: Operations that give the numbers of one device on dims that do not divide, forward and backward, on every mesh of the
-#: sweep. An operation that is not named has not been seen, which is reason enough; scatters (that of a max pool's
-#: gradient is one) and sorts have been, and are wrong. Concatenations: `splits_left_over_dims`.
+#: sweep. An operation that is not named is unproven, which is reason enough to gather; scatters (the gradient of a
+#: max pool is one) and sorts were tried, and are wrong. Concatenations: `splits_left_over_dims`.
 SPLITS_LEFT_OVER_DIMS = frozenset(
     (
         "abs add add_any and argmax argmin asinh atan atan2 bessel_i0e bessel_i1e bitcast_convert_type "
@@ -48,7 +48,7 @@ SPLITS_LEFT_OVER_DIMS = frozenset(
 )
 
 
-#: calls whose body may as well stand in the program itself, once gradients are taken
+#: calls whose body may replace the call, once gradients are taken
 _INLINED = frozenset(("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"))
 
 
@@ -62,9 +62,9 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
     distribution = expected()
     logical = data.to_logical(args)
     program, shape = jax.make_jaxpr(function, return_shape=True)(*logical)  # type: ignore[misc]
-    hidden = sorted(set(_unseen_in_loops(program.jaxpr))) if data.has_uneven(args) else []
-    if hidden:  # inside a loop no single operation can be given whole dims
-        _say(hidden, distribution.num_model_replicas)
+    hidden = sorted(set(_unproven_in_loops(program.jaxpr))) if data.has_uneven(args) else []
+    if hidden:  # a loop's body is one program: no operation of it can be given gathered dims alone
+        _warn(hidden, distribution.num_model_replicas)
         logical = data.to_logical(args, whole=True)
     leaves = jax.tree.leaves(logical)
     if not all(map(splits_left_over_dims, _equations(program.jaxpr))):
@@ -75,9 +75,9 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
 
 
 def splits_left_over_dims(equation: core.JaxprEqn) -> bool:
-    """Whether XLA has been seen right where this operation has dims that do not divide.
+    """Whether XLA is proven to partition this operation rightly where a dim does not divide.
 
-    Of concatenations those of equal parts: with parts of different lengths along a split dim they are wrong.
+    Concatenations are where their parts are of equal length: with other parts along a split dim they are wrong.
     """
     if equation.primitive.name == "concatenate":
         dim = equation.params["dimension"]
@@ -97,15 +97,15 @@ def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
                 yield from _equations(inner)
 
 
-def _unseen_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
-    """Operations that have not been seen right, in loops, branches and whatever else has a program of its own."""
+def _unproven_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
+    """Names of unproven operations inside loops, branches and whatever else has a program of its own."""
     for equation in jaxpr.eqns:
         for inner in core.jaxprs_in_params(equation.params):
             if equation.primitive.name in _INLINED:
-                yield from _unseen_in_loops(inner)
+                yield from _unproven_in_loops(inner)
             elif equation.primitive.name != "shard_map":
-                unseen = (inside for inside in _equations(inner) if not splits_left_over_dims(inside))
-                yield from (inside.primitive.name for inside in unseen)
+                unproven = (inside for inside in _equations(inner) if not splits_left_over_dims(inside))
+                yield from (inside.primitive.name for inside in unproven)
 
 
 class _LeftOver:
@@ -129,30 +129,31 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftO
         **dict(zip(jaxpr.invars, args, strict=True)),
     }
     for equation in jaxpr.eqns:
-        given = [one.val if isinstance(one, core.Literal) else values[one] for one in equation.invars]
+        inputs = [var.val if isinstance(var, core.Literal) else values[var] for var in equation.invars]
         inner = _body(equation)
         if inner is not None and not all(map(splits_left_over_dims, _equations(inner.jaxpr))):
-            made = _evaluated(inner, given, left_over)
+            outputs = _evaluated(inner, inputs, left_over)
         else:
-            seen = splits_left_over_dims(equation)
-            own = given if seen else list(map(_gathered(left_over), given))
+            proven = splits_left_over_dims(equation)
+            operands = inputs if proven else list(map(_gathered(left_over), inputs))
             with equation.ctx.manager:
-                made = equation.primitive.bind(*own, **equation.primitive.get_bind_params(equation.params))
-            made = made if equation.primitive.multiple_results else [made]
-            if not seen:
-                made = list(map(_gathered(left_over), made))
-        values.update(zip(equation.outvars, made, strict=True))
-    return [one.val if isinstance(one, core.Literal) else values[one] for one in jaxpr.outvars]
+                outputs = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+            if not proven:  # else XLA would split the result as it likes, and the next operation is wrong
+                outputs = list(map(_gathered(left_over), outputs))
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
 
 
 def _gathered(left_over: _LeftOver) -> Callable[[Any], Any]:
-    """`left_over` for arrays of numbers; keys of random numbers and scalars as they are."""
+    """The function that gathers an array of numbers, and returns random keys and scalars unchanged."""
 
-    def of(value: Any) -> Any:
+    def gathered(value: Any) -> Any:
+        # random keys have an extended dtype, which no sharding constraint takes
         plain = getattr(value, "ndim", 0) and not jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
         return left_over(value) if plain else value
 
-    return of
+    return gathered
 
 
 def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
@@ -163,7 +164,7 @@ def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     return bodies[0] if bodies else None
 
 
-def _say(hidden: Sequence[str], replicas: int) -> None:
+def _warn(hidden: Sequence[str], replicas: int) -> None:
     warnings.warn(
         f"a batch that does not divide by {replicas} data ranks is computed whole by every rank (the numbers are those "
         f"of one device): a loop of the step has operations that XLA does not split over rows that are left over "

@@ -131,7 +131,7 @@ def _matchings(pairs: Sequence[tuple[int, int]], numbers: Sequence[int], ranks: 
 
     position = {rank: number for number, rank in enumerate(ranks)}
     left = list(numbers)
-    found = []
+    rounds = []
     while left:
         degrees = _degrees(pairs, left)
         most = max(degrees.values())
@@ -144,9 +144,9 @@ def _matchings(pairs: Sequence[tuple[int, int]], numbers: Sequence[int], ranks: 
             weights[row, column] = busiest_ends + 1 / (2 * len(ranks))
         matched = zip(*linear_sum_assignment(weights, maximize=True), strict=True)
         chosen = [at[edge] for edge in matched if edge in at]
-        found.append(chosen)
+        rounds.append(chosen)
         left = [number for number in left if number not in chosen]
-    return found
+    return rounds
 
 
 # ---- collectives inside an exchange

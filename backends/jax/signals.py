@@ -1,7 +1,7 @@
-"""Transforms along the last dims, on JAX: these dims are whole around them, and windows of rows left over too.
+"""Fourier transforms and windows of signals, on JAX: the dims along which they work are not split.
 
-XLA's FFT on CPUs refuses an operand that is not row-major in memory ("IsMonotonicWithDim0Major", jax 0.10.2), and takes
-what partitioning gives it; XLA has wrong numbers in the windows of `extract_sequences` for one row on two data ranks.
+XLA's FFT on CPUs refuses an operand that is not row-major in memory ("IsMonotonicWithDim0Major", jax 0.10.2), and the
+partitioner gives it others; XLA has wrong numbers in the windows of `extract_sequences` for one row on two data ranks.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ WINDOWS = {"extract_sequences": (1, 2), "stft": (1, 2), "istft": (2, 1)}
 
 def distribution_of_windows(x: object, *args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on such functions, whose argument is an array or a pair of arrays."""
-    return next((found for leaf in jax.tree.leaves(x) if (found := distribution_of_step(leaf)) is not None), None)
+    return next(filter(None, map(distribution_of_step, jax.tree.leaves(x))), None)
 
 
 @functools.cache  # one replacement for each pair: what is installed is known by it
 def along(before: int, after: int) -> Callable[..., Any]:
     """Hook on a function that works along the last dims of its argument and of its result."""
 
-    def with_whole_dims(
+    def with_unsplit_dims(
         distribution: Distribution, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Hook on functions of windows along the last dims: these dims are whole around them."""
-        result = original(jax.tree.map(functools.partial(_whole, distribution, before), x), *args, **kwargs)
-        return jax.tree.map(functools.partial(_whole, distribution, after), result)
+        """Hook on functions of windows: neither the last dims of the argument nor those of the result are split."""
+        result = original(jax.tree.map(functools.partial(_unsplit, distribution, before), x), *args, **kwargs)
+        return jax.tree.map(functools.partial(_unsplit, distribution, after), result)
 
-    return with_whole_dims
+    return with_unsplit_dims
 
 
-def _whole(distribution: Distribution, count: int, value: Any) -> jax.Array:
+def _unsplit(distribution: Distribution, count: int, value: Any) -> jax.Array:
+    """The value with its last dims gathered; where its rows do not divide, with all of them gathered."""
     value = jax.numpy.asarray(value)
     divides = value.ndim > 0 and distribution.batch_plan(value.shape[0]).divides
     first = max(value.ndim - count, 0) if divides else 0

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend import standardize_data_format
 
 from keras_flow.backends.tensorflow import mirrored_strategy
-from keras_flow.backends.tensorflow.layouts import in_step, lay, replicated, view_of
+from keras_flow.backends.tensorflow.layouts import in_step, relayout, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.current.distribution import Distribution, active, expected
 
@@ -39,7 +39,7 @@ def by_rows_only(original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: o
 def whole_kernel(kernel: tf.Tensor | keras.Variable) -> tf.Tensor:
     """A kernel that every rank has whole, and whose gradient is: only then DTensor has rules for both."""
     kernel = tf.convert_to_tensor(kernel)
-    return lay(kernel, replicated(view_of(expected()).mesh, kernel.shape.rank))
+    return relayout(kernel, replicated(view_of(expected()).mesh, kernel.shape.rank))
 
 
 def convolve_transposed(
@@ -101,7 +101,7 @@ def _dilated(
     """A dilated convolution of stride 1, channels last: each phase of the positions is convolved by itself.
 
     TensorFlow does the same by SpaceToBatchND, which puts the phases before the rows: DTensor cannot split that by
-    rows. Here they come after the rows, so that each rank convolves its own.
+    rows. Here they follow the rows, so that each rank convolves its own.
 
     Example:
         Rate 2: positions 0 1 2 3 4 5 of a row are two rows, 0 2 4 and 1 3 5.
@@ -120,9 +120,9 @@ def _dilated(
     pairs = [length for pair in zip(counts, rates, strict=True) for length in pair]
     phased = tf.transpose(tf.reshape(inputs, [rows, *pairs, channels]), [0, *phases, *positions, 1 + 2 * dims])
     outputs = convolution(tf.reshape(phased, [rows * math.prod(rates), *counts, channels]), kernel)
-    *found, features = cast("list[int]", outputs.shape.as_list())[1:]
+    *positions, features = cast("list[int]", outputs.shape.as_list())[1:]
     joined = [dim for pair in zip(range(1 + dims, 1 + 2 * dims), range(1, 1 + dims), strict=True) for dim in pair]
-    outputs = tf.transpose(tf.reshape(outputs, [rows, *rates, *found, features]), [0, *joined, 1 + 2 * dims])
-    outputs = tf.reshape(outputs, [rows, *(a * b for a, b in zip(found, rates, strict=True)), features])
+    outputs = tf.transpose(tf.reshape(outputs, [rows, *rates, *positions, features]), [0, *joined, 1 + 2 * dims])
+    outputs = tf.reshape(outputs, [rows, *(a * b for a, b in zip(positions, rates, strict=True)), features])
     ends = [length - total for length, total in zip(padded, reach, strict=True)]
     return tf.slice(outputs, [0] * (dims + 2), [rows, *ends, features])

@@ -46,14 +46,14 @@ def searchsorted(
     out_type: Any = tf.int32,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Hook on `tf.searchsorted`: for a short sequence, the number of its entries that come before the value."""
+    """Hook on `tf.searchsorted`: for a short sequence, the number of its entries below the value."""
     sequence = tf.convert_to_tensor(sorted_sequence)
     values = tf.convert_to_tensor(values, dtype=sequence.dtype)
     length = sequence.shape[-1] if sequence.shape.rank else None
     if length is None or length > _MOST_COMPARED:
         return original(sequence, values, side=side, out_type=out_type, name=name)
     sequence, values = cast("tf.Tensor", whole_dims(sequence, (-1,)))[..., None, :], tf.expand_dims(values, -1)
-    # a value that is not a number comes after all, or before all, as in a search
+    # a search puts nan after all entries, or before all
     comes_before = sequence < values if side == "left" else tf.logical_not(values < sequence)
     return tf.reduce_sum(tf.cast(comes_before, out_type), -1)
 
@@ -61,7 +61,7 @@ def searchsorted(
 def histogram(
     _: object, original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Hook on `keras.ops.histogram`: how many values lie in each bin, where Keras selects, which gives no shape."""
+    """Hook on `keras.ops.histogram`: how many values each bin has, where Keras selects, which gives no shape."""
     x = tf.convert_to_tensor(x)
     if not isinstance(bins, int) or bins > _MOST_COMPARED or not x.dtype.is_floating:
         return original(x, bins, range)
@@ -90,7 +90,7 @@ def nanquantile(
         return original(x, q, axis, method, keepdims)
     rank = cast(int, x.shape.rank)
     given = range(rank) if axis is None else (axis if isinstance(axis, Sequence) else (axis,))
-    dims = [one % rank for one in given]
+    dims = [axis % rank for axis in given]
     kept = [dim for dim in range(rank) if dim not in dims]
     values = tf.reshape(tf.transpose(x, [*kept, *dims]), [*(x.shape[dim] for dim in kept), -1])
     known = tf.logical_not(tf.math.is_nan(values))
@@ -106,8 +106,8 @@ def nanquantile(
     lower = tf.maximum(tf.cast(tf.math.ceil(exact), tf.int32) - 1, 0)
     upper = tf.minimum(lower + 1, last)
     share = tf.cast(tf.cast(upper, tf.float64) - exact, x.dtype)
-    found = tf.where(last < 0, tf.constant(float("nan"), x.dtype), at(upper) * (1 - share) + at(lower) * share)
-    return tf.reshape(found, [1 if dim in dims else x.shape[dim] for dim in range(rank)]) if keepdims else found
+    result = tf.where(last < 0, tf.constant(float("nan"), x.dtype), at(upper) * (1 - share) + at(lower) * share)
+    return tf.reshape(result, [1 if dim in dims else x.shape[dim] for dim in range(rank)]) if keepdims else result
 
 
 def segment_max(
@@ -176,40 +176,40 @@ def _extreme(reduce: Callable[..., tf.Tensor], data: tf.Tensor, of_segment: tf.T
 
     @tf.custom_gradient
     def reduced(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        found = reduce(tf.where(of_segment, values[:, None], tf.constant(of_none, values.dtype)), 0)
+        result = reduce(tf.where(of_segment, values[:, None], tf.constant(of_none, values.dtype)), 0)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            chosen = of_segment & tf.equal(values[:, None], found)
+            chosen = of_segment & tf.equal(values[:, None], result)
             share = upstream / tf.reduce_sum(tf.cast(chosen, values.dtype), 0)
             return tf.reduce_sum(tf.where(chosen, share, tf.zeros((), values.dtype)), 1)
 
-        return found, gradient
+        return result, gradient
 
     return cast("tf.Tensor", reduced(data))
 
 
 def _product(data: tf.Tensor, of_segment: tf.Tensor) -> tf.Tensor:
     """The product of each segment's rows; the gradient is the product of the others, of which some may be zero."""
-    one = tf.ones((), data.dtype)
+    unit = tf.ones((), data.dtype)
 
     def product(values: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.Prod(input=tf.where(of_segment, values[:, None], one), axis=0)
+        return tf.raw_ops.Prod(input=tf.where(of_segment, values[:, None], unit), axis=0)
 
     @tf.custom_gradient
     def multiplied(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        found, is_zero = product(values), tf.equal(values, 0)
+        result, is_zero = product(values), tf.equal(values, 0)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             zeros = tf.reduce_sum(tf.cast(of_segment & is_zero[:, None], values.dtype), 0)
-            without = product(tf.where(is_zero, one, values))
+            without = product(tf.where(is_zero, unit, values))
             others = tf.where(
                 is_zero[:, None],
                 tf.where(zeros > 1, tf.zeros((), values.dtype), without),
-                found / tf.where(is_zero, one, values)[:, None],
+                result / tf.where(is_zero, unit, values)[:, None],
             )
             return tf.reduce_sum(tf.where(of_segment, upstream * others, tf.zeros((), values.dtype)), 1)
 
-        return found, gradient
+        return result, gradient
 
     return cast("tf.Tensor", multiplied(data))
 

@@ -45,7 +45,7 @@ def batch_axis(distribution: Distribution, view: MeshView) -> tuple[str | None, 
 
 
 def put_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> MeshBatch:
-    """Lay a batch: rows split where those of every tensor divide, else the whole batch on every rank.
+    """Put a batch on the mesh: rows split where those of every tensor divide, else the whole batch on every rank.
 
     Raises:
         FlowError: a tensor that DTensor cannot hold (text, sparse, ragged).
@@ -56,15 +56,15 @@ def put_batch(data: object, distribution: Distribution, model: keras.Model | Non
     leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
     rows = rows_of(leaves)
     divides = axis is not None and bool(rows) and all(distribution.batch_plan(count).divides for count in rows)
-    laid = tree.map_structure(lambda leaf: _lay(leaf, view, axis if divides else None), data)
-    return MeshBatch(laid, rows[0] if rows else None, divides)
+    mesh_tensors = tree.map_structure(lambda leaf: _put(leaf, view, axis if divides else None), data)
+    return MeshBatch(mesh_tensors, rows[0] if rows else None, divides)
 
 
 def to_tensors(data: object, model: keras.Model | None = None) -> object:
     """The batch as plain tensors; None stays None.
 
     Raises:
-        FlowError: a tensor that cannot be laid over the ranks.
+        FlowError: a tensor that cannot be split over the ranks.
     """
     data = tree.map_structure(_tensor, data)
     for leaf in tree.flatten(data):
@@ -84,7 +84,7 @@ def _tensor(value: tf.Tensor | np.ndarray | None) -> tf.Tensor | tf.SparseTensor
         return tf.convert_to_tensor(value)
 
 
-def _lay(tensor: tf.Tensor | None, view: MeshView, axis: str | None) -> tf.Tensor | None:
+def _put(tensor: tf.Tensor | None, view: MeshView, axis: str | None) -> tf.Tensor | None:
     if tensor is None or is_dtensor(tensor):
         return tensor
     ndim = tensor.shape.rank

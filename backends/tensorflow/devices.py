@@ -38,10 +38,10 @@ def init(devices: int | None, type: str | None) -> World:
         if devices is not None:
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
-    found = _count(chosen)
-    if devices is not None and found < devices:
-        raise FlowError(_too_few(devices, found, chosen))
-    size = found if devices is None else devices
+    available = _count(chosen)
+    if devices is not None and available < devices:
+        raise FlowError(_too_few(devices, available, chosen))
+    size = available if devices is None else devices
     _world = World(size=size, type=chosen, local_ranks=tuple(range(size)))
     return _world
 
@@ -87,12 +87,12 @@ def _count(type: str) -> int:
     return count
 
 
-def _too_few(devices: int, found: int, type: str) -> str:
-    have = f"{found} device{'s' if found > 1 else ''} of type {type!r}"
+def _too_few(devices: int, available: int, type: str) -> str:
+    have = f"{available} device{'s' if available > 1 else ''} of type {type!r}"
     if type != "cpu":
         return (
             f"kf.init was asked for {devices} ranks, but TensorFlow has {have}; a rank needs a device of its own. "
-            f"Ask for at most {found}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
+            f"Ask for at most {available}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
         )
     return (
         f"kf.init was asked for {devices} ranks, but TensorFlow is already initialised with {have}, and cannot make "

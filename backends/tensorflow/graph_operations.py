@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow import trace
-from keras_flow.backends.tensorflow.layouts import lay, replicated, view_of
+from keras_flow.backends.tensorflow.layouts import relayout, replicated, view_of
 from keras_flow.backends.tensorflow.trace import WholeOperations
 from keras_flow.current.distribution import expected
 
@@ -27,7 +27,7 @@ _SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0,
 _ALWAYS_WHOLE = WholeOperations(types=set(WRONG_WHEN_SPLIT))
 _whole: ContextVar[WholeOperations | None] = ContextVar("keras_flow_whole_operations", default=None)
 
-#: whether the inputs of an operation are being laid, which makes operations too
+#: whether the inputs of an operation are being relaid: that creates operations too, which must stay as they are
 _laying: ContextVar[bool] = ContextVar("keras_flow_laying_inputs", default=False)
 
 
@@ -95,4 +95,4 @@ def _maker(value: tf.Tensor) -> tf.Operation | None:
 
 def whole(value: tf.Tensor) -> tf.Tensor:
     """The tensor, whole on every rank."""
-    return lay(value, replicated(view_of(expected()).mesh, value.shape.rank))
+    return relayout(value, replicated(view_of(expected()).mesh, value.shape.rank))

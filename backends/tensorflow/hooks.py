@@ -99,7 +99,7 @@ def _trainer() -> tuple[Hook, ...]:
             _TRAINER,
             "TensorFlowTrainer._make_function",
             trainer.make_function,
-            "Keras reads batches inside the compiled function, where DTensors cannot come from; a batch is laid "
+            "Keras reads batches inside the compiled function, which cannot yield DTensors; a batch is put "
             "on the mesh before the step",
             when=optimizer.distribution_by_dtensor,
         ),
@@ -198,7 +198,7 @@ def _optimizer() -> tuple[Hook, ...]:
             "keras.src.optimizers.base_optimizer",
             "BaseOptimizer.apply",
             optimizer.apply,
-            "lays gradients as their variables; DTensor fails where it guesses another layout (EmitAllScatter)",
+            "gives gradients their variables' layouts; DTensor fails where it guesses others (EmitAllScatter)",
             when=optimizer.distribution_of_step,
         ),
         Hook(
@@ -249,7 +249,7 @@ def _random() -> tuple[Hook, ...]:
             _RANDOM,
             "_cast_seed",
             random.cast_seed,
-            "a draw on the host by a generator whose state lies on the mesh; mixing both raises",
+            "a draw on the host by a generator whose state is on the mesh; mixing both raises",
             when=random.seed_on_mesh,
         ),
     )

@@ -133,7 +133,7 @@ def extract_patches(
     padding: str,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Hook on `tf.image.extract_patches`: what lies under each position of the window, one after the other."""
+    """Hook on `tf.image.extract_patches`: the patch under each position of the window, in order."""
     images = tf.convert_to_tensor(images)
     shape = images.shape.as_list() if images.shape.rank == 4 else [None]
     if None in shape:
@@ -206,8 +206,8 @@ def _sampled(
     def read(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         place = tf.cast(_bounded(y, height), tf.int32) * width + tf.cast(_bounded(x, width), tf.int32)
-        found = tf.gather(pixels, tf.broadcast_to(place, [rows, math.prod(size)]), batch_dims=1)
-        return tf.where(inside[..., None], found, filling)
+        values = tf.gather(pixels, tf.broadcast_to(place, [rows, math.prod(size)]), batch_dims=1)
+        return tf.where(inside[..., None], values, filling)
 
     def part(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(value, images.dtype)[..., None]

@@ -46,8 +46,8 @@ def call(
     flat = tree.flatten((args, kwargs))
     plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
     tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
-    laid = _to_mesh(tensors, distribution)
-    for index, tensor in zip(plain, laid, strict=True):
+    mesh_tensors = _to_mesh(tensors, distribution)
+    for index, tensor in zip(plain, mesh_tensors, strict=True):
         flat[index] = tensor
     args, kwargs = tree.pack_sequence_as((args, kwargs), flat)
     with distribution.scope(), on_mesh(view_of(distribution).mesh):
@@ -108,7 +108,7 @@ def moments(
 
 
 def batch_normalization(
-    found: replica_math.ReplicaRows | Distribution,
+    rows_or_distribution: replica_math.ReplicaRows | Distribution,
     original: Callable[..., object],
     layer: keras.Layer,
     inputs: tf.Tensor,
@@ -126,16 +126,16 @@ def batch_normalization(
     if layer.renorm:
         raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
     inputs = cast("tf.Tensor", ops.cast(inputs, result_type(inputs.dtype, "float32")))
-    if not isinstance(found, Distribution):
+    if not isinstance(rows_or_distribution, Distribution):
         groups = [(inputs, mask)]
         here = tf.cast(cast("int", inputs.shape[0]) > 0, inputs.dtype)
         count = replica_math.total_of(here)
     else:
-        groups = _groups(layer, inputs, mask, found)
+        groups = _groups(layer, inputs, mask, rows_or_distribution)
         count = tf.cast(len(groups), inputs.dtype)
     moments = [_mean_and_variance(part, part_mask, layer._reduction_axes, tf.identity) for part, part_mask in groups]
     sums = [tf.add_n([group[which] for group in moments]) for which in (0, 1)]
-    if not isinstance(found, Distribution):
+    if not isinstance(rows_or_distribution, Distribution):
         sums = [replica_math.total_of(total) for total in sums]  # an empty replica's are 0
     for moving, total in zip((layer.moving_mean, layer.moving_variance), sums, strict=True):
         old = ops.cast(moving, inputs.dtype)
@@ -213,9 +213,9 @@ def dense_bincount(
 ) -> tf.Tensor:
     """Hook on `dense_bincount` of preprocessing layers: the sum, or the largest, of one-hot rows. DTensor gives the
     result of DenseBincount no shape. Both leave out values of `depth` and more."""
-    found = tf.one_hot(tf.cast(inputs, tf.int64), depth, dtype=dtype)
+    counts = tf.one_hot(tf.cast(inputs, tf.int64), depth, dtype=dtype)
     if binary_output:
-        return tf.reduce_max(found, -2)
+        return tf.reduce_max(counts, -2)
     if count_weights is not None:
-        found *= tf.expand_dims(tf.cast(count_weights, dtype), -1)
-    return tf.reduce_sum(found, -2)
+        counts *= tf.expand_dims(tf.cast(count_weights, dtype), -1)
+    return tf.reduce_sum(counts, -2)

@@ -31,8 +31,8 @@ class MeshView:
     Attributes:
         mesh: the DTensor mesh.
         ranks: rank of each component of a DTensor, in the order of `dtensor.pack` and `dtensor.unpack`.
-        axes: placement axis -> the mesh axis that stands for it.
-        parts: mesh axis -> the placement axes that it stands for, outer first.
+        axes: placement axis -> its mesh axis.
+        parts: mesh axis -> its placement axes, outer first.
     """
 
     mesh: dtensor.Mesh
@@ -45,8 +45,8 @@ class MeshView:
         specs = [dtensor.UNSHARDED] * ndim
         by_axis = dict(zip(axis_names, nd_sbp, strict=True))
         for name, parts in self.parts.items():
-            found = {by_axis[axis] for axis in parts}
-            if len(found) == 1 and isinstance(part := found.pop(), Split):
+            sbps = {by_axis[axis] for axis in parts}
+            if len(sbps) == 1 and isinstance(part := sbps.pop(), Split):
                 specs[part.dim % ndim] = name
         return dtensor.Layout(specs, self.mesh)
 
@@ -114,11 +114,11 @@ def layout_on(layout: Layout, view: MeshView) -> dtensor.Layout:
 
 
 def replicated(mesh: dtensor.Mesh, ndim: int) -> dtensor.Layout:
-    """The layout of a tensor that every rank holds whole."""
+    """The layout of a replicated tensor."""
     return dtensor.Layout.replicated(mesh, ndim)
 
 
-def lay(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
+def relayout(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     """A tensor of a step in another layout, and its gradient too.
 
     TensorFlow's own gradient lays as the tensor was before (RelayoutLike). DTensor fails on that where what uses the
@@ -128,9 +128,9 @@ def lay(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     # told to the tape by TensorFlow's private `record`: `tf.custom_gradient` would put an IdentityN around it, which
     # DTensor orders wrongly where loops are unrolled ("operand #0 does not dominate this use")
     with record.stop_recording():
-        laid = dtensor.relayout(tensor, layout)
-    record.record_operation("KerasFlowLay", [laid], [tensor], lambda upstream: [dtensor.relayout(upstream, layout)])
-    return laid
+        result = dtensor.relayout(tensor, layout)
+    record.record_operation("KerasFlowLay", [result], [tensor], lambda upstream: [dtensor.relayout(upstream, layout)])
+    return result
 
 
 @contextmanager
@@ -174,14 +174,14 @@ def in_step() -> bool:
 
 
 def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:
-    """Lay a layer's output tensors as an `activations` rule says; outside of a step nothing is laid."""
+    """Give a layer's output tensors the layout of an `activations` rule; outside of a step they stay as they are."""
     distribution = active()
     if distribution is None or distribution.strategy == "mirrored" or not in_step():
         return outputs
     view = view_of(distribution)
 
     def constrained(tensor: tf.Tensor) -> tf.Tensor:
-        return lay(tensor, _activation(view, nd_sbp, tensor, path)) if tf.is_tensor(tensor) else tensor
+        return relayout(tensor, _activation(view, nd_sbp, tensor, path)) if tf.is_tensor(tensor) else tensor
 
     return tree.map_structure(constrained, outputs)
 

@@ -78,14 +78,14 @@ def triangular_solve(
 
     @tf.custom_gradient
     def solved(matrix: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        found = _substituted(matrix, rhs, lower, adjoint)
+        result = _substituted(matrix, rhs, lower, adjoint)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             of_rhs = triangular_solve(_, original, matrix, upstream, lower, not adjoint)
-            of_matrix = -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True)
+            of_matrix = -tf.matmul(*((result, of_rhs) if adjoint else (of_rhs, result)), transpose_b=True)
             return tf.linalg.band_part(of_matrix, *((-1, 0) if lower else (0, -1))), of_rhs
 
-        return found, gradient
+        return result, gradient
 
     return cast("tf.Tensor", solved(*_with_one_batch(matrix, rhs)))
 
@@ -153,13 +153,13 @@ def solve(
 
     @tf.custom_gradient
     def solved(matrix: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        found = _eliminated(tf.linalg.matrix_transpose(matrix) if adjoint else matrix, rhs).solution
+        result = _eliminated(tf.linalg.matrix_transpose(matrix) if adjoint else matrix, rhs).solution
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             of_rhs = solve(_, original, matrix, upstream, not adjoint)
-            return -tf.matmul(*((found, of_rhs) if adjoint else (of_rhs, found)), transpose_b=True), of_rhs
+            return -tf.matmul(*((result, of_rhs) if adjoint else (of_rhs, result)), transpose_b=True), of_rhs
 
-        return found, gradient
+        return result, gradient
 
     return cast("tf.Tensor", solved(*_with_one_batch(matrix, rhs)))
 
@@ -181,12 +181,12 @@ def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name:
         return original(input, name=name)
 
     @tf.custom_gradient
-    def found(matrix: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def result(matrix: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         eliminated = _eliminated(matrix, matrix[..., :0])
         value = math.prod(eliminated.pivots, start=eliminated.sign)
         return value, lambda upstream: (upstream * value)[..., None, None] * tf.linalg.inv(matrix, adjoint=True)
 
-    return cast("tf.Tensor", found(_whole_matrix(input)))
+    return cast("tf.Tensor", result(_whole_matrix(input)))
 
 
 def log_determinant(_: object, original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
@@ -196,7 +196,7 @@ def log_determinant(_: object, original: Callable[..., Any], input: Any, name: s
         return original(input, name=name)
 
     @tf.custom_gradient
-    def found(matrix: tf.Tensor) -> Any:
+    def result(matrix: tf.Tensor) -> Any:
         eliminated = _eliminated(matrix, matrix[..., :0])
         sign = math.prod(map(tf.sign, eliminated.pivots), start=eliminated.sign)
         value = tf.add_n([tf.math.log(tf.abs(pivot)) for pivot in eliminated.pivots])
@@ -206,7 +206,7 @@ def log_determinant(_: object, original: Callable[..., Any], input: Any, name: s
 
         return (sign, value), gradient
 
-    return _LogDeterminant(*cast(Any, found)(_whole_matrix(input)))
+    return _LogDeterminant(*cast(Any, result)(_whole_matrix(input)))
 
 
 class _LogDeterminant(NamedTuple):

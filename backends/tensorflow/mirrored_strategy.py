@@ -27,7 +27,7 @@ from keras_flow.placements import Placement
 
 
 def works_by_dtensor(distribution: Distribution) -> bool:
-    """Whether variables lie on a mesh: not under a strategy, and not where there is one rank only."""
+    """Whether variables are on a mesh: not under a strategy, and not where there is one rank only."""
     return not is_mirrored(distribution) and not distribution.has_one_rank
 
 
@@ -70,7 +70,7 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
 
 
 def create(original: Callable[..., object], variable: keras.Variable, value: object, placed: KerasLayout) -> object:
-    """Make a variable that lies on no mesh: with a copy on each replica, or Keras's own on the device of one rank."""
+    """Create a variable that is on no mesh: with a copy on each replica, or Keras's own on the device of one rank."""
     with tf.init_scope(), _made_on(placed.distribution):
         result = original(variable, value)
     variable._layout = placed
@@ -196,7 +196,7 @@ class MirroredSteps:
                 # Every replica counts alike. Keras lets the first one count for all, by a merge call, which cannot
                 # stand inside the `tf.cond` of a loss scale. Private; checked with TensorFlow 2.21.
                 counter._value._aggregation = tf.VariableAggregation.NONE
-            if optimizer.built:  # variables that were laid anew have new keys
+            if optimizer.built:  # variables that were placed anew have new keys
                 optimizer._trainable_variables_indices = {
                     optimizer._var_key(variable): index for index, variable in enumerate(optimizer._trainable_variables)
                 }
@@ -205,7 +205,7 @@ class MirroredSteps:
 
 _INSTEAD = "use the default strategy (kf.DataParallel() without strategy), which computes the logical batch as one"
 #: kinds of interaction that a replica cannot compute. Added losses `replica_math` makes exact, and Keras's own layers
-#: are taken for what they are documented to do.
+#: are trusted to do what they document.
 _REFUSED = ("own code", "along rows", "state")
 
 
@@ -218,13 +218,15 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
     if type(model).train_step is not keras.Model.train_step or type(model).test_step is not keras.Model.test_step:
         raise FlowError(f'strategy="mirrored": model {model.name!r} has its own train_step or test_step; {_INSTEAD}')
     for layer in model._flatten_layers():
-        found = row_interaction.of_layer_itself(layer)
-        if found is not None and found.kind in _REFUSED:
+        interaction = row_interaction.of_layer_itself(layer)
+        if interaction is not None and interaction.kind in _REFUSED:
             raise FlowError(
                 f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
                 f"replica sees its own rows only; {_INSTEAD}"
             )
-        for operation in (found.operation for found in row_interaction.of_operations(layer) if found.operation):
+        for operation in (
+            interaction.operation for interaction in row_interaction.of_operations(layer) if interaction.operation
+        ):
             raise FlowError(
                 f'strategy="mirrored": rows may interact in operation {operation} of model {model.name!r}, and a '
                 f"replica sees its own rows only; {_INSTEAD}"

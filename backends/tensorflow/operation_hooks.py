@@ -161,7 +161,7 @@ def hooks() -> tuple[Hook, ...]:
             "tensorflow.python.framework.error_interpolation",
             "parse_message",
             operations.parse_message,
-            "an error of DTensor holds the whole program; TensorFlow searches it for minutes before it raises",
+            "an error of DTensor quotes the whole program; TensorFlow searches it for minutes before it raises",
             when=operations.endless_text,
         ),
         Hook(

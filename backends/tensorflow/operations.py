@@ -19,11 +19,11 @@ from tensorflow.python.framework import smart_cond
 
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.data import batch_axis
-from keras_flow.backends.tensorflow.layouts import in_step, lay, view_of
+from keras_flow.backends.tensorflow.layouts import in_step, relayout, view_of
 from keras_flow.backends.tensorflow.trace import rows_are_split
 from keras_flow.current.distribution import Distribution, active, expected
 
-#: graph of a step -> id of a tensor made before it -> that tensor, and the constant that stands for it
+#: graph of a step -> id of a tensor made before it -> that tensor, and the constant used for it
 _constants: WeakKeyDictionary[object, dict[int, tuple[tf.Tensor, tf.Tensor]]] = WeakKeyDictionary()
 #: so many of the largest entries at most have a gradient by one-hot matrices, which are as many times the tensor
 _MOST_ONE_HOT = 64
@@ -56,11 +56,11 @@ def capture(
 
     Captured, it would be an input of the program, and DTensor takes plain tensors as inputs only if they are scalars.
     """
-    held = _constants.setdefault(graph, {})
-    if id(tensor) not in held:
+    constants = _constants.setdefault(graph, {})
+    if id(tensor) not in constants:
         with graph.as_default():  # type: ignore[attr-defined]
-            held[id(tensor)] = (tensor, tf.constant(tensor.numpy()))  # the tensor is held too: its id stays its own
-    return held[id(tensor)][1]
+            constants[id(tensor)] = (tensor, tf.constant(tensor.numpy()))  # keeping the tensor keeps its id its own
+    return constants[id(tensor)][1]
 
 
 def concat(_: object, original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
@@ -190,7 +190,7 @@ def unrolled(
 ) -> object:
     """Hook on `rnn`: unroll it. DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
 
-    Time is reversed here, because Keras's unrolled `rnn` lays a mask the wrong way round on outputs that go backwards
+    Time is reversed here, because Keras's unrolled `rnn` applies a mask in the wrong order to outputs that go backwards
     (3.15: its numbers are then not those of its loop).
     """
     time_dim = 0 if time_major else 1
@@ -242,7 +242,7 @@ def by_rows(tensor: tf.Tensor) -> tf.Tensor:
     rows = tensor.shape[0]
     splits = size > 1 and rows_are_split() and rows is not None and distribution.batch_plan(rows).divides
     specs = [axis if splits else dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
-    return lay(tensor, dtensor.Layout(specs, view.mesh))
+    return relayout(tensor, dtensor.Layout(specs, view.mesh))
 
 
 def whole_dims(tensor: object, dims: Sequence[int]) -> object:
@@ -262,7 +262,7 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     kept = next((dim for dim in (0, ndim - 1) if dim not in gathered), None)
     if kept is not None:
         specs[kept] = dtensor.MATCH
-    return lay(tensor, dtensor.Layout(specs, view_of(expected()).mesh))
+    return relayout(tensor, dtensor.Layout(specs, view_of(expected()).mesh))
 
 
 def _is_constant(tensor: tf.Tensor) -> bool:

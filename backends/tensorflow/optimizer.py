@@ -1,4 +1,4 @@
-"""Optimizers on TensorFlow: slots lie as their variables, and updates need no strategy of `tf.distribute`."""
+"""Optimizers on TensorFlow: slots have their variable's layout, and updates need no strategy of `tf.distribute`."""
 
 from __future__ import annotations
 

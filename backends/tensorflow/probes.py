@@ -17,14 +17,14 @@ from keras_flow.errors import FlowError
 
 def free_memory() -> int:
     """Bytes that are free on the first device; the host's where that is a CPU, or the engine cannot say."""
-    return psutil.virtual_memory().available  # TensorFlow 2.21 says what a GPU holds, not what it could
+    return psutil.virtual_memory().available  # TensorFlow 2.21 says how much of a GPU is used, not how much it has
 
 
 def devices_seen() -> list[str]:
     """The physical devices that TensorFlow may use, one text each."""
-    found = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("CPU")
+    physical = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("CPU")
     texts = []
-    for number, device in enumerate(found):
+    for number, device in enumerate(physical):
         name = tf.config.experimental.get_device_details(device).get("device_name", "")
         texts.append(f"{device.device_type.lower()}:{number} {name}".strip())
     return texts

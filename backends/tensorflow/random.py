@@ -38,7 +38,7 @@ def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: 
 
 
 def normal(
-    found: list[creation.Draw] | Distribution,
+    draws_or_distribution: list[creation.Draw] | Distribution,
     original: Callable[..., tf.Tensor],
     shape: Sequence[int],
     mean: float | tf.Tensor = 0.0,
@@ -47,13 +47,13 @@ def normal(
     seed: object = None,
 ) -> tf.Tensor:
     """Hook on `random.normal`: every rank has the whole draw; for a new variable the draw is noted only."""
-    if isinstance(found, list):
-        return creation.record(found, _draw("normal", shape, seed, stddev, mean, dtype))
-    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), found)
+    if isinstance(draws_or_distribution, list):
+        return creation.record(draws_or_distribution, _draw("normal", shape, seed, stddev, mean, dtype))
+    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), draws_or_distribution)
 
 
 def truncated_normal(
-    found: list[creation.Draw] | Distribution,
+    draws_or_distribution: list[creation.Draw] | Distribution,
     original: Callable[..., tf.Tensor],
     shape: Sequence[int],
     mean: float | tf.Tensor = 0.0,
@@ -62,13 +62,13 @@ def truncated_normal(
     seed: object = None,
 ) -> tf.Tensor:
     """Hook on `random.truncated_normal`: as `normal`."""
-    if isinstance(found, list):
-        return creation.record(found, _draw("truncated_normal", shape, seed, stddev, mean, dtype))
-    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), found)
+    if isinstance(draws_or_distribution, list):
+        return creation.record(draws_or_distribution, _draw("truncated_normal", shape, seed, stddev, mean, dtype))
+    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), draws_or_distribution)
 
 
 def uniform(
-    found: list[creation.Draw] | Distribution,
+    draws_or_distribution: list[creation.Draw] | Distribution,
     original: Callable[..., tf.Tensor],
     shape: Sequence[int],
     minval: float | tf.Tensor = 0.0,
@@ -77,10 +77,10 @@ def uniform(
     seed: object = None,
 ) -> tf.Tensor:
     """Hook on `random.uniform`: as `normal`."""
-    if isinstance(found, list):
+    if isinstance(draws_or_distribution, list):
         low, high = tf.cast(minval, dtype or "float32"), tf.cast(maxval, dtype or "float32")
-        return creation.record(found, _draw("uniform", shape, seed, high - low, low, dtype))
-    return _whole(original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed), found)
+        return creation.record(draws_or_distribution, _draw("uniform", shape, seed, high - low, low, dtype))
+    return _whole(original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed), draws_or_distribution)
 
 
 def dropout(

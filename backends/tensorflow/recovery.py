@@ -15,15 +15,15 @@ _STOPPED = (tf.errors.CancelledError, tf.errors.AbortedError)
 
 
 def root_cause(error: tf.errors.OpError, model: keras.Model) -> tf.errors.OpError:
-    """The error that stands behind one of a step: often that comes from a rank that another one stopped."""
+    """The cause of a step's error, which is often raised by a rank that another rank's error stopped."""
     return next((each for each in (error, *settle(model)) if not isinstance(each, _STOPPED)), error)
 
 
 def settle(model: keras.Model) -> list[tf.errors.OpError]:
     """Wait for what still runs and take the errors of its ranks.
 
-    DTensor runs a function on each rank in a thread of its own and keeps what they raise for the operation that comes
-    next, whatever it is: reading a weight would fail (TensorFlow 2.21).
+    DTensor runs a function on each rank in a thread of its own and keeps what they raise for the operation that
+    follows, whatever it is: reading a weight would fail (TensorFlow 2.21).
     """
     values = (getattr(variable, "_value", None) for variable in model.variables)
     target = next((value for value in values if isinstance(value, dtensor.DVariable)), None)

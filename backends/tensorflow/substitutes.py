@@ -116,16 +116,16 @@ def reduce_prod(
     if x.shape.rank is None:
         return original(input_tensor, axis, keepdims, name)
     given = range(x.shape.rank) if axis is None else (axis if isinstance(axis, Sequence) else (axis,))
-    axes = [one % x.shape.rank for one in given]
-    lengths = [x.shape[one] or 0 for one in axes]
+    axes = [dim % x.shape.rank for dim in given]
+    lengths = [x.shape[dim] or 0 for dim in axes]
     if 0 in lengths:  # none, or not known
         return original(input_tensor, axis, keepdims, name)
     x = cast("tf.Tensor", whole_dims(x, tuple(axes)))
-    for one, length in zip(axes, lengths, strict=True):
+    for dim, length in zip(axes, lengths, strict=True):
         while length > 1:
             half, odd = divmod(length, 2)
-            first, second, *rest = tf.split(x, [half, half, *[1] * odd], one)
-            x, length = tf.concat([first * second, *rest], one), half + odd
+            first, second, *rest = tf.split(x, [half, half, *[1] * odd], dim)
+            x, length = tf.concat([first * second, *rest], dim), half + odd
     return x if keepdims else tf.reduce_sum(x, axes)  # dims of length 1
 
 

@@ -18,7 +18,7 @@ from tensorflow.python.framework import smart_cond
 from keras_flow.backends.tensorflow import replicated_operations
 from keras_flow.errors import FlowError
 
-#: attribute of an operation that holds its name: DTensor prints attributes in its errors, and no names
+#: attribute of an operation with its name: DTensor prints attributes in its errors, and no names
 NAME_ATTRIBUTE = "_keras_flow_name"
 #: operations with which DTensor fails late or ends the process (TensorFlow 2.21), and why
 _IMPOSSIBLE = {

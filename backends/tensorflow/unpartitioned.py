@@ -13,7 +13,7 @@ from keras_flow.backends.tensorflow import replicated_operations
 from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, WholeOperations
 from keras_flow.errors import FlowError, LayoutFallback
 
-#: model -> layer paths and operations of which it was said that every rank computes them whole
+#: model -> layer paths and operations for which the warning was given that every rank computes them whole
 _said: WeakKeyDictionary[keras.Model, set[tuple[str, str]]] = WeakKeyDictionary()
 _NO_RULE = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 _NAMED = re.compile(rf'see current operation: .*?"tf\.(\w+)".*?(?:{NAME_ATTRIBUTE} = "([^"]*)"|$)', re.MULTILINE)
@@ -35,11 +35,11 @@ def allow_whole(error: tf.errors.OpError, whole: WholeOperations) -> bool:
     Returns:
         Whether something changed: the step may be tried again.
     """
-    if found := _NO_RULE.search(str(error)):
-        whole.types.add(found[1])
-        return replicated_operations.allow_whole_operation(found[1])
+    if match := _NO_RULE.search(str(error)):
+        whole.types.add(match[1])
+        return replicated_operations.allow_whole_operation(match[1])
     kind, name = _operation(error)
-    if kind is None or kind.startswith(("Relayout", "DTensor")):  # these lay, and compute nothing
+    if kind is None or kind.startswith(("Relayout", "DTensor")):  # these move data, and compute nothing
         return False
     return whole.add(kind, name)
 
@@ -47,9 +47,9 @@ def allow_whole(error: tf.errors.OpError, whole: WholeOperations) -> bool:
 def _operation(error: Exception) -> tuple[str | None, str | None]:
     """Type and name of the operation that an error names; None where it does not."""
     text = str(error)
-    if found := _NAMED.search(text):
-        return found[1], found[2]
-    return (found[1], None) if (found := _TYPED.search(text)) else (None, None)
+    if match := _NAMED.search(text):
+        return match[1], match[2]
+    return (match[1], None) if (match := _TYPED.search(text)) else (None, None)
 
 
 def say_what_is_whole(model: keras.Model, trace: Trace, whole: WholeOperations) -> None:
@@ -67,7 +67,7 @@ def say_what_is_whole(model: keras.Model, trace: Trace, whole: WholeOperations) 
 
 
 def say_runs_on_one_device(model: keras.Model, trace: Trace, error: Exception) -> None:
-    """Warn, once for what stands in the way, of a step that DTensor cannot partition even with whole tensors."""
+    """Warn, once for each cause, of a step that DTensor cannot partition even with whole tensors."""
     what = _what_fails(trace, error)
     if ("", what) not in _said.setdefault(model, set()):
         _said[model].add(("", what))
@@ -97,7 +97,7 @@ def _what_fails(trace: Trace, error: Exception) -> str:
         return f", at operation {kind}" + (f" of {path!r}" if path else "") + f": {why}"
     kind, name = _operation(error)
     paths = dict.fromkeys(
-        path for each, (path, found) in trace.layers.items() if path and name in (each, None) and found == kind
+        path for each, (path, operation) in trace.layers.items() if path and name in (each, None) and operation == kind
     )
     layers = ", ".join(map(repr, paths))
     first = str(error).split(" error: ", 1)[-1].splitlines()[0][:300]

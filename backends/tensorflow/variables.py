@@ -24,7 +24,7 @@ _Part = TypeVar("_Part")
 
 
 def is_dtensor(value: object) -> TypeGuard[tf.Tensor]:
-    """Whether an eager tensor or variable lies on a mesh."""
+    """Whether an eager tensor or variable is on a mesh."""
     if isinstance(value, dtensor.DVariable):
         return True
     return isinstance(value, tf.Tensor) and hasattr(value, "_numpy_internal") and dtensor.is_dtensor(value)
@@ -48,7 +48,7 @@ def pack(
 ) -> tf.Tensor:
     """A DTensor from the components of all ranks; each is copied to its own device only.
 
-    A list of components is emptied on the way, so that they need not be held twice.
+    A list of components is emptied on the way, so that no component is in memory twice.
     """
     with tf.init_scope():
         tensors = []
@@ -222,7 +222,7 @@ def to_tensor(
 ) -> tf.Tensor:
     """Hook on `Variable.__tf_tensor__`: the value, gathered for its use.
 
-    The gradient passes as it is (`Optimizer.apply` lays it as the variable), so that an embedding's slices stay slices.
+    The gradient passes unchanged (`Optimizer.apply` gives it the variable's layout): an embedding's slices stay slices.
     """
 
     @tf.custom_gradient
@@ -241,7 +241,7 @@ def direct_assign(
 
 
 def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tensor:
-    """A tensor of a step, laid as a variable that it will update."""
+    """A tensor of a step, in the layout of the variable that it will update."""
     return dtensor.relayout(tf.cast(value, target.dtype), target.layout)
 
 
@@ -305,7 +305,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
-    """rank -> the component that its device holds."""
+    """rank -> the component on its device."""
     placed = keras_layout(variable)
     value = variable._value
     if mirrored_strategy.is_mirrored_variable(value):

@@ -24,7 +24,7 @@ from keras_flow.current.models import all_variables
 class WholeStep:
     """A step method of a model, compiled for the device of the first rank.
 
-    Each call gathers the variables into plain copies, lets Keras's step work on these without any distribution and lays
+    Each call gathers the variables into plain copies, lets Keras's step work on these without any distribution and puts
     what changed on the mesh again.
 
     Args:
@@ -41,7 +41,7 @@ class WholeStep:
 
     def __call__(self, data: object) -> object:
         """Run the step on a host batch; the results are plain tensors."""
-        held = distribution_lib.distribution()
+        current = distribution_lib.distribution()
         on_mesh = (variable for variable in _variables(self.model) if isinstance(variable._value, dtensor.DVariable))
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
@@ -51,7 +51,7 @@ class WholeStep:
             with _standing_in(variables, copies), tf.device(self.device):
                 outputs = self._function(to_tensors(data, self.model))
         finally:
-            distribution_lib.set_distribution(held)
+            distribution_lib.set_distribution(current)
         for variable, before, copy in zip(variables, values, copies, strict=True):
             after = copy.numpy()
             if after.tobytes() != before.tobytes():

@@ -93,7 +93,7 @@ NAMES = {
     },
     "layouts": {
         "mesh": "TensorFlow's mesh joins axes: `mesh_view`",
-        "MeshView mesh_view view_of layout_on lay on_mesh gathered in_step": "DTensor puts one mesh axis on a dim",
+        "MeshView mesh_view view_of layout_on relayout on_mesh gathered in_step": "DTensor puts one mesh axis on a dim",
         "whole_on": "XLA is told which dims stay whole",
         "replicated": "a NamedSharding without axes is all that JAX needs",
         "TorchPlacements group has_peers this_rank is_member distributed to_sbp to_placements local_slices divides "
