@@ -18,6 +18,7 @@ from keras_flow.errors import FlowError
 
 
 def main(action: str, path: str) -> int:
+    """Train or evaluate the job of a file on all ranks; returns the exit status, and writes the error of a failure."""
     job = CompareJob.read(path)
     os.environ["KERAS_BACKEND"] = job.backend
     import keras_flow as kf

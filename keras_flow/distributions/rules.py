@@ -87,15 +87,18 @@ class PatternRules:
         self.keys = tuple(pattern.pattern for pattern, _ in self._rules)
 
     def match(self, path: str) -> Match | None:
+        """The first rule whose pattern is found in `path`, or None."""
         for pattern, spec in self._rules:
             if pattern.search(path):
                 return Match(pattern.pattern, spec)
         return None
 
     def finds(self, key: str, path: str) -> bool:
+        """Whether the pattern `key` is found in `path`."""
         return re.search(key, path) is not None
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
+        """The nd_sbp of every rule."""
         return [spec for _, spec in self._rules]
 
 
@@ -113,6 +116,11 @@ class LayoutMapRules:
         self.keys = tuple(layout_map)
 
     def match(self, path: str) -> Match | None:
+        """The key that is `path` or fully matches it, or None.
+
+        Raises:
+            FlowError: several keys match.
+        """
         if path in self.keys:
             key = path
         else:
@@ -127,6 +135,7 @@ class LayoutMapRules:
         return Match(key, self._spec(key))
 
     def finds(self, key: str, path: str) -> bool:
+        """Whether the key is `path` or fully matches it."""
         return key == path or re.fullmatch(key, path) is not None
 
     def _spec(self, key: str) -> dict[str, sbp.Split]:
@@ -134,6 +143,7 @@ class LayoutMapRules:
         return axes_to_sbp(layout.axes if layout is not None else (), key)
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
+        """The nd_sbp of every key that has a legal one."""
         out = []
         for key in self.keys:
             try:

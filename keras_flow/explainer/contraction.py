@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Product:
-    """An einsum: labels of the dims of input, weight and output. A label that the input has not (the rows of an
-    embedding table) is chosen by the input's values."""
+    """An einsum: labels of the dims of input, weight and output.
+
+    A label of the weight that neither input nor output has, the rows of an embedding table, is indexed by the input.
+    """
 
     input: str
     weight: str

@@ -290,7 +290,7 @@ class GlobalTensor:
         __invert__: ClassVar[Callable[[GlobalTensor], GlobalTensor]]
 
         @property
-        def T(self) -> GlobalTensor: ...
+        def T(self) -> GlobalTensor: ...  # noqa: D102  # attached by operators.py with its docstring
 
 
 Operator = Callable[[GlobalTensor, object], GlobalTensor]
