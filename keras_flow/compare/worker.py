@@ -147,7 +147,7 @@ def _write_shards(folder: Path, backend: str, layout: str, model: object) -> Non
     """Write the shapes and bytes that the ranks of this process hold, read from the engine's live arrays.
 
     Raises:
-        FlowError: a shard has not the shape that its layout says.
+        FlowError: the shape of a shard is not that of its layout.
     """
     from keras_flow.backends.active import backend as engine
     from keras_flow.current.variable_layout import keras_layout

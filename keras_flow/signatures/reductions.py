@@ -15,7 +15,7 @@ def _kept(call: OperatorCall, ndim: int, reduced: frozenset[int]) -> Iterator[Si
     """Splits of the dims that a reduction keeps."""
     for dim in range(ndim):
         if dim not in reduced:
-            place = dim if call.option("keepdims") else dim - sum(other < dim for other in reduced)
+            place = dim if call.option("keepdims") else dim - sum(removed < dim for removed in reduced)
             yield Signature((S(dim),), (S(place),))
 
 
