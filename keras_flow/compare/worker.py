@@ -76,6 +76,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
         initial = folder / "initial.weights.h5"
+        # the first run of all, on the first backend, writes the weights that all others load
         if not initial.exists():
             model.save_weights(initial)
         model.load_weights(initial)

@@ -124,6 +124,7 @@ class LayoutMapRules:
         if path in self.keys:
             key = path
         else:
+            # as `keras.distribution.LayoutMap` does: another matching would move a user's variables
             matches = [key for key in self.keys if re.fullmatch(key, path)]
             if len(matches) > 1:
                 raise FlowError(
@@ -197,6 +198,7 @@ def takers(rules: Rules, key: str, paths: Iterable[str]) -> dict[str, str]:
 
 def nearest(key: str, paths: Iterable[str], count: int = 3) -> list[str]:
     """The paths most like a pattern that matched no path, best first."""
+    # the letters of the pattern, as `SequenceMatcher` knows no regular expressions
     plain = re.sub(r"[\\^$.*+?()\[\]{}|]", "", key)
     scored = sorted(
         ((max(_likeness(plain, path), _likeness(plain, path.rpartition("/")[0])), path) for path in set(paths)),

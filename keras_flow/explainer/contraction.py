@@ -128,6 +128,7 @@ def _gradient(
     """The gradient of a weight that is whole on an axis that splits the rows: a partial sum, which is all-reduced."""
     axes = tuple(axis for axis, dim in out.items() if axis not in weight and product.output[dim] not in product.weight)
     is_table = not set(product.weight) & set(product.input)
+    # TensorFlow reduces the sparse gradient of a table again in the update of each slot
     times = max(1, step.slots) if is_table and step.traffic.sparse_gradients_per_slot else 1
     for number in range(times):
         why = "each rank has the rows of its part of the batch"

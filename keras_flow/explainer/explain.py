@@ -86,6 +86,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         _constrain(step, call, distribution)
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
+    # advice needs the settled collectives, so it is added afterwards
     result = Explanation(
         model=model.name,
         engine=backend().name,

@@ -88,6 +88,7 @@ def convolution(step: StepCost, call: LayerCall) -> None:
     else:
         product = Product(f"n{places}c", weight, f"n{places.upper()}d")
     if getattr(call.layer, "groups", 1) != 1:
+        # with groups, channels are not contracted as a whole: the safe upper estimate
         by_rows(step, call)
     else:
         contract(step, call, product, _kernel(call.layer), call.layer.bias)
@@ -139,6 +140,7 @@ def attention(step: StepCost, call: LayerCall) -> None:
             why = "each head is split, so scores are partial sums"
             step.send("all_reduce", (axis,), size, "forward", call.path, "attention scores", why)
             step.send("all_reduce", (axis,), size, "backward", call.path, "attention scores gradient", why)
+    # keys and values must be split as queries are, for the products of heads
     for number in (1, 2):
         for axis, dim in step.splits[projected[number]].items():
             if query_splits.get(axis) != dim:  # fewer heads of keys and values (grouped) may not divide: another layout
@@ -210,6 +212,7 @@ def layer_normalization(step: StepCost, call: LayerCall) -> None:
     over = {axis % len(step.shape(key)) for axis in axes}
     splits = dict(step.splits[key])
     variables = own_variables(layer)
+    # variables have the dims that the statistics go over, the last ones of the input
     first = min(over)
     step.set_outputs(call, splits)
     step.keep(step.memory.normalization_tensors, call.outputs[0])
