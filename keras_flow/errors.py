@@ -16,15 +16,41 @@ class FlowError(Exception):
 
 
 class LayoutError(FlowError):
-    """Layout problems of a model, collected and raised together."""
+    """Layout problems of a model, collected and raised together.
+
+    Example:
+        >>> str(LayoutError("rules: 'kernle' matched no variable"))
+        "rules: 'kernle' matched no variable"
+        >>> issubclass(LayoutError, FlowError)
+        True
+    """
 
 
 class LaunchError(FlowError):
-    """A job could not be started, or one of its ranks failed."""
+    """A job could not be started, or one of its ranks failed.
+
+    Example:
+        >>> try:
+        ...     raise LaunchError("rank 2 of 4 failed")  # as kf.run does
+        ... except LaunchError as error:
+        ...     print(error)
+        rank 2 of 4 failed
+    """
 
 
 class FlowWarning(UserWarning):
-    """Something legal that the user should know: a fallback, or work done on every rank."""
+    """Something legal that the user should know: a fallback, or work done on every rank.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", FlowWarning)  # a program that wants none stops at the first
+        ...     try:
+        ...         warnings.warn("kernel: broadcast", FlowWarning)
+        ...     except FlowWarning as warning:
+        ...         print(warning)
+        kernel: broadcast
+    """
 
 
 class LayoutFallback(FlowWarning):

@@ -3,6 +3,10 @@
 The words are OneFlow's: `split(dim)`, `broadcast`, `partial_sum`; short forms `S(0)`, `B`, `P`. An *nd_sbp* is a tuple
 with one sbp for each axis of the placement, outer axis first. On a placement of 2 x 2 ranks with the axes `data` and
 `model`, `S(0),B` gives the upper half of a matrix to both ranks of the first row, the lower half to both of the second.
+
+Example:
+    >>> text(nd_sbp("S(0),B", ("data", "model")))
+    'S(0),B'
 """
 
 from __future__ import annotations

@@ -1,28 +1,23 @@
-"""The examples in the docstrings of keras_flow run. Those of boxing have a test of their own."""
+"""Every public name of keras_flow has an example in its docstring, and all examples run.
+
+Those of boxing have a test of their own, which asks for one in each module.
+"""
+
+from __future__ import annotations
 
 import doctest
 import importlib
-import os
-import subprocess
-import sys
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import keras_flow
-
-ROOT = Path(keras_flow.__file__).parent
-#: global tensors: their examples need ranks, which numpy has without a device
-TENSORS = """
-import doctest, importlib, sys
 import keras_flow as kf
 
-kf.init(4)
-for name in sys.argv[1:]:
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.attempted > 0, name
-    assert result.failed == 0, name
-"""
+ROOT = Path(kf.__file__).parent
+#: folders whose examples need ranks that train
+TRAIN = ("current", "distributions", "launch", "parallel", "runtime")
 
 
 def modules_with_examples() -> list[str]:
@@ -32,25 +27,33 @@ def modules_with_examples() -> list[str]:
         for path in sorted(ROOT.rglob("*.py"))
         if ">>> " in path.read_text()
     ]
-    return [name for name in names if not name.startswith(("keras_flow.backends", "keras_flow.boxing"))]
+    return [name for name in names if not name.startswith(("keras_flow.backends", "keras_flow.boxing."))]
 
 
-NAMES = modules_with_examples()
+def on(name: str) -> str:
+    """The engine on whose ranks the examples of a module run; nothing for those that need no ranks."""
+    folder = name.split(".")[1]
+    if folder in TRAIN or name.endswith("from_engine"):
+        return "jax"
+    return "numpy" if folder == "tensors" else ""
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("keras_flow.tensors")])
-def test_examples(name: str) -> None:
+def run_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0
     assert result.failed == 0
 
 
-@pytest.mark.timeout(120)
-def test_examples_of_global_tensors() -> None:
-    names = [name for name in NAMES if name.startswith("keras_flow.tensors")]
-    assert len(names) > 5
-    environment = {**os.environ, "KERAS_BACKEND": "numpy"}
-    result = subprocess.run(
-        [sys.executable, "-c", TENSORS, *names], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert result.returncode == 0, result.stdout + result.stderr[-3000:]
+@pytest.mark.parametrize(
+    ("backend", "name"), [(on(name), name) for name in modules_with_examples()], ids=modules_with_examples()
+)
+def test_examples_run(backend: str, name: str, on_ranks: Callable) -> None:
+    if backend:
+        on_ranks(backend)(run_examples, name)
+    else:
+        run_examples(name)
+
+
+@pytest.mark.parametrize("name", [name for name in kf.__all__ if name != "__version__"])
+def test_a_public_name_has_an_example(name: str) -> None:
+    assert ">>> " in (inspect.getdoc(getattr(kf, name)) or "")

@@ -1,4 +1,12 @@
-"""Boxing: changing a tensor's layout. Plans are values; every engine executes the same specification."""
+"""Boxing: changing a tensor's layout. Plans are values; every engine executes the same specification.
+
+Example:
+    >>> import keras_flow as kf
+    >>> ranks = kf.Placement([0, 1])
+    >>> plan = kf.boxing.plan(kf.Layout(ranks, "S(0)", (4, 2)), kf.Layout(ranks, "B", (4, 2)), "float32")
+    >>> plan.total_bytes, kf.boxing.lower_bound(plan.source, plan.target, "float32")  # each rank lacks 2 x 2 numbers
+    (32, 32)
+"""
 
 from typing import TYPE_CHECKING
 

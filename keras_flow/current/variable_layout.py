@@ -78,6 +78,14 @@ def layout_of(variable: keras.Variable) -> VariableLayout:
 
     Raises:
         FlowError: the variable was not made or re-placed under a keras_flow distribution.
+
+    Example:
+        >>> import keras, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> with kf.DataParallel().scope():
+        ...     variable = keras.Variable(keras.ops.ones((4, 2)), name="table")
+        >>> kf.sbp.text(kf.layout_of(variable).layout.nd_sbp)
+        'B'
     """
     layout = keras_layout(variable)
     if layout is None:

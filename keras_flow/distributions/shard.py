@@ -31,7 +31,13 @@ def shard(layer: keras.Layer, **specs: sbp.SbpSpec) -> keras.Layer:
         FlowError: a built layer has no variable of that name.
 
     Example:
-        `kf.shard(keras.layers.Dense(64), kernel={"model": kf.sbp.split(1)})`
+        >>> import keras, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> with kf.ModelParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))).scope():
+        ...     layer = kf.shard(keras.layers.Dense(64), kernel={"model": kf.sbp.split(1)})
+        ...     layer.build((None, 32))
+        >>> kf.layout_of(layer.kernel).layout.local_shape(0)
+        (32, 32)
     """
     if problems := _unknown(layer, specs):
         raise FlowError(problems[0])

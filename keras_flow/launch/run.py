@@ -48,6 +48,13 @@ def run(
     Raises:
         FlowError: the ranks cannot be had (see `kf.init`), or `main` cannot be sent to them.
         LaunchError: a rank failed, left early or hung. It names the rank; no rank runs any more.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> def main(rows_of_a_rank):
+        ...     return rows_of_a_rank * kf.env.get_world_size()
+        >>> kf.run(main, devices=4, args=(8,))
+        32
     """
     ranks = agreed_devices(devices)
     named = dict(kwargs or {})

@@ -26,6 +26,16 @@ class DataParallel(ExplainedDistribution):
 
     Raises:
         FlowError: a strategy that the active backend does not have, or any error of the placement.
+
+    Example:
+        >>> import keras, numpy as np, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> with kf.DataParallel().scope():
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        ...     model.compile(keras.optimizers.SGD(0.1), "mse")
+        >>> history = model.fit(np.ones((8, 2)), np.zeros((8, 1)), batch_size=8, verbose=0)  # two rows for each rank
+        >>> history.history["loss"]
+        [4.0]
     """
 
     mirrored_view = True

@@ -35,7 +35,13 @@ class ModelParallel(ExplainedDistribution):
         FlowError: unknown axes, ranks that do not exist, no placement.
 
     Example:
-        `ModelParallel(Placement([[0, 1], [2, 3]], ("data", "model")), rules={"up/kernel": {"model": sbp.split(1)}})`
+        >>> import keras, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+        >>> with kf.ModelParallel(placement, rules={"up/kernel": {"model": kf.sbp.split(1)}}).scope():
+        ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="up")])
+        >>> kf.sbp.text(kf.layout_of(model.layers[0].kernel).layout.nd_sbp)  # rank 0 has 4 of the 8 columns
+        'B,S(1)'
     """
 
     def __init__(

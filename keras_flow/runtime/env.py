@@ -1,4 +1,13 @@
-"""`kf.env`: the ranks and processes of the job, and which of them this process is."""
+"""`kf.env`: the ranks and processes of the job, and which of them this process is.
+
+Example:
+    >>> import keras_flow as kf
+    >>> ranks = kf.init(4)
+    >>> kf.env.get_world_size()
+    4
+    >>> kf.env.is_main_process()  # what is printed or written once, is here
+    True
+"""
 
 from __future__ import annotations
 

@@ -25,6 +25,11 @@ def init(devices: int | None = None, type: str | None = None) -> World:
     Raises:
         FlowError: the engine cannot give these ranks, was initialised before with fewer, is missing or of an
             unsupported version, or `devices` disagrees with the number that the job was started with.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.init(4).size
+        4
     """
     count = agreed_devices(devices)
     kind = normalise_type(type)

@@ -21,6 +21,16 @@ def global_tensor(value: object) -> GlobalTensor:
 
     Raises:
         FlowError: it is none of these, or its shards are not those of a layout.
+
+    Example:
+        >>> import keras, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> placement = kf.Placement([0, 1, 2, 3], axis_names=("model",))
+        >>> with kf.ModelParallel(placement, rules={"table": "S(0)"}).scope():
+        ...     variable = keras.Variable(keras.ops.ones((8, 2)), name="table")
+        >>> table = kf.global_tensor(variable)
+        >>> table.shape, table.to_local(0).shape
+        ((8, 2), (2, 2))
     """
     array: Any = value.value if isinstance(value, keras.Variable) else value
     layout_and_shards = tensor_engine().from_engine(array)

@@ -160,7 +160,7 @@ def _loads(model: keras.Model, drawn: Drawn, chosen: Setting, weights: dict[str,
             again = other.predict(drawn.x, batch_size=chosen.batch, verbose=0)
         backend().agree_on(dict.fromkeys(kf.env.local_ranks(), True))  # before the folder goes
     for path, value in weights.items():
-        assert np.array_equal(value, loaded[path]), f"loaded under another layout: {path} is another"
+        assert np.array_equal(value, loaded[path], equal_nan=True), f"loaded under another layout: {path} is another"
     over = _over(_named("predictions", predicted, 10 * VALUE), _named("predictions", again, 10 * VALUE))
     assert not over, f"loaded under another layout: {over}"
 
