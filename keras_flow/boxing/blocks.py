@@ -92,6 +92,7 @@ class Blocks:
 
     @cached_property
     def split_axes(self) -> tuple[int, ...]:
+        """The axes with S."""
         return tuple(axis for axis, part in enumerate(self.layout.nd_sbp) if isinstance(part, Split))
 
     @cached_property

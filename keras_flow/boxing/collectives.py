@@ -151,8 +151,7 @@ def kind_of(source: Layout, target: Layout) -> str:
 
 
 def named_step(source: Layout, target: Layout) -> Step | None:
-    """The collective, in groups along the changed axes, that leads from one layout to the other; None if there is
-    none."""
+    """The collective, in groups along the changed axes, that changes one layout into the other; None without one."""
     kind = kind_of(source, target)
     if kind == "exchange":
         return None

@@ -75,8 +75,7 @@ def total(exchange: Exchange) -> int:
 
 
 def _held_by_keepers(exchange: Exchange, at: _TargetRanks, holding: Array) -> Array:
-    """For each atom that a destination holds, in order: copies of the keeping members that hold their summand, over
-    all summands.
+    """Copies of keeping members that hold their summand, over all summands, for each atom that a destination holds.
 
     Three group-bys over the ranks that hold an atom: count the copies of each (atom, summand, member), take the largest
     count among the members, which is the member that keeps the summand, and add these over the summands. Numbers that

@@ -17,9 +17,9 @@ from keras_flow.units import amount
 if TYPE_CHECKING:
     from keras_flow.boxing.spec import BoxingPlan
 
-#: ranks up to which each is asked what it receives and needs; of more, some stand for the others
+#: ranks up to which each is asked what it receives and needs; of more only a sample is
 ASKED = 512
-#: ranks that stand for the others
+#: size of that sample
 SAMPLE = 16
 #: how many ranks, runs of ranks or amounts are written out
 WRITTEN = 8

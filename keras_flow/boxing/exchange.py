@@ -59,10 +59,12 @@ class Exchange:
 
     @cached_property
     def source_blocks(self) -> Blocks:
+        """The blocks of the source layout."""
         return Blocks(self.source)
 
     @cached_property
     def target_blocks(self) -> Blocks:
+        """The blocks of the target layout."""
         return Blocks(self.target)
 
     @cached_property
@@ -277,11 +279,10 @@ class Exchange:
         return counts
 
     def merges(self, block: Coords, at: Coords) -> bool:
-        """Whether an atom takes the phase `merge`: each summand goes to the member that keeps it, instead of into one
-        sum.
+        """Whether an atom takes the phase `merge`, in which each summand goes to the member that keeps it.
 
-        That takes `missing` receipts against the summand_count - 1 + family_count - 1 of one sum (one more where no
-        destination holds a summand).
+        Without it the summands are added to one sum, which takes summand_count - 1 + family_count - 1 receipts (one
+        more where no destination holds a summand); the phase takes `missing`.
         """
         if not self.member_axes:
             return False

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,7 +40,7 @@ FIELDS = {"format", "version", "shape", "dtype", "chosen", "placements", "source
 STEP_FIELDS = {"kind", "phases", "source", "target", "apart", "shares"}
 
 
-def to_json(plan: BoxingPlan) -> dict[str, Any]:
+def to_json(plan: BoxingPlan) -> dict[str, object]:
     """The plan as plain data."""
     # placements are listed once, and layouts name them by number
     placements: list[Placement] = []

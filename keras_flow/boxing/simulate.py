@@ -70,8 +70,13 @@ def simulate(
 
 
 def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) -> None:
-    """Whether ranks that differ only along axes with B hold equal shards (up to rounding: copies may add in other
-    orders)."""
+    """Check that ranks that differ only along axes with B hold equal shards.
+
+    They may differ by rounding, as copies may be added in other orders.
+
+    Raises:
+        FlowError: they differ by more.
+    """
     blocks = Blocks(layout)
     if not blocks.copy_axes:
         return
@@ -108,7 +113,11 @@ def _run(step: Step, shards: dict[int, np.ndarray], dtype: np.dtype, counts: Cou
 
 
 def check_shards(layout: Layout, shards: Mapping[int, object], ranks: Iterable[int]) -> None:
-    """Whether there is a shard of the right shape for each of the ranks."""
+    """Check that there is a shard of the right shape for each of the ranks.
+
+    Raises:
+        FlowError: one is missing or has another shape.
+    """
     for rank in ranks:
         if rank not in shards or tuple(np.shape(cast(ArrayLike, shards[rank]))) != layout.local_shape(rank):
             found = f"shape {list(np.shape(cast(ArrayLike, shards[rank])))}" if rank in shards else "none"

@@ -19,7 +19,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from keras_flow.boxing.describe import describe
 from keras_flow.boxing.json_form import read_plan, to_json
@@ -148,7 +147,7 @@ class BoxingPlan:
     def _local(self, layout: Layout, rank: int) -> int:
         return math.prod(layout.local_shape(rank)) if layout.placement.contains(rank) else 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The plan as plain data; see docs/boxing-spec.md and docs/boxing-plan.schema.json."""
         return to_json(self)
 

@@ -67,8 +67,10 @@ class Step:
 
     @cached_property
     def closed_loads(self) -> dict[int, int] | None:
-        """Elements that each rank of the target receives, or nothing where none does; None where there is no closed
-        form and each would have to be asked."""
+        """Rank of the target -> elements that it receives, empty if no rank receives any.
+
+        None where there is no closed form, so that each rank must be asked by `elements_received`.
+        """
         loads = np.zeros(0, np.int64) if self.is_local else cost.loads(self.exchange)
         return None if loads is None else dict(zip(self.exchange.target.placement.ranks, loads.tolist(), strict=False))
 

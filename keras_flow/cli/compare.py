@@ -1,4 +1,4 @@
-"""`keras-flow compare`: the same training on every backend and layout, and how far the numbers lie apart."""
+"""`keras-flow compare`: the same training on every backend and layout, and how far the numbers deviate."""
 
 from __future__ import annotations
 

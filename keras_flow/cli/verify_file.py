@@ -68,6 +68,7 @@ def verify_file(
             )
         except subprocess.TimeoutExpired as error:
             raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended") from error
+        # an error of keras_flow is written to `out` too: without a file the process has crashed
         if not out.exists():
             raise FlowError(f"{backend}: the verification ended with status {done.returncode}: {done.stderr[-3000:]}")
         result = json.loads(out.read_text())

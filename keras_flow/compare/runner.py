@@ -48,6 +48,7 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
                 _run(job, "train", progress)
             for job in jobs:
                 _run(job, "evaluate", progress)
+        # the processes only write files, so that a reader of them needs no engine
         result = judge(options, jobs, folder, skipped)
     result.write(options.out / "report.json")
     (options.out / "report.html").write_text(html.page(result), encoding="utf-8")
@@ -151,6 +152,7 @@ def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> No
         return
     last: dict[str, dict] = {}
     for line in events.read_text().splitlines():
+        # the process may be writing its last line now
         if line.endswith("}"):
             event = json.loads(line)
             last[event["layout"]] = event
@@ -235,6 +237,7 @@ def _failures(run: RunResult, random_layers: bool) -> list[str]:
     """A sentence for everything that is wrong with a run."""
     name = f"{run.backend} {run.layout}"
     out = []
+    # `not <=` instead of `>`: NaN is a failure
     if not run.loss_share <= 1:
         out.append(f"{name}: loss deviates by {run.loss_deviation:.2g}, {run.loss_share:.2g} times the tolerance")
     if not run.weights_share <= 1:

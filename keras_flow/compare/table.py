@@ -35,6 +35,7 @@ def show(result: Comparison, console: Console) -> None:
             cells = row(run, metric)
             table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
+    # said even where all is well: how close the runs came to the tolerance
     worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
     console.print(
         "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "

@@ -18,6 +18,7 @@ from keras_flow.errors import FlowError
 
 
 def main(action: str, path: str) -> int:
+    """Train or evaluate the job of a file on all ranks; returns the exit status, and writes the error of a failure."""
     job = CompareJob.read(path)
     os.environ["KERAS_BACKEND"] = job.backend
     import keras_flow as kf
@@ -75,6 +76,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
         initial = folder / "initial.weights.h5"
+        # the first run of all, on the first backend, writes the weights that all others load
         if not initial.exists():
             model.save_weights(initial)
         model.load_weights(initial)
@@ -146,7 +148,7 @@ def _write_shards(folder: Path, backend: str, layout: str, model: object) -> Non
     """Write the shapes and bytes that the ranks of this process hold, read from the engine's live arrays.
 
     Raises:
-        FlowError: a shard has not the shape that its layout says.
+        FlowError: the shape of a shard is not that of its layout.
     """
     from keras_flow.backends.active import backend as engine
     from keras_flow.current.variable_layout import keras_layout

@@ -75,6 +75,7 @@ class FlowDistribution(Distribution):
         engine = backend()
         versions.check(engine.name)
         engine_world = dry_run.world() or engine.world()
+        # the type of the ranks that the job has, or that a dry run assumes
         if placement.type is None:
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
@@ -86,12 +87,14 @@ class FlowDistribution(Distribution):
         self.placement = placement
         self.rules: Rules = rules if rules is not None else PatternRules(None)
         self.activations: Rules = activations if activations is not None else PatternRules(None)
+        # in the order of the placement, whatever order the user named them in
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.strict = strict
         self.uneven_notice = UnevenNotice()
         #: models whose first batch was verified; None where no verification was asked for
         self._verified: WeakSet[keras.Model] | None = WeakSet() if verify else None
         self._problems: dict[str, list[str]] = {}
+        # keys of rules that were the first match of some path: the others are errors in `check`
         self._matched: set[str] = set()
         self._warned: set[str] = set()
         self._entered = False
@@ -188,6 +191,7 @@ class FlowDistribution(Distribution):
         created_by = creator()
         layer = layer or (created_by.layer if created_by else None)
         broadcast = Layout(self.placement, {}, shape)
+        # states of metrics and seeds, counters of optimizers: not what rules are written for
         if (created_by and created_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
             return KerasLayout(VariableLayout(broadcast, "default"), self)
         try:
@@ -212,8 +216,10 @@ class FlowDistribution(Distribution):
         self._problems.pop(path, None)
         capabilities = backend().capabilities
         fitted = fit_layout(requested, path, capabilities, self.joined_axes, layer)
+        # `check` raises it with all others, so that a user sees every bad rule at once
         if fitted.reasons and self.strict:
             self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
+        # each sentence once: a model has many layers, and is built more than once
         for reason in fitted.reasons:
             if reason not in self._warned and not self.strict:
                 self._warned.add(reason)
@@ -260,6 +266,7 @@ class FlowDistribution(Distribution):
         problems = [text for path in self._problems if self._belongs(path, paths) for text in self._problems[path]]
         layers = layer_paths(model)
         unmatched = self._unmatched(layers, paths)
+        # a map of which nothing at all matches is that of another model, and stays an error
         if self.rules.may_be_unmatched and not self.strict and self._matched:
             unmatched = self._without_idle(unmatched, layers, paths)
         problems += [self._unmatched_text(key, layers, paths) for key in unmatched]
@@ -280,6 +287,7 @@ class FlowDistribution(Distribution):
     def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
         """Keys of rules that are not the first match of any path."""
         for path in paths:
+            # variables that exist already were not looked up by this distribution
             match = matched_key(self.rules, path)
             if match:
                 self._matched.add(match)

@@ -38,6 +38,7 @@ def adopt(model: keras.Model, distribution: Distribution) -> bool:
             continue
         changed |= _place(variable, distribution, owners.get(id(variable)))
     layouts = [keras_layout(variable) for variable in model.weights]
+    # `kf.shard` gives a layer's variables new layouts behind our back: compare with what was last seen
     relaid = any(a is not b for a, b in zip(layouts, _last_layouts.get(model, layouts), strict=False))  # by kf.shard
     _last_layouts[model] = layouts
     changed |= _adopt_slots(model, distribution, relaid)
@@ -86,6 +87,7 @@ def _adopt_slots(model: keras.Model, distribution: Distribution, relaid: bool) -
         return False
     changed = False
     variables = {variable.path.replace("/", "_"): variable for variable in model.trainable_variables}
+    # slots of a changed variable must change with it, or the update mixes two layouts
     for slot in optimizer.variables:
         layout = keras_layout(slot)
         if layout is not None and layout.distribution is distribution and not relaid:
@@ -96,6 +98,7 @@ def _adopt_slots(model: keras.Model, distribution: Distribution, relaid: bool) -
             if slot.name.startswith(name + "_") and tuple(slot.shape) == tuple(variable.shape)
         ]
         if owners:
+            # of `dense_kernel` and `dense_kernel_1` the longer name is the variable's
             placed = keras_layout(variables[max(owners, key=len)])
         else:
             placed = KerasLayout(

@@ -74,12 +74,14 @@ def fit_layout(
                 f"{path}: this engine holds one axis on a dimension, dim {dim} asks for {list(axes)} and "
                 f"other tensors use these axes separately; split on {axes[0]!r} only"
             )
+            # the outermost axis stays: its blocks are the same with and without the others
             for axis in axes[1:]:
                 give_up(axis, reason)
             axes = axes[:1]
         kept = 1
         for axis in axes:
             size = requested.placement.axis_size(axis)
+            # axes split one after the other, so this one must divide what the axes before it leave
             if length % (kept * size):
                 give_up(axis, f"{path}: {_uneven(requested.placement, dim, length // kept, axis, size)}")
             else:
@@ -100,6 +102,7 @@ def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: 
 
 def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -> str:
     """The reason of a split that does not divide."""
+    # named in the warning, so that a user knows which placement would do
     best = max(n for n in range(1, size + 1) if length % n == 0)
     return (
         f"dim {dim} of {length} does not divide by axis {axis!r} of {size} ranks "
@@ -130,6 +133,7 @@ def joined_axes(
         batch_axes: the axes that split the batch.
         names: axis names of the placement, outer first.
     """
+    # axes that one tensor uses together and another one apart cannot be flattened into one
     groups: set[tuple[str, ...]] = set()
     if batch_axes:
         groups.add(tuple(name for name in names if name in batch_axes))

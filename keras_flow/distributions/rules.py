@@ -87,15 +87,18 @@ class PatternRules:
         self.keys = tuple(pattern.pattern for pattern, _ in self._rules)
 
     def match(self, path: str) -> Match | None:
+        """The first rule whose pattern is found in `path`, or None."""
         for pattern, spec in self._rules:
             if pattern.search(path):
                 return Match(pattern.pattern, spec)
         return None
 
     def finds(self, key: str, path: str) -> bool:
+        """Whether the pattern `key` is found in `path`."""
         return re.search(key, path) is not None
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
+        """The nd_sbp of every rule."""
         return [spec for _, spec in self._rules]
 
 
@@ -113,9 +116,15 @@ class LayoutMapRules:
         self.keys = tuple(layout_map)
 
     def match(self, path: str) -> Match | None:
+        """The key that is `path` or fully matches it, or None.
+
+        Raises:
+            FlowError: several keys match.
+        """
         if path in self.keys:
             key = path
         else:
+            # as `keras.distribution.LayoutMap` does: another matching would move a user's variables
             matches = [key for key in self.keys if re.fullmatch(key, path)]
             if len(matches) > 1:
                 raise FlowError(
@@ -127,6 +136,7 @@ class LayoutMapRules:
         return Match(key, self._spec(key))
 
     def finds(self, key: str, path: str) -> bool:
+        """Whether the key is `path` or fully matches it."""
         return key == path or re.fullmatch(key, path) is not None
 
     def _spec(self, key: str) -> dict[str, sbp.Split]:
@@ -134,6 +144,7 @@ class LayoutMapRules:
         return axes_to_sbp(layout.axes if layout is not None else (), key)
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
+        """The nd_sbp of every key that has a legal one."""
         out = []
         for key in self.keys:
             try:
@@ -187,6 +198,7 @@ def takers(rules: Rules, key: str, paths: Iterable[str]) -> dict[str, str]:
 
 def nearest(key: str, paths: Iterable[str], count: int = 3) -> list[str]:
     """The paths most like a pattern that matched no path, best first."""
+    # the letters of the pattern, as `SequenceMatcher` knows no regular expressions
     plain = re.sub(r"[\\^$.*+?()\[\]{}|]", "", key)
     scored = sorted(
         ((max(_likeness(plain, path), _likeness(plain, path.rpartition("/")[0])), path) for path in set(paths)),

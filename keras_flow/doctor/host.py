@@ -102,6 +102,7 @@ def free_port() -> Check:
             listener.bind(("127.0.0.1", 0))
             listener.listen(1)
             port = listener.getsockname()[1]
+            # a connection, not only a port: sandboxes let a socket listen and refuse to connect
             with socket.create_connection(("127.0.0.1", port), timeout=5) as sender:
                 receiver, _ = listener.accept()
                 with receiver:

@@ -71,6 +71,7 @@ def _engine(name: str, bandwidth: bool, seconds: float, stop: threading.Event) -
         return EngineReport(
             name, None, checks=[Check("import", "absent", f"not installed; pip install '{ENGINES[name].extra}'")]
         )
+    # a process of its own: an engine that crashes at import must not take the report with it
     seen = _process(name, "look", (), seconds, stop)
     if "error" in seen:
         return EngineReport(name, version, checks=[Check("import", "failed", str(seen["error"]))])

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Product:
-    """An einsum: labels of the dims of input, weight and output. A label that the input has not (the rows of an
-    embedding table) is chosen by the input's values."""
+    """An einsum: labels of the dims of input, weight and output.
+
+    A label of the weight that neither input nor output has, the rows of an embedding table, is indexed by the input.
+    """
 
     input: str
     weight: str
@@ -126,6 +128,7 @@ def _gradient(
     """The gradient of a weight that is whole on an axis that splits the rows: a partial sum, which is all-reduced."""
     axes = tuple(axis for axis, dim in out.items() if axis not in weight and product.output[dim] not in product.weight)
     is_table = not set(product.weight) & set(product.input)
+    # TensorFlow reduces the sparse gradient of a table again in the update of each slot
     times = max(1, step.slots) if is_table and step.traffic.sparse_gradients_per_slot else 1
     for number in range(times):
         why = "each rank has the rows of its part of the batch"

@@ -86,6 +86,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         _constrain(step, call, distribution)
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
+    # advice needs the settled collectives, so it is added afterwards
     result = Explanation(
         model=model.name,
         engine=backend().name,
@@ -212,14 +213,14 @@ def _slot(variable: keras.Variable, distribution: FlowDistribution) -> Slot:
 
 def _constrain(step: StepCost, call: graphs.LayerCall, distribution: FlowDistribution) -> None:
     """Change the layout of a call's output where a rule for activations asks for another one, and record the cost."""
-    wanted = distribution.get_tensor_layout(f"{call.path}/output")
-    if wanted is None:
+    rule = distribution.get_tensor_layout(f"{call.path}/output")
+    if rule is None:
         return
-    parts = zip(step.axes, wanted.nd_sbp, strict=True)
-    asked = {axis: part.dim for axis, part in parts if isinstance(part, sbp.Split)}
+    parts = zip(step.axes, rule.nd_sbp, strict=True)
+    requested = {axis: part.dim for axis, part in parts if isinstance(part, sbp.Split)}
     for key in call.outputs:
         for axis in step.axes:
-            before, after = step.splits[key].get(axis), asked.get(axis)
+            before, after = step.splits[key].get(axis), requested.get(axis)
             if before == after or (after is not None and after >= len(step.shape(key))):
                 continue
             whole = step.local(key, without=axis)

@@ -106,6 +106,7 @@ def graph_of(model: keras.Model, batch: int, is_leaf: Callable[[object], bool]) 
         raise FlowError(_not_built(model))
     import keras
 
+    # a subclassed model knows the shapes it was built with, not those of a batch
     symbols = tree.map_shape_structure(
         lambda shape: keras.KerasTensor((batch, *shape[1:]), dtype=model.input_dtype), next(iter(shapes.values()))
     )

@@ -88,6 +88,7 @@ def convolution(step: StepCost, call: LayerCall) -> None:
     else:
         product = Product(f"n{places}c", weight, f"n{places.upper()}d")
     if getattr(call.layer, "groups", 1) != 1:
+        # with groups, channels are not contracted as a whole: the safe upper estimate
         by_rows(step, call)
     else:
         contract(step, call, product, _kernel(call.layer), call.layer.bias)
@@ -133,20 +134,21 @@ def attention(step: StepCost, call: LayerCall) -> None:
     for axis, dim in list(query_splits.items()):
         if dim == 3:  # the size of a head is summed over in the scores
             rows, length, count, _ = heads.shape
-            other = graph.tensors[projected[1]].shape[1]
-            pieces = step.piece((rows, count, length, other), {a: 0 for a, d in query_splits.items() if d == 0})
+            keys = graph.tensors[projected[1]].shape[1]  # length of the sequence of keys
+            pieces = step.piece((rows, count, length, keys), {a: 0 for a, d in query_splits.items() if d == 0})
             size = pieces * itemsize(heads.dtype)
             why = "each head is split, so scores are partial sums"
             step.send("all_reduce", (axis,), size, "forward", call.path, "attention scores", why)
             step.send("all_reduce", (axis,), size, "backward", call.path, "attention scores gradient", why)
+    # keys and values must be split as queries are, for the products of heads
     for number in (1, 2):
         for axis, dim in step.splits[projected[number]].items():
             if query_splits.get(axis) != dim:  # fewer heads of keys and values (grouped) may not divide: another layout
                 inner = LayerCall(layer, call.path, (projected[number],), ())
                 step.gather_input(inner, projected[number], axis, "keys and values lie unlike queries")
                 break
-    count, length, other = heads.shape[2], heads.shape[1], graph.tensors[projected[1]].shape[1]
-    scores = step.piece((heads.shape[0], length, count, other), {a: d for a, d in query_splits.items() if d != 3})
+    count, length, keys = heads.shape[2], heads.shape[1], graph.tensors[projected[1]].shape[1]
+    scores = step.piece((heads.shape[0], length, count, keys), {a: d for a, d in query_splits.items() if d != 3})
     step.activations += step.memory.attention_score_copies * scores * itemsize(heads.dtype)
     for projection in projected:
         step.keep(step.memory.attention_head_copies, projection)
@@ -210,6 +212,7 @@ def layer_normalization(step: StepCost, call: LayerCall) -> None:
     over = {axis % len(step.shape(key)) for axis in axes}
     splits = dict(step.splits[key])
     variables = own_variables(layer)
+    # variables have the dims that the statistics go over, the last ones of the input
     first = min(over)
     step.set_outputs(call, splits)
     step.keep(step.memory.normalization_tensors, call.outputs[0])
@@ -263,7 +266,7 @@ def by_shape(step: StepCost, call: LayerCall) -> None:
     if not call.outputs:
         return
     out = step.shape(call.outputs[0])
-    wanted: dict[str, int] = {}
+    out_splits: dict[str, int] = {}
     for axis in step.axes:
         places = [
             (key, _place(step.shape(key), out, step.splits[key][axis]))
@@ -273,11 +276,11 @@ def by_shape(step: StepCost, call: LayerCall) -> None:
         targets = {place for _, place in places}
         whole = [key for key in call.inputs if axis not in step.splits[key] and len(step.shape(key)) == len(out)]
         if len(targets) == 1 and None not in targets and (not whole or _cuts_freely(step, whole, next(iter(targets)))):
-            wanted[axis] = targets.pop()  # type: ignore[assignment]
+            out_splits[axis] = targets.pop()  # type: ignore[assignment]
             continue
         for key, _ in places:
             step.gather_input(call, key, axis, "the operation needs it whole, or as its other inputs lie")
-    step.set_outputs(call, wanted)
+    step.set_outputs(call, out_splits)
 
 
 def activation(step: StepCost, call: LayerCall) -> None:

@@ -30,6 +30,7 @@ def chains(step: StepCost) -> list[tuple[LayerCall, LayerCall]]:
         if not _is_dense(call) or not call.inputs:
             continue
         key = call.inputs[0]
+        # a tensor with a second reader must be whole for that one, so no pair can keep it split
         while key in makers and readers.get(key) == 1:
             maker = makers[key]
             if _is_dense(maker):

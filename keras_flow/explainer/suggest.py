@@ -31,9 +31,9 @@ def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
         ]
         done = {id(layer) for pair in good for layer in pair}
         for first, second in linked:
-            taken = done & {id(first), id(second)}
-            wanted = blamed.keys() & {id(first), id(second)}
-            if taken or not wanted or first.kernel.shape[1] % step.axes[axis]:
+            is_paired = bool(done & {id(first), id(second)})
+            is_blamed = bool(blamed.keys() & {id(first), id(second)})
+            if is_paired or not is_blamed or first.kernel.shape[1] % step.axes[axis]:
                 continue
             done |= {id(first), id(second)}
             _rule(rules, first, {axis: 1}, {axis: 0})

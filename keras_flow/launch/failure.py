@@ -130,6 +130,7 @@ def left_how(code: int) -> str:
 def rank_failed(rank: int, ranks: int, code: int, failure: Failure | None, output: str) -> RankError:
     """The error for a rank that raised, left with a code other than 0, or was killed."""
     how = left_how(code)
+    # a program that chose its status needs no traceback
     if failure is not None and failure.left:
         message = failure.summary.removeprefix("SystemExit: ")
         head = f"rank {rank} of {ranks} left with {how}" + ("" if message == str(code) else f": {message}")

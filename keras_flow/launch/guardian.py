@@ -12,6 +12,7 @@ import sys
 
 
 def main() -> None:
+    """Read process groups until the input ends; kill them unless its last line is `done`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     groups: list[int] = []
     for line in sys.stdin:

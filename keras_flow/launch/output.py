@@ -88,13 +88,13 @@ class RankOutput:
 
 
 def _lines(text: str) -> list[str]:
-    """The finished lines, each with a newline at its end, and the unfinished rest.
+    r"""The finished lines, each with a newline at its end, and the unfinished rest.
 
     A carriage return ends a line too: that of a progress bar.
 
     Example:
-        >>> _lines("one\\r\\rtwo\\n\\nthree")
-        ['one\\n', 'two\\n', '\\n', 'three']
+        >>> _lines("one\r\rtwo\n\nthree")
+        ['one\n', 'two\n', '\n', 'three']
     """
     # a last "\r" may be the first half of "\r\n": it stays in the rest
     *parts, rest = re.split(r"(\r\n|\n|\r(?!\Z))", text)

@@ -50,12 +50,14 @@ class DataParallel(ExplainedDistribution):
     ):
         if batch_statistics not in ("global", "replica"):
             raise FlowError(f'batch_statistics is "global" or "replica", got {batch_statistics!r}')
+        # a strategy is refused here and not in `fit`, minutes later
         engine = backend()
         if strategy is not None and strategy not in engine.capabilities.strategies:
             raise FlowError(
                 f"strategy={strategy!r} is not one of the {engine.name} backend's: "
                 f"{sorted(engine.capabilities.strategies) or 'it has none by name'}; leave it out for the default"
             )
+        # in a dry run the ranks are those of the question, not of this machine
         if placement is None:
             world = dry_run.world() or engine.world()
             placement = Placement(range(world.size), axis_names=("data",))

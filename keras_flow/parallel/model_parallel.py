@@ -59,6 +59,7 @@ class ModelParallel(ExplainedDistribution):
         is_map = isinstance(rules, keras.distribution.LayoutMap)
         if placement is None:
             placement = _placement_of(rules if is_map else None)
+        # a placement of one axis "model" is plain tensor parallelism: nobody should have to say that there is no "data"
         if isinstance(batch_axes, str):
             batch_axes = () if batch_axes == "data" and "data" not in placement.axis_names else (batch_axes,)
         self.maps_outputs = is_map
@@ -94,6 +95,7 @@ def _layout_map_for(placement: Placement | None, make: LayoutMapMaker) -> keras.
             f"rules={name} makes a LayoutMap for a placement, and none was given; for example "
             'kf.Placement([[0, 1], [2, 3]], axis_names=("batch", "model"))'
         )
+    # LayoutMaps name ranks as Keras names devices; no device is touched
     devices = [f"{placement.type or 'cpu'}:{rank}" for rank in placement.ranks]
     try:
         layout_map = make(keras.distribution.DeviceMesh(placement.hierarchy, list(placement.axis_names), devices))
@@ -120,6 +122,7 @@ def _placement_of(layout_map: keras.distribution.LayoutMap | None) -> Placement:
             'kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), or rules that are a LayoutMap with a '
             "device mesh"
         )
+    # the mesh of a map that was made before names its ranks as devices: "cpu:3" is rank 3
     mesh = layout_map.device_mesh
     ranks = [int(str(device).rpartition(":")[2]) for device in np.asarray(mesh.devices).flat]
     kind = str(np.asarray(mesh.devices).flat[0]).partition(":")[0]

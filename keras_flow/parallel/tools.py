@@ -90,5 +90,6 @@ class ExplainedDistribution(FlowDistribution):
         from keras_flow.verify.first_batch import verified
 
         args, kwargs = verified(self, model, fit, args, kwargs)
+        # only the first `fit`: a later one trains the same step
         self._verified.add(model)
         return args, kwargs

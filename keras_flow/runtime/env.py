@@ -69,6 +69,7 @@ def get_local_rank() -> int:
         FlowError: this process drives several ranks.
     """
     rank = get_rank()
+    # of a job of one process the variable is a leftover of whatever started that process
     named = os.environ.get("LOCAL_RANK")
     return int(named) if named is not None and _world().process_count > 1 else rank % _ranks_per_node()
 

@@ -29,7 +29,7 @@ def check(engine: str) -> None:
     """Check Keras and `engine` against the supported versions.
 
     Raises:
-        FlowError: one of them is not installed, or its version lies outside the supported range.
+        FlowError: one of them is not installed, or its version is outside the supported range.
     """
     for name in ("keras", engine):
         current, needed = installed(name), SUPPORTED[name]

@@ -105,12 +105,14 @@ def signatures(call: OperatorCall, hierarchy: Sequence[int]) -> Iterator[tuple[t
         return
     ranks, *rest = hierarchy
     for signature in signatures_on_axis(replace(call, ranks=ranks)):
+        # the next axis splits what this one leaves
         inner = replace(
             call,
             is_uneven=call.is_uneven or not _divides(signature, call, ranks),
             inputs=tuple(map(functools.partial(_cut, ranks), signature.inputs, call.inputs)),
             outputs=tuple(map(functools.partial(_cut, ranks), signature.outputs, call.outputs)),
         )
+        # each rank runs the operator on its shards, whose lengths must fit together
         if not _is_uniform(signature, call, ranks):
             continue
         for inputs, outputs in signatures(inner, rest):

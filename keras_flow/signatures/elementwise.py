@@ -51,7 +51,7 @@ def _add(call: OperatorCall) -> Iterator[Signature]:
 def _multiply(call: OperatorCall) -> Iterator[Signature]:
     yield from elementwise(call)
     for index in range(len(call.inputs)):
-        yield Signature(tuple(P if index == other else B for other in range(len(call.inputs))), (P,))
+        yield Signature(tuple(P if index == factor else B for factor in range(len(call.inputs))), (P,))
 
 
 @operators("divide", "true_divide")

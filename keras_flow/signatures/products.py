@@ -60,8 +60,9 @@ def contraction(names: Sequence[str], out: str, shapes: Sequence[Shape]) -> Iter
             for name, shape in zip(names, shapes, strict=True)
         )
         yield Signature(parts, (S(out.index(letter)) if letter in out else P,))
+    # linear in each operand: a sum of one passes through while the others are the same everywhere
     for index in range(len(names)):  # linear in each operand
-        yield Signature(tuple(P if index == other else B for other in range(len(names))), (P,))
+        yield Signature(tuple(P if index == operand else B for operand in range(len(names))), (P,))
 
 
 @operators("dot_product_attention")

@@ -15,7 +15,7 @@ def _kept(call: OperatorCall, ndim: int, reduced: frozenset[int]) -> Iterator[Si
     """Splits of the dims that a reduction keeps."""
     for dim in range(ndim):
         if dim not in reduced:
-            place = dim if call.option("keepdims") else dim - sum(other < dim for other in reduced)
+            place = dim if call.option("keepdims") else dim - sum(removed < dim for removed in reduced)
             yield Signature((S(dim),), (S(place),))
 
 
@@ -76,6 +76,7 @@ def _crossentropy(call: OperatorCall) -> Iterator[Signature]:
     """Splits of all dims but that of the classes, which sparse targets (class numbers) do not have."""
     output = call.inputs[-1]
     along = axes_of(call, len(output), default=-1)
+    # targets of class numbers, like the result, lack the dim of classes
     for place, dim in enumerate(dim for dim in range(len(output)) if dim not in along):
         target = S(place if call.name.startswith("sparse") else dim)
         yield Signature((target, S(dim))[-len(call.inputs) :], (S(place),))

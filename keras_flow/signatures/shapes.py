@@ -20,6 +20,7 @@ def _reshape(call: OperatorCall) -> Iterator[Signature]:
     yield Signature((P,), (P,))
     shape, target = call.inputs[0], call.outputs[0]
     for before, after in _groups(shape, target):
+        # uneven blocks of rows are not blocks of the reshaped tensor
         if shape[before] == target[after] or not (shape[before] % call.ranks or target[after] % call.ranks):
             yield Signature((S(before),), (S(after),))
 

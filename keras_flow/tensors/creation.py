@@ -43,7 +43,7 @@ def tensor(value: ArrayLike, *, placement: Placement, sbp: SbpSpec, dtype: DType
             every engine; numbers and lists likewise.
 
     Raises:
-        FlowError: the engine has no such dtype, or the job has not the ranks.
+        FlowError: the engine has no such dtype, or the job has fewer ranks.
 
     Example:
         >>> import keras_flow as kf

@@ -1,4 +1,4 @@
-"""`GlobalTensor`: one logical tensor whose shards lie on the ranks of a placement.
+"""`GlobalTensor`: one logical tensor, of which each rank of a placement holds a shard.
 
 This file has the data and what concerns a single tensor: layout, shards, `to_global`, `to_local`, conversions.
 Operators (`x + y`, `x[2:5]`) are attached to the class by `operators.py`, because they need everything between here and
@@ -55,7 +55,7 @@ class GlobalTensor:
         """A tensor of shards that exist already.
 
         Args:
-            layout: where they lie.
+            layout: their layout.
             dtype: of all shards.
             shards: rank -> the engine's array, for the ranks that this process drives; none in a dry run.
         """
@@ -290,7 +290,7 @@ class GlobalTensor:
         __invert__: ClassVar[Callable[[GlobalTensor], GlobalTensor]]
 
         @property
-        def T(self) -> GlobalTensor: ...
+        def T(self) -> GlobalTensor: ...  # noqa: D102  # attached by operators.py with its docstring
 
 
 Operator = Callable[[GlobalTensor, object], GlobalTensor]

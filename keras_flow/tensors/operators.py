@@ -1,6 +1,6 @@
 """Python's operators on global tensors: `x + y` is `kf.ops.add(x, y)`, `x[2:5]` is `indexing.get(x, ...)`.
 
-They are attached to `GlobalTensor` here, from one table, as the class itself stands below everything that computes.
+They are attached to `GlobalTensor` here, from one table, as the class itself is below everything that computes.
 """
 
 from __future__ import annotations

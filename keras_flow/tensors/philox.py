@@ -74,9 +74,11 @@ def normal(seed: int, stream: int, indices: np.ndarray) -> np.ndarray:
 
 
 def integers(seed: int, stream: int, indices: np.ndarray, low: int, high: int) -> np.ndarray:
-    """int64 in [low, high) of less than 2**32 numbers, by multiply and shift of 64 random bits (Lemire 2019, without
-    rejection: the bias is below (high - low) / 2**64)."""
-    one, two, *_ = words(seed, stream, indices.ravel())
+    """Random int64 in [low, high), a range of less than 2**32 numbers.
+
+    By multiply and shift of 64 random bits (Lemire 2019), without rejection: the bias is below (high - low) / 2**64.
+    """
+    high_word, low_word, *_ = words(seed, stream, indices.ravel())
     span = np.uint64(high - low)
-    found = (one * span + ((two * span) >> _SHIFT)) >> _SHIFT
-    return (found.astype(np.int64) + low).reshape(indices.shape)
+    offset = (high_word * span + ((low_word * span) >> _SHIFT)) >> _SHIFT
+    return (offset.astype(np.int64) + low).reshape(indices.shape)

@@ -80,6 +80,7 @@ def parts(
         of the model the parts leave out, in words.
     """
     layers = list({id(layer): layer for layer in _units(model)}.values())  # nested models may share some
+    # the recording call draws dropout masks and moves moving statistics: neither must reach the user
     random, kept = RandomStates(), _changed_by_a_call(model)
     with distribution.scope():
         distribution.adopt(model)
@@ -216,6 +217,7 @@ def _layer_part(layer: keras.Layer, call: CallArguments, rows: int, distribution
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         args, named = keras.tree.pack_sequence_as((call.args, kwargs), given)
+        # [rows, elements], because the loss weighs the elements of a row by random numbers and adds them
         flat = [ops.reshape(leaf, (-1, size)) for leaf, size in zip(_floats(layer(*args, **named)), sizes, strict=True)]
         return flat[0] if len(flat) == 1 else flat
 

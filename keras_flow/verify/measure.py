@@ -81,6 +81,7 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
             for variable, slot in zip(model.optimizer._trainable_variables, model.optimizer.momentums, strict=True):
                 gradient = -_host(slot) / RATE
                 numbers["training", "gradient", variable.path] = gradient, 0.0
+        # weights change by the update, moving statistics by the call: both are compared
         for variable, before in state.values:
             if before.dtype.kind == "f" and any(variable is own for own in model.variables):
                 after = _host(variable)

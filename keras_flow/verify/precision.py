@@ -45,6 +45,7 @@ def copy_in(model: keras.Model, distribution: FlowDistribution, dtype: str) -> k
         FlowError: the model cannot be built again from its configuration.
     """
     values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.variables]
+    # layers of the user's own need no registration to be copied
     layers = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
     try:
         config = _with_dtype(keras.saving.serialize_keras_object(model), dtype)

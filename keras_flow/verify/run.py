@@ -122,6 +122,7 @@ def _of_model(
                     f"verify: model {model.name!r} cannot be trained on this batch on one device either: "
                     f"{type(error).__name__}: {error}"
                 ) from error
+            # once: whether a model repeats itself does not depend on the batch
             if number == 0:
                 _check_repeats(model, expected, measured(model, batch, single, state, own_step))
             distributed = measured(model, batch, distribution, state, own_step)
@@ -173,6 +174,7 @@ def _check(model: keras.Model, batch: Batch) -> bool:
         )
     if not model.compiled:
         raise FlowError(f"model {model.name!r} is not compiled: verify needs its loss. Call model.compile(...) first")
+    # Keras defines `train_step` in a module of its backend, a user anywhere else
     own_step = not type(model).train_step.__module__.startswith("keras.src")
     if own_step:
         others = [
@@ -206,6 +208,7 @@ def _batches(full_batch: Batch, replicas: int) -> Iterator[Batch]:
     even = rows // replicas * replicas
     if even:
         yield full_batch.rows(even, f"{even} rows")
+    # one row less than a batch that divides: the last data rank has one less, or none
     uneven = rows if rows % replicas else rows - 1
     if uneven > 0 and uneven % replicas:
         yield full_batch.rows(uneven, f"{uneven} rows (do not divide by {replicas})")
@@ -240,6 +243,7 @@ def _compared(batch: str, expected: Numbers, distributed: Numbers, tolerance: fl
             yield ComparedNumber(batch, mode, quantity, name, float("inf"), float("inf"))
             continue
         deviation = float(np.max(np.abs(_numbers(value) - _numbers(actual)), initial=0.0))
+        # NaN is a result like any other: both sides must have it at the same places
         if np.isnan(value).tolist() != np.isnan(actual).tolist():
             deviation = float("nan")
         scale = float(np.max(np.abs(_numbers(value)), initial=0.0))
