@@ -63,8 +63,9 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What an engine holds in a step besides weights, slots, gradients and the outputs of layers, as data that
-    `explain` reads for its estimate of the peak.
+    """What an engine keeps in memory in a step besides weights, slots, gradients and outputs of layers.
+
+    `explain` reads it for its estimate of the peak.
 
     The values are those with which the estimate comes closest to XLA's buffer assignment, torch's profiler and
     TensorFlow's allocator; `tests/explainer/test_against_engines.py` compares them, docs/explain.md says how close.
@@ -278,6 +279,8 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def all_reduce(self, elements: int, ranks: int, repeats: int) -> list[float]:
-        """Seconds of each of `repeats` sums over the first `ranks` ranks of a float32 tensor [elements]; called by all
-        ranks of the job. Raises FlowError when a sum is wrong."""
+        """Seconds of each of `repeats` sums over the first `ranks` ranks of a float32 tensor [elements].
+
+        Called by all ranks of the job. Raises FlowError when a sum is wrong.
+        """
         ...

@@ -40,8 +40,10 @@ def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dis
 def _entry(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
-    """Hook on `fit`, `evaluate`, `predict` and the methods for one batch: enter the model's distribution, check its
-    layouts, and leave a usable model after an error."""
+    """Hook on `fit`, `evaluate`, `predict` and the methods for one batch: enter the model's distribution.
+
+    Layouts are checked first, and an error leaves a usable model.
+    """
     _refuse_empty(args, kwargs, original.__name__)
     _choose_jit_again(model)
     _refuse_strings(model, args[0] if args else kwargs.get("x"))
@@ -135,8 +137,10 @@ def _symbolic_build(
 
 
 def _raise_collected(model: keras.Model, distribution: Distribution, error: BaseException) -> None:
-    """Raise the layout problems that stand behind an error, if there are any, all together; else our own error that
-    Keras wrapped into one of its kind."""
+    """Raise the layout problems that stand behind an error, if there are any, all together.
+
+    Else our own error that Keras wrapped into one of its kind.
+    """
     if isinstance(error, Exception) and not isinstance(error, LayoutError) and distribution.has_problems:
         try:
             distribution.check(model)
@@ -164,8 +168,10 @@ def _creates(kind: str) -> Callable[..., object]:
 def _value_comes_later(
     found: Distribution | World, original: Callable[..., object], variable: keras.Variable
 ) -> object:
-    """Hook on `register_uninitialized_variable`: choose the layout now, while the layer that makes the variable is
-    known."""
+    """Hook on `register_uninitialized_variable`: choose the layout now.
+
+    Later the layer that creates the variable is not known.
+    """
     if isinstance(found, Distribution) and variable._layout is None:
         variable._layout = found.get_variable_layout(variable)
     return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
@@ -183,8 +189,10 @@ def _compile_from_config(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Hook on `Trainer.compile_from_config`: a file says True where `jit_compile` was "auto" and the engine that saved
-    it compiles; here it means "auto"."""
+    """Hook on `Trainer.compile_from_config`: `jit_compile=True` in a file means "auto".
+
+    A file says True where it was "auto" and the engine that saved it compiles.
+    """
     if config.get("jit_compile") is True and active() is not None:
         config = {**config, "jit_compile": "auto"}
     original(model, config, *args, **kwargs)

@@ -93,8 +93,9 @@ def convolve_transposed(
 def pool(
     distribution: Distribution, original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any
 ) -> jax.Array:
-    """Hook on `max_pool`, `average_pool` and the adaptive ones: the positions of inputs and output are not split, rows
-    and channels may be.
+    """Hook on `max_pool`, `average_pool` and the adaptive ones: positions are not split.
+
+    Rows and channels of inputs and output may be.
 
     Args:
         distribution: the one for which the step is traced.

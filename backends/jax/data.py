@@ -31,14 +31,17 @@ class Uneven:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape without the padding."""
         return (self.rows, *self.buffer.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
+        """Dtype of the elements."""
         return self.buffer.dtype
 
     @property
     def ndim(self) -> int:
+        """Number of dims."""
         return self.buffer.ndim
 
     def __len__(self) -> int:
@@ -48,10 +51,12 @@ class Uneven:
         return np.asarray(self.buffer)[: self.rows].astype(np.dtype(dtype or self.dtype))  # type: ignore[arg-type]  # run_eagerly computes it whole
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[int, NamedSharding]]:
+        """Children and the rest, as `jax.tree_util.register_pytree_node_class` wants them."""
         return (self.buffer,), (self.rows, self.sharding)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[int, NamedSharding], children: tuple[jax.Array]) -> Uneven:
+        """The inverse of `tree_flatten`."""
         return cls(children[0], *aux)
 
     def logical(self, whole: bool = False) -> jax.Array:
@@ -69,8 +74,11 @@ class Uneven:
 def distribute_data_input(
     distribution: Distribution, original: Callable[..., object], batch: object, *args: object, **kwargs: object
 ) -> object:
-    """Hook on `distribute_data_input`: put one tensor of a batch on the mesh. Keras computes layouts from the first
-    batch and uses them for the last, smaller one too; here each batch decides for itself."""
+    """Hook on `distribute_data_input`: put one tensor of a batch on the mesh.
+
+    Keras computes layouts from the first batch and uses them for the last, smaller one too; here each batch decides for
+    itself.
+    """
     if batch is None:
         return None
     if isinstance(batch, JAXSparse):

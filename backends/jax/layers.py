@@ -28,6 +28,8 @@ def batch_normalization(
     training: bool | None = None,
     mask: keras.KerasTensor | None = None,
 ) -> object:
-    """Hook on `BatchNormalization.call`: statistics of each replica's rows. (Global statistics need no hook: the step
-    sees logical tensors.)"""
+    """Hook on `BatchNormalization.call`: statistics of each replica's rows.
+
+    (Global statistics need no hook: the step sees logical tensors.)
+    """
     return by_groups(original, layer, inputs, distribution.num_model_replicas, training, mask)

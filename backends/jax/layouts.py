@@ -19,8 +19,10 @@ from keras_flow.sbp import Split
 
 
 def mesh(placement: Placement) -> Mesh:
-    """The mesh of a placement; a rank is the index in `jax.devices()`, not a device's id (these have gaps across
-    processes)."""
+    """The mesh of a placement.
+
+    A rank is the index in `jax.devices()`, not a device's id (these have gaps across processes).
+    """
     return _mesh(placement, placement.axis_names)
 
 

@@ -74,8 +74,10 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, jax.Array]] | None:
 
 
 def _layout(ranks: np.ndarray, names: Sequence[str], spec: PartitionSpec, shape: Sequence[int]) -> Layout:
-    """Axes that split one dim are outer and inner as the spec names them, as those of a placement are by their order:
-    where these differ the placement has its axes in the order of the spec."""
+    """The placement whose axes split each dim in the order of the spec.
+
+    The axes of a spec that split one dim are outer and inner as they are named, those of a placement by their order.
+    """
     parts = {}
     for dim, axes in enumerate(spec):
         for axis in (axes,) if isinstance(axes, str) else axes or ():

@@ -34,8 +34,10 @@ def enter(distribution: Distribution) -> None:
 def jit(
     _: object, original: Callable[..., object], function: Callable[..., object], **options: object
 ) -> Callable[..., object]:
-    """Hook on `jit`: partition the step where XLA's own partitioning is right; await each step where the client has too
-    few threads."""
+    """Hook on `jit`: partition the step where XLA's own partitioning is right.
+
+    Await each step where the client has too few threads.
+    """
 
     def step(*args: object) -> object:
         return partitioning.partitioned(function, args)
@@ -65,8 +67,10 @@ def purge_model_variables(_: object, original: Callable[..., None], model: keras
 def predict_on_batch(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, x: object
 ) -> object:
-    """Hook on `JAXTrainer.predict_on_batch`: split the batch. Keras hands it to the step as it is, and every device
-    would compute it whole."""
+    """Hook on `JAXTrainer.predict_on_batch`: split the batch.
+
+    Keras hands it to the step as it is, and every device would compute it whole.
+    """
     return original(model, data.put_batch(x, distribution))
 
 
@@ -76,8 +80,10 @@ def forget_steps(model: keras.Model) -> None:
 
 
 def recover(model: keras.Model) -> None:
-    """Give the variables their last good values: Keras takes them off during a loop and, when a step raises in
-    `evaluate` or `predict`, does not put them back."""
+    """Give the variables their last good values after a step that raised.
+
+    Keras takes the values off during a loop and, when a step raises in `evaluate` or `predict`, does not put them back.
+    """
     if getattr(model, "_jax_state", None):
         model.jax_state_sync()
     for variable, value in _purged.pop(model, []):

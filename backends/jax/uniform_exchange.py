@@ -80,6 +80,7 @@ class Buffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of a rank's shard."""
         return self.layout.local_shape(self.grid.ranks[0])
 
     def start(self, rank: int, piece: Piece) -> tuple[int, ...]:

@@ -19,8 +19,10 @@ from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 
 def should_shard_at_init(_: object, original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
-    """Hook on `should_shard_at_init`: true for every variable that is split. Keras shards the initialisers of very
-    large ones only; below that the full value is made on device 0."""
+    """Hook on `should_shard_at_init`: true for every variable that is split.
+
+    Keras shards the initialisers of very large ones only; below that the full value is made on device 0.
+    """
     return not layout.is_fully_replicated
 
 
@@ -30,8 +32,10 @@ def initialize_with_initializer(
     variable: keras.Variable,
     initializer: Callable[..., object],
 ) -> None:
-    """Hook on `JaxVariable._initialize_with_initializer`: constants and random values are made shard by shard; an
-    initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory."""
+    """Hook on `JaxVariable._initialize_with_initializer`: constants and random values are made shard by shard.
+
+    An initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory.
+    """
     if variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
     layout = keras_layout(variable)
@@ -55,8 +59,10 @@ def initialize_with_initializer(
 
 
 def assign(layout: KerasLayout, original: Callable[..., object], variable: keras.Variable, value: object) -> object:
-    """Hook on `JaxVariable.assign`: a host value goes to the devices slice by slice; Keras would put it whole on device
-    0 first."""
+    """Hook on `JaxVariable.assign`: a host value goes to the devices slice by slice.
+
+    Keras would put it whole on device 0 first.
+    """
     if not isinstance(value, np.ndarray) or in_stateless_scope() or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
     variable._value = from_logical(value, engine_layout(layout.layout), _numpy_dtype(variable))

@@ -64,8 +64,9 @@ def convolve(
     data_format: str | None = None,
     dilation_rate: int | Sequence[int] = 1,
 ) -> tf.Tensor:
-    """Hook on `conv`, and on `depthwise_conv` where its window is large: groups one by one on CPUs, dilated kernels as
-    undilated ones of the phases of the positions.
+    """Hook on `conv`, and on `depthwise_conv` where its window is large.
+
+    Groups are convolved one by one on CPUs, dilated kernels as undilated ones of the phases of the positions.
 
     Keras compiles a grouped convolution with XLA, which DTensor does not do, and without XLA or oneDNN TensorFlow has
     none on CPUs.

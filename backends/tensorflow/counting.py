@@ -83,8 +83,10 @@ def nanquantile(
     method: str = "linear",
     keepdims: bool = False,
 ) -> tf.Tensor:
-    """Hook on `keras.ops.nanquantile`: for one quantile, sort what is not a number last, where Keras selects the
-    others."""
+    """Hook on `keras.ops.nanquantile`: for one quantile, sort nan last.
+
+    Keras selects the other elements, which gives no shape.
+    """
     x, q = tf.convert_to_tensor(x), tf.convert_to_tensor(q)
     if method != "linear" or q.shape.rank != 0 or not x.shape.is_fully_defined() or not x.dtype.is_floating:
         return original(x, q, axis, method, keepdims)
@@ -130,8 +132,10 @@ def segment_min(
     num_segments: Any,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Hook on `tf.math.unsorted_segment_min`: the smallest by comparison; a segment without rows has the largest
-    number."""
+    """Hook on `tf.math.unsorted_segment_min`: the smallest by comparison.
+
+    A segment without rows has the largest number.
+    """
     return _by_segment(original, data, segment_ids, num_segments, name, _smallest)
 
 

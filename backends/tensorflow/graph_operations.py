@@ -1,5 +1,6 @@
-"""Operations as a step's graph gets them, those of gradients too: where DTensor's own partitioning is wrong, their
-inputs and results are whole.
+"""Gathers inputs and results of operations that DTensor partitions wrongly, as a step's graph gets them.
+
+Operations of gradients are among them.
 
 Functions of TensorFlow's interface are wrapped in `operations`; a gradient makes its operations without them.
 """
@@ -50,8 +51,10 @@ def create(
     *args: object,
     **kwargs: Any,
 ) -> tf.Operation:
-    """Hook on `FuncGraph._create_op_internal`: gather the inputs of an operation that DTensor partitions wrongly, and
-    what such an operation made."""
+    """Hook on `FuncGraph._create_op_internal`: gather inputs of operations that DTensor partitions wrongly.
+
+    What such an operation returns is gathered too.
+    """
     trace.before(graph, op_type, inputs)
     if not _laying.get():
         token = _laying.set(True)
@@ -71,8 +74,10 @@ def create(
 
 
 def _with_short_indices(inputs: list[tf.Tensor], options: dict[str, Any]) -> list[tf.Tensor]:
-    """The inputs of ScatterNd with indices and shape of 32 bits: DTensor replaces the shape by one of 32 bits, whatever
-    it was ("expected type int64 != int32")."""
+    """The inputs of ScatterNd with indices and shape of 32 bits.
+
+    DTensor replaces the shape by one of 32 bits, whatever it was ("expected type int64 != int32").
+    """
     indices, updates, shape = inputs
     options["attrs"]["Tindices"].type = tf.int32.as_datatype_enum
     options["input_types"] = None  # those of the inputs themselves

@@ -24,8 +24,10 @@ from keras_flow.errors import FlowError
 
 
 def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `Layer.__call__`: the distribution of a layer with variables on a mesh that is called
-    eagerly, outside of a step and of other layers."""
+    """Condition of the hook on `Layer.__call__`: the distribution of a layer that is called eagerly.
+
+    Its variables are on a mesh, and it is called outside of a step and of other layers.
+    """
     if not tf.executing_eagerly() or dtensor.get_default_mesh() is not None:
         return None
     if global_state.get_global_attribute("current_call_ctx") is not None:
@@ -80,8 +82,10 @@ def _from_mesh(output: object) -> object:
 
 
 def rows_of_global(*args: object, **kwargs: object) -> replica_math.ReplicaRows | None:
-    """Condition of the hook on `BatchNormalization._moments`: the rows of a replica whose step wants statistics of the
-    logical batch."""
+    """Condition of the hook on `BatchNormalization._moments`: the rows of a replica.
+
+    None where its step does not want statistics of the logical batch.
+    """
     rows = replica_math.rows()
     return rows if rows is not None and rows.statistics == "global" else None
 
@@ -89,8 +93,10 @@ def rows_of_global(*args: object, **kwargs: object) -> replica_math.ReplicaRows 
 def wants_replica_statistics(
     layer: keras.Layer, inputs: object, training: object = None, mask: object = None, **kwargs: object
 ) -> replica_math.ReplicaRows | Distribution | None:
-    """Condition of the hook on `BatchNormalization.call`: the rows of a replica, or the distribution of a step on a
-    mesh, where it wants statistics by replica."""
+    """Condition of the hook on `BatchNormalization.call`: what wants statistics by replica.
+
+    The rows of a replica, or the distribution of a step on a mesh.
+    """
     if not training or not layer.trainable:
         return None
     rows = replica_math.rows()
@@ -115,8 +121,9 @@ def batch_normalization(
     training: object = None,
     mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Hook on `BatchNormalization.call`: each row by its group's statistics, moving statistics by the mean of the
-    groups'.
+    """Hook on `BatchNormalization.call`: each row by its group's statistics.
+
+    Moving statistics move by the mean of the groups'.
 
     Groups are the balanced split of the logical rows, also for a batch that every rank computes; empty ones count not.
 
@@ -211,8 +218,10 @@ def dense_bincount(
     dtype: str,
     count_weights: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Hook on `dense_bincount` of preprocessing layers: the sum, or the largest, of one-hot rows. DTensor gives the
-    result of DenseBincount no shape. Both leave out values of `depth` and more."""
+    """Hook on `dense_bincount` of preprocessing layers: the sum, or the largest, of one-hot rows.
+
+    DTensor gives the result of DenseBincount no shape. Both leave out values of `depth` and more.
+    """
     counts = tf.one_hot(tf.cast(inputs, tf.int64), depth, dtype=dtype)
     if binary_output:
         return tf.reduce_max(counts, -2)

@@ -124,7 +124,6 @@ def relayout(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
     TensorFlow's own gradient lays as the tensor was before (RelayoutLike). DTensor fails on that where what uses the
     tensor decides its layout ("output layout of Relayout op after layout propagation does not match").
     """
-
     # told to the tape by TensorFlow's private `record`: `tf.custom_gradient` would put an IdentityN around it, which
     # DTensor orders wrongly where loops are unrolled ("operand #0 does not dominate this use")
     with record.stop_recording():

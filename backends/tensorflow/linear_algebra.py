@@ -1,5 +1,7 @@
-"""Linear algebra of small matrices, made of operations that DTensor splits by rows: it has rules for Cholesky and Qr
-alone, and none for what their gradients need."""
+"""Linear algebra of small matrices, by operations that DTensor splits by rows.
+
+DTensor has rules for Cholesky and Qr alone, and none for what their gradients need.
+"""
 
 # pyright: reportArgumentType=false
 # (the stubs of tf.Tensor know no ellipsis and no None in a slice)
@@ -70,8 +72,10 @@ def triangular_solve(
     adjoint: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Hook on `tf.linalg.triangular_solve`: by substitution, one row after the other; the gradient is that of
-    TensorFlow."""
+    """Hook on `tf.linalg.triangular_solve`: by substitution, one row after the other.
+
+    The gradient is that of TensorFlow.
+    """
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
     if not _is_small(matrix) or not rhs.shape.is_fully_defined():
         return original(matrix, rhs, lower=lower, adjoint=adjoint, name=name)
@@ -145,8 +149,10 @@ def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
 def solve(
     _: object, original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
-    """Hook on `tf.linalg.solve`: by elimination. A singular matrix gives infinities or no numbers, as on JAX, and no
-    error."""
+    """Hook on `tf.linalg.solve`: by elimination.
+
+    A singular matrix gives infinities or no numbers, as on JAX, and no error.
+    """
     matrix, rhs = tf.convert_to_tensor(matrix), tf.convert_to_tensor(rhs)
     if not _is_small(matrix) or not rhs.shape.is_fully_defined():
         return original(matrix, rhs, adjoint=adjoint, name=name)

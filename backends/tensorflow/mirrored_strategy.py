@@ -246,8 +246,10 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
-    """Hook on `TensorFlowTrainer._make_function`: steps of replicas; several steps are a loop here, because Keras's
-    `while_loop` fails."""
+    """Hook on `TensorFlowTrainer._make_function`: steps of replicas.
+
+    Several steps are a loop here, because Keras's `while_loop` fails.
+    """
     steps = MirroredSteps(model, step, distribution, joined=False)
 
     def function(iterator: Iterator) -> object:

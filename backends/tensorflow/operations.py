@@ -206,8 +206,10 @@ def unrolled(
 
 
 def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
-    """Condition of hooks on products: the dtype of half-precision tensors in a step whose weights may be split along
-    the contracted dim."""
+    """Condition of hooks on products: the dtype of half-precision tensors in a step.
+
+    None where no weight may be split along the contracted dim.
+    """
     distribution = in_traced_step()
     if distribution is None or not set(distribution.placement.axis_names) - set(distribution.batch_axes):
         return None
@@ -216,8 +218,10 @@ def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
 
 
 def contract(half: tf.DType, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Hook on `matmul` and `einsum`: a product in float32, rounded once; DTensor would round each rank's part, and
-    their sum, to half precision."""
+    """Hook on `matmul` and `einsum`: a product in float32, rounded once.
+
+    DTensor would round each rank's part, and their sum, to half precision.
+    """
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, keras.Variable):
@@ -293,6 +297,8 @@ def endless_text(message: str, *args: object) -> str | None:
 
 
 def parse_message(_: object, original: Callable[..., object], message: str) -> object:
-    """Hook on `parse_message`: cut error texts short. DTensor's hold whole programs, and TensorFlow's search in them is
-    quadratic."""
+    """Hook on `parse_message`: cut error texts short.
+
+    DTensor's hold whole programs, and TensorFlow's search in them is quadratic.
+    """
     return original(message[:_LONGEST] + " [...]")

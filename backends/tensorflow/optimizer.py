@@ -44,8 +44,10 @@ def add_variable_from_reference(
     name: str | None = None,
     initializer: str | keras.Initializer = "zeros",
 ) -> object:
-    """Hook on `TFOptimizer.add_variable_from_reference`: Keras's base method, which hands on the reference's layout;
-    TensorFlow's own colocates, which DTensor cannot."""
+    """Hook on `TFOptimizer.add_variable_from_reference`: Keras's base method, which hands on the reference's layout.
+
+    TensorFlow's own colocates, which DTensor cannot.
+    """
     return base_optimizer.BaseOptimizer.add_variable_from_reference(
         optimizer,
         reference_variable,
@@ -90,8 +92,10 @@ def backend_update_step(
     trainable_variables: list,
     learning_rate: object,
 ) -> None:
-    """Hook on `TFOptimizer._backend_update_step`: one update for each variable; gradients are already those of the
-    logical batch."""
+    """Hook on `TFOptimizer._backend_update_step`: one update for each variable.
+
+    Gradients are already those of the logical batch.
+    """
     for gradient, variable in zip(grads, trainable_variables, strict=True):
         if gradient is not None:
             variable = variable.value if isinstance(variable, keras.Variable) else variable

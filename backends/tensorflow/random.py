@@ -32,8 +32,10 @@ def records_or_distribution(*args: object, **kwargs: object) -> list[creation.Dr
 
 
 def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Hook on `randint`, `categorical`, `gamma`, `beta` and `binomial`: every rank has the whole draw, so that its
-    values do not depend on how it is used."""
+    """Hook on `randint`, `categorical`, `gamma`, `beta` and `binomial`: every rank has the whole draw.
+
+    So its values do not depend on how it is used.
+    """
     return _whole(original(*args, **kwargs), distribution)
 
 
@@ -120,14 +122,18 @@ def shuffle(
 
 
 def cast_seed(_: object, original: Callable[..., object], seed: object) -> object:
-    """Hook on `random._cast_seed`: for a draw on the host, the seed words of a generator whose state is on a mesh are
-    read first."""
+    """Hook on `random._cast_seed`: read the seed words of a generator whose state is on a mesh first.
+
+    Only for a draw on the host.
+    """
     return original(to_logical(seed))
 
 
 def seed_on_mesh(seed: object) -> object | None:
-    """Condition of the hook on `random._cast_seed`: the state of a generator, on a mesh, of an eager draw outside of a
-    step."""
+    """Condition of the hook on `random._cast_seed`: a generator's state on a mesh.
+
+    Only for an eager draw, outside of a step.
+    """
     if not tf.executing_eagerly() or not is_dtensor(seed):
         return None
     return seed if dtensor.get_default_mesh() is None or creation.creating_values() else None

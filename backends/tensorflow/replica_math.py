@@ -122,8 +122,10 @@ def scale_loss(here: ReplicaRows, original: Callable[..., object], value: tf.Ten
 
 
 def unscale_loss(_: object, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
-    """Hook on `unscale_loss_for_distribution`: the logical loss on every replica, so that trackers weight it by their
-    rows."""
+    """Hook on `unscale_loss_for_distribution`: the logical loss on every replica.
+
+    So trackers weight it by their rows.
+    """
     return total_of(value)
 
 
@@ -167,8 +169,10 @@ def dropout(
     noise_shape: Sequence[int | None] | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """Hook on `random.dropout`: the replica's own rows of the mask of the logical batch (Keras: the same mask on every
-    replica)."""
+    """Hook on `random.dropout`: the replica's own rows of the mask of the logical batch.
+
+    Keras draws the same mask on every replica.
+    """
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     words = cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
@@ -190,8 +194,9 @@ def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: ReplicaRows
 
 
 def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Hook on `gamma`, `shuffle` and other draws that a replica cannot make from its own rows: an order of all rows, or
-    values that may be one for all.
+    """Hook on `gamma`, `shuffle` and other draws that a replica cannot make from its own rows.
+
+    Those are an order of all rows, or values that may be one for all.
 
     Raises:
         FlowError: always.

@@ -41,8 +41,10 @@ def strided_slice(
     *args: Any,
     **kwargs: Any,
 ) -> object:
-    """Hook on `strided_slice`: `x[::-1]` by `tf.reverse`; `x[None]` without the new dims, which are added afterwards;
-    `x[2]` as a part of length one, whose dim is taken out afterwards.
+    """Hook on `strided_slice`: by operations that DTensor has rules for.
+
+    `x[::-1]` is `tf.reverse`; of `x[None]` the new dims are added afterwards; `x[2]` is a part of length one, whose dim
+    is removed afterwards.
 
     Raises:
         FlowError: a negative stride over a part of a dim.

@@ -80,8 +80,9 @@ def cumprod(
     reverse: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Hook on `tf.math.cumprod`: doubling (Hillis and Steele, 1986): each step multiplies by what is 1, 2, 4 ...
-    before.
+    """Hook on `tf.math.cumprod`: doubling (Hillis and Steele, 1986).
+
+    Each step multiplies by the element 1, 2, 4 ... places before.
 
     Example:
         `[a, b, c, d] -> [a, ab, bc, cd] -> [a, ab, abc, abcd]`.
@@ -159,8 +160,10 @@ def unstack(
     axis: int = 0,
     name: str = "unstack",
 ) -> list[tf.Tensor]:
-    """Hook on `tf.unstack`, which is the gradient of `tf.stack` too: parts of length one, since DTensor errs on split
-    ones."""
+    """Hook on `tf.unstack`, which is the gradient of `tf.stack` too: parts of length one.
+
+    DTensor errs on split ones.
+    """
     value = tf.convert_to_tensor(value)
     rank = value.shape.rank
     count = value.shape[axis] if rank else None

@@ -128,8 +128,10 @@ class Steps:
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
-    """Hook on `TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`, for `steps_per_execution`
-    steps."""
+    """Hook on `TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`.
+
+    It runs `steps_per_execution` steps.
+    """
     _refuse_jit(model)
     steps = Steps(model, step, distribution)
 
@@ -259,8 +261,11 @@ def forget_steps(model: keras.Model) -> None:
 
 
 def recover(model: keras.Model) -> None:
-    """After a step raised. Updates are the last operations of a step, so weights are the last good ones; steps whose
-    trace was interrupted are dropped."""
+    """After a step raised.
+
+    Updates are the last operations of a step, so weights are the last good ones; steps whose trace was interrupted are
+    dropped.
+    """
     forget_steps(model)
 
 

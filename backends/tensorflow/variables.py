@@ -116,8 +116,10 @@ def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable
 def initialize_with_initializer(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, initializer: Callable
 ) -> object:
-    """Hook on `Variable._initialize_with_initializer`: make the shards, each for its rank, with the values of one
-    device."""
+    """Hook on `Variable._initialize_with_initializer`: make the shards, each for its rank.
+
+    Their values are those of one device.
+    """
     placed = _layout_for(variable, distribution)
     if not mirrored_strategy.works_by_dtensor(placed.distribution):
         return mirrored_strategy.create(original, variable, initializer, placed)
@@ -186,8 +188,10 @@ def assigned_on_host(variable: keras.Variable, *args: object, **kwargs: object) 
 def assign(
     target: dtensor.DVariable, original: Callable[..., object], variable: keras.Variable, value: object
 ) -> object:
-    """Hook on `Variable.assign`: cut host values on the host, so that no device gets the whole value of a split
-    variable."""
+    """Hook on `Variable.assign`: cut host values on the host.
+
+    So no device gets the whole value of a split variable.
+    """
     if isinstance(value, keras.Variable):
         value = value._value
     if isinstance(value, tf.Variable):
@@ -257,8 +261,10 @@ def to_array(
     dtype: np.dtype | str | None = None,
     copy: bool | None = None,
 ) -> np.ndarray:
-    """Hook on `Variable.__array__`: the logical value of what is on a mesh, always in a new array, so that `copy`
-    (numpy 2 asks) changes nothing."""
+    """Hook on `Variable.__array__`: the logical value of what is on a mesh.
+
+    Always in a new array, so that `copy` (numpy 2 asks for it) changes nothing.
+    """
     return np.asarray(to_host(value), dtype=dtype)
 
 

@@ -55,8 +55,10 @@ def rows(data: object) -> int:
 
 
 def put_batch(data: object, distribution: Distribution) -> object:
-    """The batch as DTensors. One that does not divide is laid whole on every rank: DTensor cannot flatten dimensions of
-    uneven shards."""
+    """The batch as DTensors.
+
+    One that does not divide is laid whole on every rank: DTensor cannot flatten dimensions of uneven shards.
+    """
     mesh = layouts.mesh(distribution.placement)
     count = rows(data)
     split = layouts.engine_layout(distribution.batch_layout((count,)))

@@ -151,8 +151,10 @@ def _without_sums(value: DTensor) -> layouts.TorchPlacements:
 
 
 def _is_first_summand(value: DTensor) -> bool:
-    """Of a partial sum, one rank of each line of the mesh holds the value, and the others zeros. (A partial mean,
-    minimum or maximum is held by all.)"""
+    """Of a partial sum, one rank of each line of the mesh holds the value, and the others zeros.
+
+    (A partial mean, minimum or maximum is held by all.)
+    """
     coordinates = value.device_mesh.get_coordinate()
     assert coordinates is not None
     return not any(at for at, part in zip(coordinates, value.placements, strict=True) if part.is_partial("sum"))

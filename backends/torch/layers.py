@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 
 def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) -> RunningStep | Distribution | None:
-    """Condition of the hook on `Layer.__call__`: the running step, else the distribution of a layer whose variables are
-    DTensors or will be; None while Keras infers shapes."""
+    """Condition of the hook on `Layer.__call__`: the running step, else the layer's distribution.
+
+    The latter where its variables are DTensors or will be. None while Keras infers shapes.
+    """
     if core.get_device() == "meta" or in_symbolic_scope():
         return None
     step = current_step()
@@ -48,8 +50,10 @@ def call(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """Hook on `Layer.__call__`: in a mirrored step by this rank's rows, in a consistent one by rows or as DTensors;
-    outside of a step logical tensors in and out."""
+    """Hook on `Layer.__call__`: in a mirrored step by this rank's rows, in a consistent one by rows or as DTensors.
+
+    Outside of a step logical tensors in and out.
+    """
     if not isinstance(found, RunningStep):
         return _call_outside(found, original, layer, args, kwargs)
     step = found

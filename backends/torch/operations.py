@@ -57,8 +57,11 @@ def _rule(operator: torch._ops.OpOverload) -> Callable[[Callable[..., object]], 
 
 
 def _register_any() -> None:
-    """torch says that `any` over a split dim is a sum of the ranks' truth values. Two that are true sum up to 2, which
-    is 2.0 as a number; and `any` of a partial sum would be asked of its summands. It is a maximum."""
+    """torch says that `any` over a split dim is a sum of the ranks' truth values.
+
+    Two that are true sum up to 2, which is 2.0 as a number; and `any` of a partial sum would be asked of its summands.
+    It is a maximum.
+    """
     from torch.distributed.tensor._ops._math_ops import LINEAR_REDUCTION_OP_MAP  # the table has no public way in
 
     LINEAR_REDUCTION_OP_MAP.update(dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), "max"))
@@ -115,7 +118,7 @@ def _register_attention() -> None:
 
 
 def _register_windows() -> None:
-    """Poolings and paddings: split over what is not pooled, rows and channels. (A picture alone has no rows.)"""
+    """Poolings and paddings: split over what is not pooled, rows and channels."""
     for name, dims in (("avg_pool2d", 2), ("avg_pool3d", 3), ("_adaptive_avg_pool2d", 2)):
         _register_like(getattr(aten, f"{name}_backward").default, tensors=2, last=dims)
     for dims in (2, 3):
@@ -143,8 +146,11 @@ def _register_like(operator: torch._ops.OpOverload, tensors: int, outputs: int =
 
 
 def _register_solvers() -> None:
-    """Systems of equations: split by systems where each tensor has all of them. torch's rules split the right sides
-    alone, beside whole matrices, and dims of tensors that have fewer, which are broadcast."""
+    """Systems of equations: split by systems where each tensor has all of them.
+
+    torch's rules split the right sides alone, beside whole matrices, and dims of tensors that have fewer, which are
+    broadcast.
+    """
     for operator in (
         aten.linalg_solve_triangular,
         aten._linalg_solve_ex,
@@ -166,8 +172,11 @@ def _register_solvers() -> None:
 
 
 def _register_along_a_dim() -> None:
-    """Scans, and gradients of parts of a tensor: torch's rules compare the dim with those that are split without
-    counting it from the front, so that a scan along `dim=-1` is one of each rank's own piece."""
+    """Scans, and gradients of parts of a tensor: dims are counted from the front.
+
+    torch's rules compare a dim with those that are split as it was given, so that a scan along `dim=-1` is one of each
+    rank's own piece.
+    """
     for operator in (aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.cummax, aten.cummin):
         outputs = len(operator.default._schema.returns)
 
@@ -243,8 +252,11 @@ def _wrap(x: DTensor, local: torch.Tensor, placements: Sequence, shape: Sequence
 
 
 def _register_views() -> None:
-    """torch refuses a view that would have to move elements between ranks ("Cannot unflatten unevenly sharded tensor:
-    ... Please redistribute the tensor before this operation"); here it does redistribute, as `reshape` does."""
+    """A view that moves elements between ranks redistributes, as `reshape` does.
+
+    torch refuses it ("Cannot unflatten unevenly sharded tensor: ... Please redistribute the tensor before this
+    operation").
+    """
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor._ops._view_ops import register_op_strategy_map
 

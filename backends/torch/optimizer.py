@@ -44,8 +44,10 @@ def apply(
 
 
 def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `_backend_update_step`: the active distribution, where the update is one of Keras's own,
-    all of which work element by element."""
+    """Condition of the hook on `_backend_update_step`: the active distribution.
+
+    None where the update is not one of Keras's own, all of which work element by element.
+    """
     return active() if _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.") else None
 
 
@@ -61,8 +63,9 @@ def backend_update_step(
     variables: Sequence[keras.Variable],
     learning_rate: object,
 ) -> None:
-    """Hook on `TorchParallelOptimizer._backend_update_step`: update this rank's pieces, block by block; element by
-    element it is the same.
+    """Hook on `TorchParallelOptimizer._backend_update_step`: update this rank's pieces.
+
+    The update works element by element, so that its pieces are those of the logical update.
 
     Each of a dozen operators on a list of DTensors would be dispatched tensor by tensor; and on all variables at once
     they make several copies of the model, in memory that is new in each step.

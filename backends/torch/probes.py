@@ -27,8 +27,9 @@ def devices_seen() -> list[str]:
 
 
 def all_reduce(elements: int, ranks: int, repeats: int) -> list[float]:
-    """Seconds of each of `repeats` sums over the first `ranks` ranks of a float32 tensor [elements]; the ranks beyond
-    these return an empty list. A collective of the whole job.
+    """Seconds of each of `repeats` sums of a float32 tensor [elements] over the first `ranks` ranks.
+
+    A collective of the whole job; the ranks beyond the first ones return an empty list.
 
     Raises:
         FlowError: a sum is wrong.

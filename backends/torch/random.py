@@ -81,8 +81,10 @@ def dropout(
     noise_shape: tuple[int | None, ...] | None = None,
     seed: object = None,
 ) -> torch.Tensor:
-    """Hook on `random.dropout`: the mask of one device, of which this rank takes its part. Unseeded layers draw from
-    torch's own generator, so a mask of the local shape would be another one."""
+    """Hook on `random.dropout`: the mask of one device, of which this rank takes its part.
+
+    Unseeded layers draw from torch's own generator, so a mask of the local shape would be another one.
+    """
     if not 0.0 < rate < 1.0:
         return original(inputs, rate, noise_shape, seed)
     if isinstance(inputs, DTensor):
@@ -103,8 +105,11 @@ def dropout(
 def draw(
     step: RunningStep, original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object
 ) -> object:
-    """Hook on `random.normal` and the like, inside a layer that computes this rank's rows: draw for all rows, keep this
-    rank's. The layers that are known to act row by row draw tensors of their input's rows only."""
+    """Hook on `random.normal` and the like, inside a layer that computes this rank's rows.
+
+    Draws for all rows, and keeps this rank's. The layers that are known to act row by row draw tensors of their input's
+    rows only.
+    """
     rows = cast("OwnRows", step.inside)  # a layer computes this rank's rows
     if not len(shape):
         return original(shape, *args, **kwargs)

@@ -29,8 +29,9 @@ def redistribute_local_tensor(
     target: DTensorSpec,
     **options: object,
 ) -> torch.Tensor:
-    """Hook on `redistribute_local_tensor` of DTensor: this rank's shard in the layout `target`, by a plan; by DTensor
-    itself where there is no plan for such layouts.
+    """Hook on `redistribute_local_tensor` of DTensor: this rank's shard in the layout `target`, by a plan.
+
+    By DTensor itself where there is no plan for such layouts.
 
     Args:
         original: DTensor's own function.
@@ -59,8 +60,11 @@ def _in_order(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan | None:
-    """The plan between two layouts, or None where one splits unevenly, which DTensor does in another way, reduces by
-    something else than a sum, or leaves out ranks of the world."""
+    """The plan between two layouts, or None where there is none.
+
+    There is none where a layout splits unevenly, which DTensor does in another way, reduces by something else than a
+    sum, or leaves out ranks of the world.
+    """
     if current.mesh != target.mesh or current.mesh.size() != world().size or current.tensor_meta is None:
         return None
     placement = Placement(current.mesh.mesh.tolist())

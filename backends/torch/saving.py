@@ -44,8 +44,10 @@ def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Mod
 
 
 def save(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
-    """Hook on `save_model` and `save_weights`: rank 0 writes. Without it all ranks open one file, and those that fail
-    leave the others waiting."""
+    """Hook on `save_model` and `save_weights`: rank 0 writes.
+
+    Without it all ranks open one file, and those that fail leave the others waiting.
+    """
     _on_rank_0(lambda: original(model, *args, **kwargs), model)
 
 
@@ -59,8 +61,10 @@ def callback_writes_model(
 def callback_writes(
     _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
-    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`, which write or remove files without weights:
-    rank 0 does."""
+    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`: rank 0 does it.
+
+    They write or remove files without weights.
+    """
     _on_rank_0(lambda: original(callback, *args, **kwargs), None)
 
 
@@ -109,8 +113,10 @@ def write_entry(
 def write_optimizer(
     _: object, original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict
 ) -> None:
-    """Hook on `BaseOptimizer.save_own_variables`: hand the variables to the file one by one; Keras makes whole arrays
-    of all first."""
+    """Hook on `BaseOptimizer.save_own_variables`: hand the variables to the file one by one.
+
+    Keras makes whole arrays of all first.
+    """
     for number, variable in enumerate(optimizer.variables):
         store[str(number)] = variable
 
@@ -118,8 +124,10 @@ def write_optimizer(
 def to_array(
     _: object, original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
 ) -> np.ndarray:
-    """Hook on `DTensor.__array__`: the logical value as numpy. Where it is split all ranks must take part, or answer
-    rank 0, which writes."""
+    """Hook on `DTensor.__array__`: the logical value as numpy.
+
+    Where it is split all ranks must take part, or answer rank 0, which writes.
+    """
     asking = _alone.get()
     value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
     return value.astype(dtype) if dtype is not None else value

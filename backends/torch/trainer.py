@@ -192,8 +192,10 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
 
 
 def _variables_of(model: keras.Model, scalars: bool) -> list[keras.Variable]:
-    """The variables of a model but those of metrics, and of its optimizers with or without `scalars` (rates, counts),
-    in an order that is the same on all ranks."""
+    """The variables of a model and of its optimizers, in an order that is the same on all ranks.
+
+    Those of metrics are left out, and `scalars` of optimizers (rates, counts) where they are not asked for.
+    """
     metrics = {id(variable) for variable in model.metrics_variables}
     found = [variable for variable in model.variables if id(variable) not in metrics]
     for optimizer in optimizers_of(model):

@@ -96,8 +96,10 @@ def is_taken_apart(operator: torch._ops.OpOverload) -> bool:
 
 
 def may_divide_by_zero(operator: torch._ops.OpOverload, args: Sequence[object]) -> bool:
-    """Whether an operator divides by a tensor, or by the number zero: of the summands 2 and -1 of a partial sum that is
-    inf and -inf, whose sum is no number, where the sum divided is inf."""
+    """Whether an operator divides by a tensor, or by the number zero.
+
+    Of the summands 2 and -1 of a partial sum that makes inf and -inf, whose sum is nan, where the sum divided is inf.
+    """
     if operator._schema.name.partition("::")[2] != "div":
         return False
     divisor = args[1] if len(args) > 1 else None
@@ -106,6 +108,8 @@ def may_divide_by_zero(operator: torch._ops.OpOverload, args: Sequence[object]) 
 
 @functools.cache
 def compares(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator, or its gradient, looks at single elements of its input: at those that equal the result, or
-    are no numbers. Summands of a partial sum say nothing of them."""
+    """Whether an operator, or its gradient, looks at single elements of its input.
+
+    At those that equal the result, or are nan: summands of a partial sum say nothing of them.
+    """
     return operator._schema.name.partition("::")[2] in _COMPARING

@@ -61,8 +61,10 @@ def initialize_with_initializer(
     variable: keras.Variable,
     initializer: Callable[..., torch.Tensor],
 ) -> None:
-    """Hook on `Variable._initialize_with_initializer`: choose the layout before the value is made, and make only this
-    rank's piece where that is possible."""
+    """Hook on `Variable._initialize_with_initializer`: choose the layout before the value is made.
+
+    Then this rank makes only its piece, where that is possible.
+    """
     layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
@@ -173,8 +175,10 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
 
 
 def keep_plain(variable: keras.Variable) -> None:
-    """Hold a variable plain in every view: `fit` reads metrics outside the step, and preprocessing layers keep tensors
-    made of their state."""
+    """Keep a variable a plain tensor in every view.
+
+    `fit` reads metrics outside the step, and preprocessing layers keep tensors made of their state.
+    """
     variable._keras_flow_plain = True
 
 
@@ -203,9 +207,11 @@ def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...], distri
 
 
 def _as_dtensor(dtype: str, shape: object, layout: KerasLayout, of_layer: bool = False) -> bool:
-    """Whether a value is held as DTensor. Plain are integers and seeds, state of metrics and preprocessing, an
-    optimizer's scalars (read outside the step), everything in the mirrored view, and all on ranks outside the
-    placement."""
+    """Whether a value is held as DTensor.
+
+    Plain are integers and seeds, state of metrics and preprocessing, an optimizer's scalars (read outside the step),
+    everything in the mirrored view, and all on ranks outside the placement.
+    """
     if not layouts.distributed(layout.distribution.placement) or not core.to_torch_dtype(dtype).is_floating_point:
         return False
     made_by = creator()

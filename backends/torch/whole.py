@@ -81,8 +81,11 @@ def propagate(
 
 
 def _settle(value: DTensor) -> None:
-    """Sum a partial sum for all who read it: summed twice, in two ways, it differs in its last bits, and the gradient
-    of a maximum looks for the elements that equal it."""
+    """Sum a partial sum once for all who read it.
+
+    Summed twice, in two ways, it differs in its last bits, and the gradient of a maximum looks for the elements that
+    equal it.
+    """
     settled = _summed(cast(DTensor, value.detach()))
     value._local_tensor, value._spec = settled._local_tensor, settled._spec
 
