@@ -131,8 +131,8 @@ def _assembled(exchange: Exchange, rank: int, pieces: Mapping[Piece, tf.Tensor],
         for atom, block in blocks.items():
             rows.setdefault((*atom[:dim], box[dim], *atom[dim + 1 :]), []).append((atom[dim][0], block))
         blocks = {}
-        for row, pieces in rows.items():
-            ordered = sorted(pieces, key=lambda pair: pair[0])
+        for row, located in rows.items():
+            ordered = sorted(located, key=lambda pair: pair[0])
             blocks[row] = _concatenated([block for _, block in ordered], dim)
     return next(iter(blocks.values()))
 
