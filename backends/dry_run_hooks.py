@@ -21,7 +21,7 @@ def make_variable(
     dtype: str | None = None,
     **kwargs: object,
 ) -> None:
-    """Hook on `Variable.__init__`: as in a stateless scope the value comes later, that is never."""
+    """Hook on `Variable.__init__`: the value is created later, as in a stateless scope; here, never."""
     from keras.src import backend
     from keras.src.backend.common.stateless_scope import StatelessScope
 

@@ -28,7 +28,7 @@ def active_distribution(*args: object, **kwargs: object) -> Distribution | None:
 
 
 def layout_over_ranks(variable: object, *args: object, **kwargs: object) -> KerasLayout | None:
-    """Condition of hooks on methods of variables: the layout of one that is held by several ranks."""
+    """Condition of hooks on methods of variables: the layout of one that is on several ranks."""
     layout = keras_layout(variable)
     return layout if layout is not None and not layout.distribution.has_one_rank else None
 

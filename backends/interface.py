@@ -7,7 +7,7 @@ tensors, has `devices`, `boxing` and `tensors`. What must be known before an eng
 
 The module `keras_flow.backends.<engine>` itself is the backend, since a module may satisfy a protocol: its `__init__`
 imports each name below from the file that has it, so that a search finds every name once. (Two of them, `hooks` and
-`capabilities`, are there the function and the record, not the files that they come from.)
+`capabilities`, are there the function and the record, not their files.)
 """
 
 from __future__ import annotations

@@ -71,13 +71,13 @@ def _entry(
 @contextmanager
 def _keras_alone(distribution: Distribution) -> Iterator[None]:
     """One rank has nothing to share: no distribution holds while its loop runs, so that no hook is in its steps."""
-    held = distribution_lib.distribution()
+    outer = distribution_lib.distribution()
     distribution_lib.set_distribution(None)
     try:
         with backend().on_rank(distribution.placement.ranks[0]):
             yield
     finally:
-        distribution_lib.set_distribution(held)
+        distribution_lib.set_distribution(outer)
 
 
 def _batch_size(
@@ -215,7 +215,7 @@ def _asked_layout(tensor: object, layout: object) -> ActivationLayout | None:
 def _distribute_tensor(
     asked: ActivationLayout, original: Callable[..., object], tensor: object, layout: ActivationLayout
 ) -> object:
-    """Hook on `distribute_tensor`: lay a layer's output as the `activations` rules ask."""
+    """Hook on `distribute_tensor`: give a layer's output the layout of the `activations` rules."""
     try:
         return backend().constrain(tensor, asked.nd_sbp, asked.path)
     except FlowError as error:
@@ -237,8 +237,8 @@ def hooks() -> Sequence[Hook]:
                 "keras.src.models.model",
                 f"Trainer.{name}",
                 _entry,
-                "enters the distribution that the model was built under, lays a foreign model anew, raises layout "
-                "problems before the first step, and leaves a usable model after an error",
+                "enters the distribution that the model was built under, places a model of another scope anew, "
+                "raises layout problems before the first step, and leaves a usable model after an error",
                 when=_distribution_of,
             )
             for name in _ENTRIES

@@ -62,7 +62,7 @@ _PREPROCESSING = _names(
     RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear RandomTranslation
     RandomZoom Resizing Solarization STFTSpectrogram"""
 )
-#: preprocessing that takes a vector for one sample: a value for each row must come as a column
+#: preprocessing that takes a vector for one sample: a value for each row must be a column
 _ENCODERS = frozenset(["CategoryEncoding", "Discretization", "Hashing"])
 #: wrappers that do as the layers inside them
 _WRAPPERS = frozenset(["Bidirectional", "TimeDistributed", "SpectralNormalization"])
@@ -271,4 +271,4 @@ def _rank_of(layer: keras.Layer) -> int | None:
 
 
 def _first(found: Iterable[Interaction | None]) -> Interaction | None:
-    return next((one for one in found if one is not None), None)
+    return next((interaction for interaction in found if interaction is not None), None)

@@ -19,7 +19,7 @@ BLOCK = 8 << 20
 
 
 def entry(_: object, original: Callable[..., np.ndarray], store: object, key: str) -> np.ndarray:
-    """Hook on `H5IOStore.__getitem__`: the entry, mapped where it lies in one piece in a file of its own."""
+    """Hook on `H5IOStore.__getitem__`: the entry, mapped where it is contiguous in a file of its own."""
     from keras.src.saving import saving_lib
 
     dataset = saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)  # type: ignore[attr-defined]

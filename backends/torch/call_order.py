@@ -47,12 +47,14 @@ def check(exchange: str) -> None:
     _calls.clear()
     _skipped, _digest = 0, b""
     _number += 1
-    found = store.compare_set(f"keras_flow/sequence/{_number}", "", "\n".join(mine)).decode().split("\n")
+    first_calls = store.compare_set(f"keras_flow/sequence/{_number}", "", "\n".join(mine)).decode().split("\n")
     if _number > _LAG and world().local_ranks[0] == 0:
         store.delete_key(f"keras_flow/sequence/{_number - _LAG}")
-    if found != mine:
-        place = next((k for k, pair in enumerate(zip(found, mine, strict=False)) if pair[0] != pair[1]), -1)
-        theirs, ours = (one[place] if -len(one) <= place < len(one) else "(no more)" for one in (found, mine))
+    if first_calls != mine:
+        place = next((k for k, pair in enumerate(zip(first_calls, mine, strict=False)) if pair[0] != pair[1]), -1)
+        theirs, ours = (
+            calls[place] if -len(calls) <= place < len(calls) else "(no more)" for calls in (first_calls, mine)
+        )
         raise FlowError(
             f"ranks call different operators: rank {world().local_ranks[0]} calls {ours!r} where another rank calls "
             f"{theirs!r}. Every rank must call every operator on global tensors, in the same order; look for an "

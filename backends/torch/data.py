@@ -50,30 +50,30 @@ def map_call(
 
 def rows(data: object) -> int:
     """Rows of the logical batch: those of its first tensor. 0 where it has none."""
-    found = rows_of(tree.flatten(data))
-    return found[0] if found else 0
+    counts = rows_of(tree.flatten(data))
+    return counts[0] if counts else 0
 
 
 def put_batch(data: object, distribution: Distribution) -> object:
     """The batch as DTensors.
 
-    One that does not divide is laid whole on every rank: DTensor cannot flatten dimensions of uneven shards.
+    One that does not divide is replicated: DTensor cannot flatten dimensions of uneven shards.
     """
     mesh = layouts.mesh(distribution.placement)
     count = rows(data)
     split = layouts.engine_layout(distribution.batch_layout((count,)))
     whole = layouts.replicated(mesh)
 
-    def one(leaf: object) -> object:
+    def put(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
             return leaf
         mask = get_keras_mask(leaf)
-        laid = from_logical(leaf, mesh, split if leaf.shape[0] == count else whole)
+        on_mesh = from_logical(leaf, mesh, split if leaf.shape[0] == count else whole)
         if mask is not None:
-            set_keras_mask(laid, one(mask))
-        return laid
+            set_keras_mask(on_mesh, put(mask))
+        return on_mesh
 
-    return tree.map_structure(one, data)
+    return tree.map_structure(put, data)
 
 
 def refuse(x: object) -> None:
@@ -122,14 +122,16 @@ def _compare(data: object, index: int) -> None:
     mine = {name: _checksum(leaf) for name, leaf in _named(data)}
     everyone: list[dict[str, tuple[str, int]]] = [{} for _ in range(torch_distributed.get_world_size())]
     torch_distributed.all_gather_object(everyone, mine)
-    for name in sorted({name for one in everyone for name in one}):
-        differ = [rank for rank, one in enumerate(everyone) if one.get(name) != everyone[0].get(name)]
+    for name in sorted({name for facts in everyone for name in facts}):
+        differ = [rank for rank, facts in enumerate(everyone) if facts.get(name) != everyone[0].get(name)]
         if differ:
-            held = ", ".join(f"rank {rank}: {everyone[rank].get(name, ('nothing', 0))[0]}" for rank in (0, differ[0]))
+            received = ", ".join(
+                f"rank {rank}: {everyone[rank].get(name, ('nothing', 0))[0]}" for rank in (0, differ[0])
+            )
             raise FlowError(
                 f"the ranks are fed different batches: input {name!r} of batch {index} differs on rank"
-                f"{'s' if len(differ) > 1 else ''} {', '.join(map(str, differ))} from rank 0 ({held}). Every rank must "
-                "read the same logical batch in the same order: seed what shuffles or augments (a DataLoader's "
+                f"{'s' if len(differ) > 1 else ''} {', '.join(map(str, differ))} from rank 0 ({received}). Every rank "
+                "must read the same logical batch in the same order: seed what shuffles or augments (a DataLoader's "
                 "generator, tf.data's shuffle(seed=...), a generator's own random state), and do not shard the data "
                 "by rank"
             )

@@ -72,11 +72,12 @@ def _join(rank: int, type: str) -> None:
 
 
 def _part(rank: int) -> None:
-    """Leave the group at exit, together with the others where they come.
+    """Leave the group at exit, together with the others where they arrive.
 
     A rank that closes its connections while another is still in its last collective makes that one fail, so all meet
-    first: through the store, because a collective would be taken for one of the program's own. The wait is short: when
-    this rank left the program early, the others must see its connections close. After a failure nothing is waited for.
+    first: through the store, because a collective would be matched with one of the program's own. The wait is short:
+    when this rank left the program early, the others must see its connections close. After a failure nothing is waited
+    for.
 
     gloo's threads end with the process, which the launcher's child therefore ends by `os._exit`: one that gives back a
     tensor while the interpreter goes down aborts the process ("terminate called without an active exception", pytorch
@@ -120,13 +121,13 @@ def _chosen_type(type: str | None) -> str:
 
 
 def _take_gpu(size: int) -> None:
-    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local, available = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if ranks_here > found:
+    if ranks_here > available:
         raise FlowError(
-            f"the job has {ranks_here} ranks on this host, but torch has {found} device{'s' if found > 1 else ''} of "
-            f"type 'gpu'; a rank needs a device of its own. Ask for at most {found}, or compute on the CPU by "
-            f"KERAS_TORCH_DEVICE=cpu in the environment."
+            f"the job has {ranks_here} ranks on this host, but torch has {available} device"
+            f"{'s' if available > 1 else ''} of type 'gpu'; a rank needs a device of its own. Ask for at most "
+            f"{available}, or compute on the CPU by KERAS_TORCH_DEVICE=cpu in the environment."
         )
     torch.cuda.set_device(local)
 

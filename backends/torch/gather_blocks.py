@@ -20,7 +20,7 @@ from keras_flow.errors import FlowError
 if TYPE_CHECKING:
     import keras
 
-#: where a block lies in the logical tensor
+#: the slices of a block in the logical tensor
 Index = tuple[slice, ...]
 
 #: bytes of a block
@@ -32,11 +32,11 @@ class Asking:
     """Rank 0's side.
 
     Args:
-        held: the variables that may be asked for, the same on all ranks.
+        variables: those that may be asked for, the same on all ranks.
     """
 
-    def __init__(self, held: Sequence[keras.Variable]):
-        self._numbers = {_key(one._value): k for k, one in enumerate(held) if _is_split(one._value)}
+    def __init__(self, variables: Sequence[keras.Variable]):
+        self._numbers = {_key(variable._value): k for k, variable in enumerate(variables) if _is_split(variable._value)}
 
     def has(self, tensor: object) -> TypeGuard[DTensor]:
         """Whether this is the value of a split variable."""
@@ -62,7 +62,7 @@ class Asking:
                 if not is_block:
                     break
                 index = tuple(slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True))
-                block = torch.empty([one.stop - one.start for one in index], dtype=tensor.dtype)
+                block = torch.empty([part.stop - part.start for part in index], dtype=tensor.dtype)
                 torch_distributed.recv(block.view(torch.uint8), rank)
                 yield index, block
 
@@ -80,31 +80,31 @@ class Asking:
                 f"{list(tensor.shape)} that is no variable's value: the other ranks do not compute it. Write variables "
                 "as they are"
             )
-        made = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+        filled = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
         for index, block in self.blocks(tensor):
-            made[index] = block
-        return made
+            filled[index] = block
+        return filled
 
 
 @contextlib.contextmanager
-def asking(held: Sequence[keras.Variable]) -> Iterator[Asking]:
+def asking(variables: Sequence[keras.Variable]) -> Iterator[Asking]:
     """On rank 0: the other ranks answer meanwhile."""
     try:
-        yield Asking(held)
+        yield Asking(variables)
     finally:
         _ask(_END)
 
 
-def answer(held: Sequence[keras.Variable]) -> None:
+def answer(variables: Sequence[keras.Variable]) -> None:
     """On the other ranks: answer until rank 0 has no more questions."""
     number = torch.empty(1, dtype=torch.int64)
     while True:
         torch_distributed.broadcast(number, src=0)
         if number.item() == _END:
             return
-        tensor = held[int(number)]._value
+        tensor = variables[int(number)]._value
         for index, block in _own_blocks(tensor):
-            bounds = [bound for one in index for bound in (one.start, one.stop)]
+            bounds = [bound for part in index for bound in (part.start, part.stop)]
             torch_distributed.send(torch.tensor([1, *bounds]), 0)
             torch_distributed.send(block.view(torch.uint8), 0)
         torch_distributed.send(torch.zeros(1 + 2 * tensor.ndim, dtype=torch.int64), 0)

@@ -1,7 +1,7 @@
 """Operators that write into a tensor (`x[1:3] = y`, `x.mul_(2)`, `index_put_`), on DTensors.
 
 torch 2.13 computes such an operator on a copy whenever DTensor had to change the layout on the way: a view along a
-split dimension (`x[1:3]`) is taken of a gathered copy, so writing into it leaves `x` as it was, and nothing is said. An
+split dimension (`x[1:3]`) is taken of a gathered copy, so writing into it leaves `x` as it was, without an error. An
 operator that would need another layout for the written tensor itself raises. So none of them is left to DTensor: the
 functional form of the operator computes the new value, which is then written into the tensor, and for a view into the
 tensor that it is a view of.
@@ -48,10 +48,10 @@ def _functional(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None
     """The operator that returns what this one writes: of the same name, and with the same arguments."""
     name = operator._schema.name.partition("::")[2]
     packet = getattr(aten, f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_"), None)
-    wanted = [(one.name, str(one.type)) for one in operator._schema.arguments]
+    wanted = [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
     for overload in packet.overloads() if packet is not None else ():
         found = getattr(packet, overload)
-        if [(one.name, str(one.type)) for one in found._schema.arguments] == wanted:
+        if [(argument.name, str(argument.type)) for argument in found._schema.arguments] == wanted:
             return found
     return None
 
@@ -153,7 +153,7 @@ def _without_sums(value: DTensor) -> layouts.TorchPlacements:
 def _is_first_summand(value: DTensor) -> bool:
     """Of a partial sum, one rank of each line of the mesh holds the value, and the others zeros.
 
-    (A partial mean, minimum or maximum is held by all.)
+    (Of a partial mean, minimum or maximum every rank has the whole amount.)
     """
     coordinates = value.device_mesh.get_coordinate()
     assert coordinates is not None

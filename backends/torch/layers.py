@@ -44,7 +44,7 @@ def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) ->
 
 
 def call(
-    found: RunningStep | Distribution,
+    context: RunningStep | Distribution,
     original: Callable[..., object],
     layer: keras.Layer,
     *args: object,
@@ -54,9 +54,9 @@ def call(
 
     Outside of a step logical tensors in and out.
     """
-    if not isinstance(found, RunningStep):
-        return _call_outside(found, original, layer, args, kwargs)
-    step = found
+    if not isinstance(context, RunningStep):
+        return _call_outside(context, original, layer, args, kwargs)
+    step = context
     if step.inside is not None:
         return original(layer, *args, **kwargs)
     if not step.consistent:

@@ -40,7 +40,7 @@ def _mesh(placement: Placement, names: tuple[str, ...]) -> DeviceMesh:
             for axis in range(ranks.ndim):
                 _axis_group(ranks, axis)
         return bare
-    # DeviceMesh itself makes groups that count by rank, so that a gather on ranks [3, 1] would come in another order
+    # DeviceMesh itself makes groups that count by rank, so that a gather on ranks [3, 1] would have another order
     groups = [_axis_group(ranks, axis) for axis in range(ranks.ndim)]
     return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=names)  # type: ignore[arg-type]
 
@@ -49,9 +49,9 @@ def _axis_group(ranks: torch.Tensor, axis: int) -> torch_distributed.ProcessGrou
     """Make the groups of all lines along an axis; returns the one of this process's rank."""
     mine = None
     for line in ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis]).tolist():
-        made = group(tuple(line))
+        created = group(tuple(line))
         if this_rank() in line:
-            mine = made
+            mine = created
     return mine
 
 
@@ -163,7 +163,7 @@ def _constrained(leaf: DTensor, wanted: TorchPlacements) -> DTensor:
     if tuple(placements) == leaf.placements:
         return leaf
     mask = get_keras_mask(leaf)
-    laid = leaf.redistribute(leaf.device_mesh, placements)
+    result = leaf.redistribute(leaf.device_mesh, placements)
     if mask is not None:
-        set_keras_mask(laid, mask)
-    return laid
+        set_keras_mask(result, mask)
+    return result

@@ -66,9 +66,9 @@ def all_sum(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
 
 
 def _common_rows(inputs: object) -> int | None:
-    found = {leaf.shape[0] for leaf in tree.flatten(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim}
+    row_counts = {leaf.shape[0] for leaf in tree.flatten(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim}
     others = [leaf for leaf in tree.flatten(inputs) if hasattr(leaf, "shape") and not isinstance(leaf, torch.Tensor)]
-    return found.pop() if len(found) == 1 and not others else None
+    return row_counts.pop() if len(row_counts) == 1 and not others else None
 
 
 def _cut(leaf: object, own: slice, placement: Placement) -> object:
@@ -200,10 +200,10 @@ class Reducer:
         """Watch the gradients of these variables; called before each training step, so new ones are found."""
         self.reset()
         for variable in variables:
-            held = variable._value
-            if held is not None and held.requires_grad and getattr(held, "_keras_flow_reducer", None) is not self:
-                held.register_post_accumulate_grad_hook(self._ready)
-                held._keras_flow_reducer = self
+            stored = variable._value
+            if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
+                stored.register_post_accumulate_grad_hook(self._ready)
+                stored._keras_flow_reducer = self
 
     def reset(self) -> None:
         """Forget a pass that did not end."""

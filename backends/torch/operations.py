@@ -78,12 +78,12 @@ def _register_convolution() -> None:
         def signature(out: object, x_in: object, w_in: object, b_in: object) -> Signature:
             return [out], [x_in, w_in, b_in if b is not None else None, *[None] * 6]
 
-        found = [signature(R, R, R, R), signature(S(0), S(0), R, R)]
+        candidates = [signature(R, R, R, R), signature(S(0), S(0), R, R)]
         if groups == 1:
             out_dim = 1 if transposed else 0
-            found.append(signature(S(1), R, S(out_dim), S(0)))
-            found.append(signature(P, S(1), S(1 - out_dim), P))
-        return found
+            candidates.append(signature(S(1), R, S(out_dim), S(0)))
+            candidates.append(signature(P, S(1), S(1 - out_dim), P))
+        return candidates
 
     @_rule(aten.convolution_backward.default)
     def _(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
@@ -91,12 +91,12 @@ def _register_convolution() -> None:
             outputs = [part if wanted else None for part, wanted in zip((gx, gw, gb), mask, strict=True)]
             return outputs, [g_in, x_in, w_in, *[None] * 8]
 
-        found = [signature(R, R, R, R, R, R), signature(S(0), P, P, S(0), S(0), R)]
+        candidates = [signature(R, R, R, R, R, R), signature(S(0), P, P, S(0), S(0), R)]
         if groups == 1:
             out_dim = 1 if transposed else 0
-            found.append(signature(P, S(out_dim), S(0), S(1), R, S(out_dim)))
-            found.append(signature(S(1), S(1 - out_dim), R, R, S(1), S(1 - out_dim)))
-        return found
+            candidates.append(signature(P, S(out_dim), S(0), S(1), R, S(out_dim)))
+            candidates.append(signature(S(1), S(1 - out_dim), R, R, S(1), S(1 - out_dim)))
+        return candidates
 
 
 def _register_attention() -> None:

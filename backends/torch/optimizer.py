@@ -26,13 +26,15 @@ def variables_of_dtensors(
     optimizer: object, grads: Sequence[object], trainable_variables: Sequence[keras.Variable] | None = None
 ) -> Sequence[keras.Variable] | None:
     """Condition of the hook on `BaseOptimizer.apply`: the variables, where they or gradients are DTensors."""
-    held = trainable_variables if trainable_variables is not None else getattr(optimizer, "_trainable_variables", ())
-    has_dtensors = any(isinstance(grad, DTensor) for grad in grads) or any(isinstance(v._value, DTensor) for v in held)
-    return held if has_dtensors else None
+    updated = trainable_variables if trainable_variables is not None else getattr(optimizer, "_trainable_variables", ())
+    has_dtensors = any(isinstance(grad, DTensor) for grad in grads) or any(
+        isinstance(v._value, DTensor) for v in updated
+    )
+    return updated if has_dtensors else None
 
 
 def apply(
-    held: Sequence[keras.Variable],
+    updated: Sequence[keras.Variable],
     original: Callable[..., object],
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor | None],
@@ -40,7 +42,7 @@ def apply(
 ) -> object:
     """Hook on `BaseOptimizer.apply`: reduce the partial sums that the backward pass left, then update."""
     with implicit_replication(), torch.no_grad():
-        return original(optimizer, reduce(list(grads), list(held)), trainable_variables)
+        return original(optimizer, reduce(list(grads), list(updated)), trainable_variables)
 
 
 def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
@@ -71,9 +73,9 @@ def backend_update_step(
     they make several copies of the model, in memory that is new in each step.
     """
     pieces = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
-    every = [one for one in (*variables, *optimizer.variables) if isinstance(one._value, DTensor)]
+    every = [each for each in (*variables, *optimizer.variables) if isinstance(each._value, DTensor)]
     # changes in place reach the DTensor, and the variable whose rows they are
-    with holding([(one, one._value._local_tensor) for one in every]):
+    with holding([(each, each._value._local_tensor) for each in every]):
         if _module_of(optimizer).endswith("nadam"):  # it counts its calls
             original(optimizer, pieces, variables, learning_rate)
             return
@@ -82,16 +84,16 @@ def backend_update_step(
             if rows is None:
                 original(optimizer, [pieces[index] for index in indices], chosen, learning_rate)
                 continue
-            with holding([(one, one._value[rows]) for one in (*chosen, *_slots(optimizer, *chosen))]):
+            with holding([(each, each._value[rows]) for each in (*chosen, *_slots(optimizer, *chosen))]):
                 original(optimizer, [pieces[index][rows] for index in indices], chosen, learning_rate)
 
 
 def _slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
     """The optimizer's variables for one of the model's: Keras keeps lists in the order of the model's variables."""
     index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
-    lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == count]
-    found = [held[index] for held in lists if getattr(held[index], "shape", None) == variable.shape]
-    return [one for one in found if one is not variable]
+    lists = [slots for slots in vars(optimizer).values() if isinstance(slots, list) and len(slots) == count]
+    same_shape = [slots[index] for slots in lists if getattr(slots[index], "shape", None) == variable.shape]
+    return [each for each in same_shape if each is not variable]
 
 
 def _blocks(pieces: Sequence[torch.Tensor]) -> Iterator[tuple[list[int], slice | None]]:
@@ -118,28 +120,28 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
     out = list(grads)
     together: dict[tuple[object, ...], list[int]] = {}
     for index, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
-        held = variable._value
-        if not isinstance(held, DTensor) or grad is None:
+        value = variable._value
+        if not isinstance(value, DTensor) or grad is None:
             out[index] = whole(grad)  # of a plain variable that was used beside DTensors
             continue
         if not isinstance(grad, DTensor):
-            out[index] = from_logical(grad, held.device_mesh, held.placements)
+            out[index] = from_logical(grad, value.device_mesh, value.placements)
             continue
-        if grad.placements == held.placements:
+        if grad.placements == value.placements:
             continue
-        differ = tuple(axis for axis, part in enumerate(grad.placements) if part != held.placements[axis])
-        if all(_is_sum(grad.placements[axis]) and held.placements[axis].is_replicate() for axis in differ):
-            together.setdefault((differ, grad.dtype, held.device_mesh), []).append(index)
+        differ = tuple(axis for axis, part in enumerate(grad.placements) if part != value.placements[axis])
+        if all(_is_sum(grad.placements[axis]) and value.placements[axis].is_replicate() for axis in differ):
+            together.setdefault((differ, grad.dtype, value.device_mesh), []).append(index)
         else:
-            out[index] = grad.redistribute(held.device_mesh, held.placements)
+            out[index] = grad.redistribute(value.device_mesh, value.placements)
     for (differ, _, mesh), indices in together.items():
         pieces = [out[index].to_local() for index in indices]  # type: ignore[union-attr]
         flat = torch.cat([piece.reshape(-1) for piece in pieces])
         for axis in differ:  # type: ignore[attr-defined]
             torch_distributed.all_reduce(flat, group=mesh.get_group(axis))  # type: ignore[attr-defined]
         for index, piece, summed in zip(indices, pieces, flat.split([p.numel() for p in pieces]), strict=True):
-            held = variables[index]._value
-            out[index] = layouts.from_local(summed.view(piece.shape), held.shape, mesh, held.placements)  # type: ignore[arg-type]
+            value = variables[index]._value
+            out[index] = layouts.from_local(summed.view(piece.shape), value.shape, mesh, value.placements)  # type: ignore[arg-type]
     return out
 
 

@@ -24,7 +24,7 @@ _WHAT = ("Python's random", "NumPy's", "torch's", "Keras's seed generator")
 
 
 def align() -> None:
-    """Take rank 0's random states on all ranks, said where they differed. A collective of the whole job."""
+    """Give all ranks rank 0's random states, with a warning where they differed. A collective of the whole job."""
     if not torch_distributed.is_initialized():
         return
     states = _states()

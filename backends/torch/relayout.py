@@ -39,13 +39,13 @@ def redistribute_local_tensor(
         current, target: DTensor's descriptions of the layouts.
         options: for the original.
     """
-    made = _plan(current, target, str(local.dtype).removeprefix("torch."))
-    if made is None:
+    boxing_plan = _plan(current, target, str(local.dtype).removeprefix("torch."))
+    if boxing_plan is None:
         return original(local, current, target, **options)
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     rank = world().local_ranks[0]
-    return _in_order(boxing.run(made, {rank: local})[rank], current)
+    return _in_order(boxing.run(boxing_plan, {rank: local})[rank], current)
 
 
 def _in_order(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
@@ -68,12 +68,12 @@ def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan |
     if current.mesh != target.mesh or current.mesh.size() != world().size or current.tensor_meta is None:
         return None
     placement = Placement(current.mesh.mesh.tolist())
-    found: list[Layout] = []
+    described: list[Layout] = []
     for spec in (current, target):
         parts = [layouts.to_sbp(part) for part in spec.placements]
         plain_order = DTensorSpec.compute_default_shard_order(spec.placements)
         if None in parts or spec.shard_order not in (None, plain_order):
             return None
-        found.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
-    before, after = found
+        described.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
+    before, after = described
     return plan(before, after, dtype) if before.divides and after.divides else None

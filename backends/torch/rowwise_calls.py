@@ -60,7 +60,7 @@ def call(
     if row_interaction.is_recurrent(layer):
         args, kwargs = _by_rows(args, kwargs)
     layout = _layout_of(args, kwargs)
-    assert layout is not None  # `can_run` said so
+    assert layout is not None  # `can_run` checked it
     mesh, placements = layout
     args, kwargs = data.map_call(_to_local, args, kwargs)
     rows = _rows(mesh, placements)
@@ -82,21 +82,21 @@ def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
         return args, kwargs
     placements = tuple(part if part == Shard(0) else Replicate() for part in first.placements)
 
-    def one(leaf: object) -> object:
+    def by_rows(leaf: object) -> object:
         if not isinstance(leaf, DTensor) or not leaf.ndim or leaf.placements == placements:
             return leaf
         mask = get_keras_mask(leaf)
-        laid = leaf.redistribute(leaf.device_mesh, placements)
+        result = leaf.redistribute(leaf.device_mesh, placements)
         if mask is not None:
-            set_keras_mask(laid, mask)
-        return laid
+            set_keras_mask(result, mask)
+        return result
 
-    return data.map_call(one, args, kwargs)
+    return data.map_call(by_rows, args, kwargs)
 
 
 def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPlacements] | None:
-    """How all inputs lie, where they lie alike: split by rows, or not at all."""
-    found: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
+    """The layout that all inputs share: split by rows, or not at all; None where they share none."""
+    shared: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
     plain, rows = False, None
     for leaf in tree.flatten((args, kwargs)):
         if isinstance(leaf, DTensor):
@@ -104,15 +104,15 @@ def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchP
                 part.is_partial() or (part.is_shard() and part != Shard(0)) for part in leaf.placements
             ):
                 return None
-            if found is not None and (found[1] != leaf.placements or rows != leaf.shape[0]):
+            if shared is not None and (shared[1] != leaf.placements or rows != leaf.shape[0]):
                 return None
-            found, rows = (leaf.device_mesh, leaf.placements), leaf.shape[0]
+            shared, rows = (leaf.device_mesh, leaf.placements), leaf.shape[0]
         elif hasattr(leaf, "shape") and len(leaf.shape):
             plain = True
-    if found is None or (plain and any(part.is_shard() for part in found[1])):
+    if shared is None or (plain and any(part.is_shard() for part in shared[1])):
         return None
-    split = _rows(*found).count
-    return found if rows is not None and rows % split == 0 else None
+    split = _rows(*shared).count
+    return shared if rows is not None and rows % split == 0 else None
 
 
 @functools.cache

@@ -79,10 +79,10 @@ def throw_away_logs(_: object, original: Callable[..., object], callback: object
 
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
-    found = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
+    unique = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
     for optimizer in optimizers_of(model):
-        found.update({id(variable): variable for variable in optimizer.variables})
-    return list(found.values())
+        unique.update({id(variable): variable for variable in optimizer.variables})
+    return list(unique.values())
 
 
 def asking_others(*args: object, **kwargs: object) -> gather_blocks.Asking | None:
@@ -142,11 +142,13 @@ def _computes(layer: keras.Layer) -> bool:
 def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
-    held = [] if model is None else _all_variables(model)
-    computed = [] if model is None else [v for one in model._flatten_layers() if _computes(one) for v in one.variables]
+    stored = [] if model is None else _all_variables(model)
+    computed = (
+        [] if model is None else [v for layer in model._flatten_layers() if _computes(layer) for v in layer.variables]
+    )
     with variables.whole(computed, here=writes):
         if writes:
-            with gather_blocks.asking(held) as asking:
+            with gather_blocks.asking(stored) as asking:
                 token = _alone.set(asking)
                 try:
                     action()
@@ -155,7 +157,7 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
                 finally:
                     _alone.reset(token)
         else:
-            gather_blocks.answer(held)
+            gather_blocks.answer(stored)
     outcome = [None if error is None else f"{type(error).__name__}: {error}"]
     torch_distributed.broadcast_object_list(outcome, src=0)  # the others wait here until the file is complete
     if error is not None:

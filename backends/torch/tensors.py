@@ -28,9 +28,9 @@ def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
     if world().size == 1:
         return dict(facts)
     call_order.check("agreeing on a seed or on local tensors")
-    found: list[Any] = [None] * world().size
-    torch.distributed.all_gather_object(found, dict(facts))
-    return {rank: fact for part in found for rank, fact in part.items()}
+    gathered: list[Any] = [None] * world().size
+    torch.distributed.all_gather_object(gathered, dict(facts))
+    return {rank: fact for part in gathered for rank, fact in part.items()}
 
 
 def put(value: np.ndarray, rank: int) -> torch.Tensor:
@@ -60,16 +60,20 @@ def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Cal
     """By a graph of its own."""
     leaves = [value.detach().requires_grad_() for value in values]
     results = function(*leaves)
-    held = [result.detach() for result in results]
+    detached = [result.detach() for result in results]
 
     def pullback(*cotangents: torch.Tensor) -> list:
-        used = [(result, one) for result, one in zip(results, cotangents, strict=True) if result.requires_grad]
-        found: Sequence[torch.Tensor | None] = [None] * len(leaves)
+        used = [
+            (result, cotangent) for result, cotangent in zip(results, cotangents, strict=True) if result.requires_grad
+        ]
+        gradients: Sequence[torch.Tensor | None] = [None] * len(leaves)
         if used:
-            found = torch.autograd.grad([one for one, _ in used], leaves, [one for _, one in used], allow_unused=True)
-        return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+            gradients = torch.autograd.grad(
+                [result for result, _ in used], leaves, [given for _, given in used], allow_unused=True
+            )
+        return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, gradients, strict=True)]
 
-    return held, pullback
+    return detached, pullback
 
 
 def to_engine(layout: Layout, shards: Mapping[int, torch.Tensor]) -> DTensor:

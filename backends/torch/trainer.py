@@ -172,11 +172,11 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
     """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
     consistent = not distribution.mirrored_view
     if distribution.mirrored_view and layouts.distributed(distribution.placement):
-        found = row_interaction.of_model(model)
-        consistent = found is not None
-        if found is not None and _views.get(model, (None, False)) != (distribution, True):
+        interaction = row_interaction.of_model(model)
+        consistent = interaction is not None
+        if interaction is not None and _views.get(model, (None, False)) != (distribution, True):
             warnings.warn(
-                f"DataParallel: {found.text}, so model {model.name!r} is trained by the consistent view (logical "
+                f"DataParallel: {interaction.text}, so model {model.name!r} is trained by the consistent view (logical "
                 "tensors; the same numbers, more slowly)",
                 FlowWarning,
                 stacklevel=5,
@@ -197,18 +197,18 @@ def _variables_of(model: keras.Model, scalars: bool) -> list[keras.Variable]:
     Those of metrics are left out, and `scalars` of optimizers (rates, counts) where they are not asked for.
     """
     metrics = {id(variable) for variable in model.metrics_variables}
-    found = [variable for variable in model.variables if id(variable) not in metrics]
+    chosen = [variable for variable in model.variables if id(variable) not in metrics]
     for optimizer in optimizers_of(model):
-        found += [variable for variable in optimizer.variables if scalars or len(variable.shape)]
-    return found
+        chosen += [variable for variable in optimizer.variables if scalars or len(variable.shape)]
+    return chosen
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """The model's optimizer, and others that are its attributes (a GAN has two)."""
     import keras
 
-    found = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
-    return list(found.values())
+    optimizers = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
+    return list(optimizers.values())
 
 
 def _refuse(model: keras.Model) -> None:

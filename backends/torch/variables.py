@@ -78,7 +78,7 @@ def initialize_with_initializer(
     if value is None:
         original(variable, initializer)
     else:
-        _set(variable, _lay(value.detach(), layout))
+        _set(variable, _distribute(value.detach(), layout))
 
 
 def initialize(
@@ -95,80 +95,80 @@ def initialize(
     if not _as_dtensor(variable._dtype, tensor.shape, layout):
         original(variable, to_logical(tensor))
     else:
-        _set(variable, _lay(tensor.detach(), layout))
+        _set(variable, _distribute(tensor.detach(), layout))
 
 
 def direct_assign(_: object, original: Callable[..., None], variable: keras.Variable, value: object) -> None:
     """Hook on `Variable._direct_assign`: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
-    held = variable._value
-    if not isinstance(held, DTensor):
+    stored = variable._value
+    if not isinstance(stored, DTensor):
         original(variable, to_logical(value))
         return
     with torch.no_grad():
         if not isinstance(value, DTensor):
-            tensor = core.convert_to_tensor(value).to(held.dtype).expand(held.shape)
-            held.to_local().copy_(tensor[layouts.local_slices(held.shape, held.device_mesh, held.placements)])
+            tensor = core.convert_to_tensor(value).to(stored.dtype).expand(stored.shape)
+            stored.to_local().copy_(tensor[layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)])
             return
-        if value.placements != held.placements:
-            value = value.redistribute(held.device_mesh, held.placements)
-        held.copy_(value)
+        if value.placements != stored.placements:
+            value = value.redistribute(stored.device_mesh, stored.placements)
+        stored.copy_(value)
 
 
 def assigned_from_file(variable: keras.Variable, value: object) -> DTensor | None:
     """Condition of the hook on `Variable.assign`: the split value of a variable that gets one mapped from a file."""
-    held = variable._value
-    is_read = isinstance(held, DTensor) and weights_files.is_mapped(value)
-    return held if is_read and tuple(value.shape) == tuple(held.shape) else None  # type: ignore[attr-defined]
+    stored = variable._value
+    is_read = isinstance(stored, DTensor) and weights_files.is_mapped(value)
+    return stored if is_read and tuple(value.shape) == tuple(stored.shape) else None  # type: ignore[attr-defined]
 
 
-def assign(held: DTensor, original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
+def assign(stored: DTensor, original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
     """Hook on `Variable.assign`: read this rank's part of a value in a file, block by block."""
-    local = held.to_local()
-    index = layouts.local_slices(held.shape, held.device_mesh, held.placements)
+    local = stored.to_local()
+    index = layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)
     with torch.no_grad():
         for rows, part in weights_files.blocks(value, index):
             local[rows].copy_(torch.from_numpy(part))
-    return held
+    return stored
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Lay a variable anew with the value it has; one that is not distributed yet takes rank 0's value."""
     before = keras_layout(variable)
     variable._layout = layout
-    held: torch.Tensor | None = variable._value
-    if held is None:
+    stored: torch.Tensor | None = variable._value
+    if stored is None:
         return  # made later, with this layout
-    full: torch.Tensor = to_logical(held.detach())
-    if not isinstance(held, DTensor) and before is None:
+    full: torch.Tensor = to_logical(stored.detach())
+    if not isinstance(stored, DTensor) and before is None:
         full = _value_of_rank_0(variable, full, layout.distribution)
     if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=True):
-        _set(variable, _lay(full, layout))
-    elif isinstance(held, DTensor) or full is not held:
-        variable._value = torch.nn.Parameter(full.clone(), requires_grad=held.requires_grad)
+        _set(variable, _distribute(full, layout))
+    elif isinstance(stored, DTensor) or full is not stored:
+        variable._value = torch.nn.Parameter(full.clone(), requires_grad=stored.requires_grad)
 
 
 def as_view(variable: keras.Variable, consistent: bool) -> bool:
     """Hold a broadcast variable of a data-parallel model as DTensor (`consistent`) or plain. True where it changed."""
-    layout, held = keras_layout(variable), variable._value
-    if layout is None or held is None or isinstance(held, DTensor) == consistent:
+    layout, stored = keras_layout(variable), variable._value
+    if layout is None or stored is None or isinstance(stored, DTensor) == consistent:
         return False
-    if isinstance(held, DTensor):
-        variable._value = torch.nn.Parameter(to_logical(held.detach()), requires_grad=held.requires_grad)
+    if isinstance(stored, DTensor):
+        variable._value = torch.nn.Parameter(to_logical(stored.detach()), requires_grad=stored.requires_grad)
         return True
-    if not held.is_floating_point() or _stays_plain(variable):
+    if not stored.is_floating_point() or _stays_plain(variable):
         return False
     if not layouts.distributed(layout.distribution.placement):
         return False
-    _set(variable, _lay(held.detach(), layout))
+    _set(variable, _distribute(stored.detach(), layout))
     return True
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """The piece that this process's rank holds, from the live tensor."""
-    layout, held = keras_layout(variable), variable._value
+    layout, stored = keras_layout(variable), variable._value
     if layout is not None and not layouts.is_member(layout.distribution.placement):
         return {}
-    local = held.detach()
+    local = stored.detach()
     if isinstance(local, DTensor):
         local = local.to_local()
     return {layouts.this_rank(): np.asarray(core.convert_to_numpy(local))}
@@ -207,7 +207,7 @@ def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...], distri
 
 
 def _as_dtensor(dtype: str, shape: object, layout: KerasLayout, of_layer: bool = False) -> bool:
-    """Whether a value is held as DTensor.
+    """Whether a value is stored as DTensor.
 
     Plain are integers and seeds, state of metrics and preprocessing, an optimizer's scalars (read outside the step),
     everything in the mirrored view, and all on ranks outside the placement.
@@ -225,7 +225,7 @@ def _as_dtensor(dtype: str, shape: object, layout: KerasLayout, of_layer: bool =
     return True
 
 
-def _lay(full: torch.Tensor, layout: KerasLayout) -> DTensor:
+def _distribute(full: torch.Tensor, layout: KerasLayout) -> DTensor:
     if isinstance(full, DTensor):  # made as a piece
         return full
     mesh = layouts.mesh(layout.distribution.placement)
@@ -266,11 +266,11 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     """Gather variables on all ranks; where `here`, the program inside finds plain tensors and needs no collectives."""
     gathered = []
     for variable in variables:
-        held = variable._value
-        if isinstance(held, DTensor):
-            full = to_logical(held.detach())
+        stored = variable._value
+        if isinstance(stored, DTensor):
+            full = to_logical(stored.detach())
             if here:
-                gathered.append((variable, torch.nn.Parameter(full, requires_grad=held.requires_grad)))
+                gathered.append((variable, torch.nn.Parameter(full, requires_grad=stored.requires_grad)))
     with holding(gathered):
         yield
 

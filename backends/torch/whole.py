@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 #: decisions that are not believed: the axes of the mesh to gather along first, or None where there is no rule
 _doubts: dict[OpSchema | None, frozenset[int] | None] = {}
-#: what was said already: the place in the model, and the operator
+#: warnings that were given already: the place in the model, and the operator
 _said: set[tuple[str, str]] = set()
 
 
@@ -72,10 +72,10 @@ def propagate(
     doubt = _doubts[schema]
     if doubt is None:
         return _without_rule(operator, args, kwargs)
-    held = pytree.tree_leaves((args, kwargs))
+    leaves = pytree.tree_leaves((args, kwargs))
     for change in (functools.partial(_gathered, axes=doubt), _summed):
         new_args, new_kwargs = pytree.tree_map_only(DTensor, change, (args, kwargs))
-        if not all(map(operator_is, held, pytree.tree_leaves((new_args, new_kwargs)))):
+        if not all(map(operator_is, leaves, pytree.tree_leaves((new_args, new_kwargs)))):
             return operator(*new_args, **new_kwargs)
     return _without_rule(operator, args, kwargs)
 
@@ -110,7 +110,7 @@ def _by_mask(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dic
 
 
 def _without_rule(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    if _is_composite(operator):  # operators that come here again
+    if _is_composite(operator):  # its parts are dispatched to this mode again
         return operator.decompose(*args, **kwargs)
     if is_taken_apart(operator):
         return torch._decomp.decomposition_table[operator](*args, **kwargs)
@@ -128,11 +128,11 @@ def run(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
             f"{_place()}: {operator} writes into tensors that are split over the ranks, which torch cannot do here. "
             "Use the function that returns a new tensor instead"
         )
-    held = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
-    if any(part.is_shard() for leaf in held for part in leaf.placements):
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+    if any(part.is_shard() for leaf in leaves for part in leaf.placements):
         _say(operator)
     whole_args, whole_kwargs = pytree.tree_map_only(DTensor, whole, (args, kwargs))
-    mesh = held[0].device_mesh
+    mesh = leaves[0].device_mesh
     return pytree.tree_map(lambda leaf: replicated(leaf, mesh), operator(*whole_args, **whole_kwargs))
 
 
