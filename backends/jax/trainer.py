@@ -60,6 +60,7 @@ def purge_model_variables(_: object, original: Callable[..., None], model: keras
         "optimizer_variables": lambda: model.optimizer.variables,
         "metrics_variables": lambda: model.metrics_variables,
     }
+    # references, no copies: a step that donates its inputs deletes them, and then the new state is used
     _purged[model] = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
     original(model, **which)
 

@@ -52,6 +52,7 @@ def initialize_with_initializer(
         return None
     if isinstance(initializer, DRAWN):
         return original(variable, initializer)
+    # else the whole value would be made on device 0, which may not have room for it
     with jax.default_device(jax.devices("cpu")[0]):
         value = np.asarray(initializer(variable._shape, dtype=variable._dtype))
     variable._value = from_logical(value, sharding)
@@ -63,6 +64,7 @@ def assign(layout: KerasLayout, original: Callable[..., object], variable: keras
 
     Keras would put it whole on device 0 first.
     """
+    # a traced value has its sharding from the step; only host values would pass through device 0
     if not isinstance(value, np.ndarray) or in_stateless_scope() or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
     variable._value = from_logical(value, engine_layout(layout.layout), _numpy_dtype(variable))
@@ -70,7 +72,7 @@ def assign(layout: KerasLayout, original: Callable[..., object], variable: keras
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
-    """Lay an existing variable anew, keeping its value."""
+    """Move an existing variable to another layout, keeping its value."""
     variable._layout = layout
     if variable._value is not None:
         variable._value = jax.device_put(variable._value, layout.backend_layout)

@@ -95,6 +95,7 @@ def making_values() -> Iterator[None]:
     """Inside, values of a variable are made: on the host, and in no graph."""
     token = _creating.set(True)
     try:
+        # on the host: under a mesh, TensorFlow would put the values on all devices
         with tf.init_scope(), tf.device("CPU:0"):
             yield
     finally:
@@ -105,6 +106,7 @@ def _draw_of(initializer: Callable, shape: tuple[int, ...], dtype: str) -> Draw:
     token = _recording.set([])
     try:
         initializer(shape, dtype=dtype)
+        # the hooks on Keras's random functions have noted the draw, and drawn nothing
         draws = _recording.get()
     finally:
         _recording.reset(token)

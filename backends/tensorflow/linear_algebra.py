@@ -27,6 +27,7 @@ def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: 
     size, numbers = _size(input), input.dtype.is_floating or input.dtype.is_integer
     if args or kwargs or not numbers or size is None:
         return original(input, *args, **kwargs)
+    # a choice and a sum: DTensor has rules for both, forward and backward, and none for MatrixDiagPart
     chosen = tf.where(tf.constant(np.eye(size, dtype=bool)), input, tf.zeros((), input.dtype))
     return tf.reduce_sum(chosen, -1)
 
@@ -38,6 +39,7 @@ def band_part(
     input, lower, upper = tf.convert_to_tensor(input), known_value(num_lower), known_value(num_upper)
     if lower is None or upper is None or None in input.shape[-2:].as_list():
         return original(input, num_lower, num_upper, name)
+    # below[i, j] = i - j: how far an element is under the diagonal
     below = np.subtract.outer(*map(np.arange, input.shape[-2:].as_list()))
     inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
     return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
@@ -85,6 +87,7 @@ def triangular_solve(
         result = _substituted(matrix, rhs, lower, adjoint)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            # by this function again: the gradient of TensorFlow's own solve has operations without a rule
             of_rhs = triangular_solve(_, original, matrix, upstream, lower, not adjoint)
             of_matrix = -tf.matmul(*((result, of_rhs) if adjoint else (of_rhs, result)), transpose_b=True)
             return tf.linalg.band_part(of_matrix, *((-1, 0) if lower else (0, -1))), of_rhs
@@ -97,6 +100,7 @@ def triangular_solve(
 def _substituted(matrix: tf.Tensor, rhs: tf.Tensor, lower: bool, adjoint: bool) -> tf.Tensor:
     matrix = tf.linalg.matrix_transpose(matrix) if adjoint else matrix
     size = cast(int, matrix.shape[-1])
+    # the transpose of a lower matrix is an upper one, whose last row has one unknown
     order = range(size) if lower != adjoint else reversed(range(size))
     rows: dict[int, tf.Tensor] = {}
     for row in order:
@@ -132,14 +136,17 @@ def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
     sign, pivots = tf.ones_like(matrix[..., 0, 0]), []
     for column in range(size):
         candidates = tf.abs(work[..., column])
+        # rows above were pivots already; -1 is below every absolute value
         candidates = tf.where(np.arange(size) < column, -tf.ones((), work.dtype), candidates)
         best = tf.argmax(candidates, -1, tf.int32)
         is_best, is_own = tf.equal(tf.range(size), best[..., None])[..., None], (np.arange(size) == column)[:, None]
+        # a sum over a choice picks the row without a gather, which DTensor splits wrongly by rows
         row = tf.reduce_sum(tf.where(is_best, work, tf.zeros((), work.dtype)), -2, keepdims=True)
         own = work[..., column : column + 1, :]
         work = tf.where(is_own, row, tf.where(is_best, own, work))
         pivot = row[..., column : column + 1]
         pivots.append(pivot[..., 0, 0])
+        # a swap of two rows changes the sign of the determinant
         sign = tf.where(tf.equal(best, column), sign, -sign)
         row = row / pivot
         work = tf.where(is_own, row, work - work[..., column : column + 1] * row)
@@ -188,6 +195,7 @@ def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name:
 
     @tf.custom_gradient
     def result(matrix: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        # no right-hand sides: only the pivots are wanted
         eliminated = _eliminated(matrix, matrix[..., :0])
         value = math.prod(eliminated.pivots, start=eliminated.sign)
         return value, lambda upstream: (upstream * value)[..., None, None] * tf.linalg.inv(matrix, adjoint=True)

@@ -84,7 +84,7 @@ def _made_on(distribution: Distribution) -> AbstractContextManager[object]:
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
-    """Lay an existing variable anew: a copy on each replica, or one plain variable that DTensor then takes."""
+    """Move an existing variable: a copy on each replica, or one plain variable that DTensor then takes."""
     from keras_flow.backends.tensorflow.variables import to_host
 
     value = to_host(variable._value)
@@ -149,6 +149,7 @@ class MirroredSteps:
         flat = [leaf for leaf in tree.flatten(structure) if leaf is not None]
         total = int(next(leaf.shape[0] for leaf in flat if leaf.shape.rank))
         parts = [self._part(flat, total, index) for index in range(self.strategy.num_replicas_in_sync)]
+        # Keras would split a dataset by itself, and lose the rows that are left over
         values = [
             self.strategy.experimental_distribute_values_from_function(
                 lambda context, leaf=leaf: parts[context.replica_id_in_sync_group][leaf]
@@ -170,6 +171,7 @@ class MirroredSteps:
         present = [leaf is not None for leaf in tree.flatten(structure)]
 
         def on_replica(values: list[tf.Tensor]) -> object:
+            # known as the replica is traced, so that its rows are a slice of fixed length
             index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
             first, last = balanced(total, replicas, index)
             left = iter(values)
@@ -188,6 +190,7 @@ class MirroredSteps:
             return tf.concat(self.strategy.experimental_local_results(output), 0)
 
     def _tell_optimizer(self) -> None:
+        # Keras's optimizer looks for a strategy when it is made, which was outside of this one
         optimizer = getattr(self.model, "optimizer", None)
         while optimizer is not None:
             optimizer._distribution_strategy = self.strategy

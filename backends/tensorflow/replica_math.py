@@ -142,10 +142,12 @@ def apply(
     """Hook on `BaseOptimizer.apply`: sum gradients before they are clipped, accumulated or tested for overflow."""
     if _summed.get():
         return original(optimizer, grads, trainable_variables)
+    # one sum of all gradients: a collective for each would wait for the slowest replica each time
     grads = list(grads)
     used = [index for index, gradient in enumerate(grads) if gradient is not None]
     for index, gradient in zip(used, total_of([tf.convert_to_tensor(grads[index]) for index in used]), strict=True):
         grads[index] = gradient
+    # `apply` of a wrapper (LossScaleOptimizer) calls that of the optimizer inside: summed once is enough
     token = _summed.set(True)
     try:
         return original(optimizer, grads, trainable_variables)
@@ -230,6 +232,7 @@ def _own_rows(make: Callable[[list], tf.Tensor], shape: list, here: ReplicaRows)
             f'strategy="mirrored": a random layer draws a tensor of shape {shape}, whose first dim is not the batch; '
             "use the default strategy (kf.DataParallel() without strategy)"
         )
+    # a replica without rows still gives a tensor of the right dtype to the operations that follow
     if here.count == 0:
         return tf.zeros(shape, make([1, *shape[1:]]).dtype)
     times = shape[0] // here.count

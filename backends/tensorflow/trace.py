@@ -54,6 +54,7 @@ class WholeOperations:
         """Note that DTensor failed on an operation; whether something changed, so that the step may be tried again."""
         if op_type in self.types:
             return False
+        # an operation that failed as a whole one fails by another of its type; then all of the type are whole
         if name is None or name in self.names or Counter(self.names.values())[op_type] + 1 >= _MOST_FAILURES:
             self.types.add(op_type)
         else:
@@ -124,6 +125,7 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
     trace = _current.get()
     if trace is None:
         return
+    # the layer is noted now: when DTensor compiles the graph, no call is running any more
     path = trace.layer_of(graph.get_name_scope())
     if op_type in _IMPOSSIBLE:
         if isinstance(layer_in_call(), keras.optimizers.Optimizer):

@@ -63,6 +63,7 @@ class Steps:
             data: a batch of host values or plain tensors.
             source: the iterator it came from; its first batch decides whether the batch size divides.
         """
+        # variables are made eagerly: inside a trace they would be tensors of a graph that is dropped
         if self.step == self.model.predict_step:
             build_for_prediction(self.model, data)
         else:
@@ -105,6 +106,7 @@ class Steps:
             raise unpartitioned.refusal(self.model, self._trace, error) from error
         unpartitioned.say_runs_on_one_device(self.model, self._trace, error)
         if self.step != self.model.train_step:
+            # the forward pass is in every step, so that the others would fail as well
             _forward_on_one_device.add(self.model)
         self._on_one_device = WholeStep(self.model, self.step, self.distribution)
         return self._on_one_device(data)
@@ -117,6 +119,7 @@ class Steps:
         if self.model.run_eagerly:
             return self.step
         key = (batch.rows, batch.divides)
+        # data with many lengths (a generator's) would compile for ever
         if key not in self._functions and len(self._functions) >= _MOST_TRACES:
             key = (None, batch.divides)
         if key not in self._functions:
@@ -141,6 +144,7 @@ def make_function(
             try:
                 data = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
+                # the last round of steps_per_execution may be short; no step at all ends the epoch
                 if number == 0:
                     raise StopIteration from None
                 break

@@ -36,6 +36,7 @@ def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
     for where in layout.mesh.local_device_locations():
         index = [slice(None)] * value.ndim
         for dim, spec in enumerate(layout.sharding_specs):
+            # even blocks: resolve gives DTensor no split that does not divide
             if spec != dtensor.UNSHARDED:
                 size = value.shape[dim] // layout.mesh.dim_size(spec)
                 index[dim] = slice(where[spec] * size, (where[spec] + 1) * size)
@@ -53,6 +54,7 @@ def pack(
     with tf.init_scope():
         tensors = []
         left = components if isinstance(components, list) else list(components)
+        # outside of any graph, one component after the other: a copy of the whole is never on a device
         for device in layout.mesh.local_devices():
             with tf.device(device):
                 tensors.append(tf.identity(tf.convert_to_tensor(left.pop(0), dtype)))
@@ -121,6 +123,7 @@ def initialize_with_initializer(
     Their values are those of one device.
     """
     placed = _layout_for(variable, distribution)
+    # MirroredStrategy and one rank have variables of TensorFlow's own
     if not mirrored_strategy.works_by_dtensor(placed.distribution):
         return mirrored_strategy.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
@@ -197,6 +200,7 @@ def assign(
     if isinstance(value, tf.Variable):
         value = value.read_value()
     if is_dtensor(value) and dtensor.fetch_layout(value).mesh == target.layout.mesh:
+        # a DTensor of this mesh never leaves its devices
         if tuple(value.shape) != tuple(variable._shape):
             return original(variable, value)  # Keras's own error
         with on_mesh(target.layout.mesh):
@@ -287,7 +291,7 @@ def _host(value: object) -> np.ndarray:
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
-    """Lay an existing variable anew, keeping its value."""
+    """Move an existing variable to another layout, keeping its value."""
     if variable._value is None:  # made by a symbolic build that has not ended
         variable._layout = layout
         return

@@ -59,6 +59,7 @@ def drawn(
 
     A user's own initialiser needs it, and Orthogonal; a GPU's generator is no stream.
     """
+    # where nothing is split every rank makes the whole value anyway
     if not is_drawn(initializer) or core.get_device() != "cpu" or not any(part.is_shard() for part in placements):
         return None
     token = _target.set(Target(shape, mesh, placements))
@@ -118,8 +119,10 @@ def _walk(wanted: Target, dtype: torch.dtype, draw: Callable[[tuple[int, ...]], 
     slices = layouts.local_slices(wanted.shape, wanted.mesh, wanted.placements)
     rows, inner = wanted.shape[0], math.prod(wanted.shape[1:])
     step = max(1, _CHUNK_ELEMENTS // max(1, inner))
+    # `normal_` fills blocks of 16 elements: chunks of whole blocks have the bits of one draw
     step = max(16, step - step % 16)
     starts = list(range(0, rows, step))
+    # below 16 elements torch draws by another algorithm: the last chunk takes such a rest along
     if len(starts) > 1 and (rows - starts[-1]) * inner < 16:
         starts.pop()
     out = torch.empty([part.stop - part.start for part in slices], dtype=dtype)

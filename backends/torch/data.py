@@ -30,6 +30,7 @@ def to_tensors(data: object) -> object:
     """The batch as torch tensors; None and strings stay."""
 
     def convert(leaf: object) -> object:
+        # strings stay on the host: the layers that read them (StringLookup) run before the step
         if leaf is None or isinstance(leaf, DTensor | str | bytes):
             return leaf
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":
@@ -121,6 +122,7 @@ class BatchWatch:
 def _compare(data: object, index: int) -> None:
     mine = {name: _checksum(leaf) for name, leaf in _named(data)}
     everyone: list[dict[str, tuple[str, int]]] = [{} for _ in range(torch_distributed.get_world_size())]
+    # a checksum for each input, not the input: a few bytes for each rank
     torch_distributed.all_gather_object(everyone, mine)
     for name in sorted({name for facts in everyone for name in facts}):
         differ = [rank for rank, facts in enumerate(everyone) if facts.get(name) != everyone[0].get(name)]
@@ -155,5 +157,6 @@ def _roles(data: object) -> tuple[object, ...]:
 def _checksum(leaf: object) -> tuple[str, int]:
     if not isinstance(leaf, torch.Tensor):
         return (type(leaf).__name__, zlib.crc32(repr(leaf).encode()))
+    # of the bytes: equal values have equal bytes here, and nan compares as well
     value = leaf.detach().cpu().contiguous().reshape(-1)
     return (f"{leaf.dtype} of shape {list(leaf.shape)}", zlib.crc32(value.view(torch.uint8).numpy().tobytes()))

@@ -47,6 +47,7 @@ def call(
     own = mine.own(rows)
     cut = functools.partial(_cut, own=own, placement=placement)
     args, kwargs = data.map_call(cut, args, kwargs)
+    # from here on gradients differ between the ranks; before, all ranks computed the same and there is nothing to sum
     reducer(placement).on = True
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
@@ -113,6 +114,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         index = ctx.placement.ranks.index(layouts.this_rank())
+        # times the ranks: the reducer divides by them, so that what every rank computes whole counts once
         return grad[index * ctx.rows : (index + 1) * ctx.rows] * len(ctx.placement.ranks), None
 
 
@@ -124,6 +126,7 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        # the inverse of `_Gather.backward`: inside, gradients are those of the own rows times the ranks
         return _all_gather(grad, ctx.placement) / len(ctx.placement.ranks), None, None
 
 
@@ -214,7 +217,9 @@ class Reducer:
             return
         if not self._closing:
             self._closing = True
+            # runs when this backward pass ends: only then is it known that no gradient is left to send
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        # a bucket is one flat tensor, which has one dtype
         if self._waiting and self._waiting[-1].dtype != parameter.dtype:
             self._send()
         self._waiting.append(parameter)
@@ -226,6 +231,7 @@ class Reducer:
         if not self._waiting:
             return
         flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._waiting])  # type: ignore[union-attr]
+        # before the sum: half precision would overflow after it
         flat.div_(len(self._placement.ranks))
         work = torch_distributed.all_reduce(flat, group=layouts.group(self._placement.ranks), async_op=True)
         self._sent.append((work, flat, self._waiting))

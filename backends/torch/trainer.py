@@ -36,6 +36,7 @@ def enter(distribution: Distribution) -> None:
     layouts.mesh(placement)
     if layouts.has_peers():
         layouts.group(placement.ranks)
+    # after the groups exist: aligning the random states is a collective
     operations.register()
     random.align()
 
@@ -54,6 +55,7 @@ def recover(model: keras.Model) -> None:
         mirrored.reducer(distribution.placement).reset()
     for variable in model.trainable_variables:
         if variable._value is not None:
+            # Keras adds to what is there, and the half of a step would stay in the next one
             variable._value.grad = None
 
 

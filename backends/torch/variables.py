@@ -85,6 +85,7 @@ def initialize(
     distribution: Distribution, original: Callable[..., None], variable: keras.Variable, value: object
 ) -> None:
     """Hook on `Variable._initialize`: hold the first value of a variable in its layout."""
+    # Keras shares a Parameter between variables, and infers shapes on the device "meta"
     if isinstance(value, torch.nn.Parameter) or getattr(value, "is_meta", False):
         original(variable, value)
         return
@@ -132,7 +133,7 @@ def assign(stored: DTensor, original: Callable[..., object], variable: keras.Var
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
-    """Lay a variable anew with the value it has; one that is not distributed yet takes rank 0's value."""
+    """Move a variable to another layout, keeping its value; one that is not distributed yet takes rank 0's value."""
     before = keras_layout(variable)
     variable._layout = layout
     stored: torch.Tensor | None = variable._value
@@ -200,6 +201,7 @@ def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...], distri
     layout = keras_layout(variable)
     if layout is None:
         layout = distribution.get_variable_layout(variable)
+    # Keras hands `variable._layout` on to slots, Adafactor's rows and columns among them
     elif layout.layout.shape != shape:  # a slot of another shape than its variable: broadcast
         layout = KerasLayout(VariableLayout(Layout(distribution.placement, {}, shape), "default"), layout.distribution)
     variable._layout = layout
@@ -241,6 +243,7 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
     if not torch_distributed.is_initialized():
         return full
     value = full.contiguous().cpu()
+    # a checksum first: ranks that were seeded alike send no weights
     mine = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     sums = torch.zeros(torch_distributed.get_world_size(), dtype=torch.int64)
     sums[torch_distributed.get_rank()] = mine
@@ -278,6 +281,7 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def holding(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Iterator[None]:
     """Variables hold other values inside, and their own again after it."""
+    # the Parameters themselves: optimizers and torch's modules know them by identity
     before = [variable._value for variable, _ in values]
     for variable, value in values:
         variable._value = value

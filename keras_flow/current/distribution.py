@@ -68,6 +68,7 @@ class Distribution(distribution_lib.Distribution):
         uneven_notice: warns once that the batch size does not divide.
     """
 
+    # annotations, not values: a subclass sets them as it is made
     placement: Placement
     batch_axes: tuple[str, ...]
     joined_axes: tuple[tuple[str, ...], ...]

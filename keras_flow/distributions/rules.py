@@ -81,6 +81,7 @@ class PatternRules:
         self._rules: list[tuple[re.Pattern[str], sbp.SbpSpec]] = []
         for key, spec in (rules or {}).items():
             try:
+                # compiled here, so that a mistake is told where the rules are written
                 self._rules.append((re.compile(key), spec))
             except (re.error, TypeError) as error:
                 raise FlowError(f"{what}: {key!r} is not a regular expression: {error}") from error
@@ -167,6 +168,7 @@ def axes_to_sbp(axes: Sequence[str | tuple[str, ...] | None], key: str) -> dict[
     out: dict[str, sbp.Split] = {}
     for dim, names in enumerate(axes):
         for name in (names,) if isinstance(names, str) else names or ():
+            # an axis of ranks cuts a tensor once; Keras's own layout does not look
             if name in out:
                 raise FlowError(
                     f"LayoutMap key {key!r} uses axis {name!r} on dimensions {out[name].dim} and {dim}: "

@@ -88,6 +88,7 @@ class ValueAndGrad:
                 raise FlowError(
                     f"kf.value_and_grad: argnums names argument {place}; the function was given {len(args)}"
                 )
+            # f(x, x) has two gradients, one for each place
             given[place] = distinct(args[place])
         chosen = [given[place] for place in places]
         leaves = tensors_of(chosen)
@@ -98,6 +99,7 @@ class ValueAndGrad:
                 )
         if not leaves:
             raise FlowError("kf.value_and_grad was given no global tensor to differentiate")
+        # the tape has what operators did, not what walking back did: a second derivative would miss terms
         if tape.is_recording():
             raise FlowError("kf.value_and_grad inside another: gradients of gradients are not there yet")
         value, records = tape.record(lambda: self.function(*given, **kwargs), leaves)
@@ -153,6 +155,7 @@ def walk_back(
         before = gradients.get(id(tensor))
         gradients[id(tensor)] = gradient if before is None else ops.add(before, gradient)
 
+    # all that used a tensor stand after what made it, so its gradient is complete when its maker is reached
     for record in reversed(records.records):
         if isinstance(record, BoxingRecord):
             cotangent = gradients.get(id(record.after))
@@ -193,6 +196,7 @@ def _through_operator(
     inputs = [pair for pair in zip(record.inputs, record.boxed, strict=True) if is_float(pair[1].dtype)]
     shards: list[dict[int, Any]] = [{} for _ in inputs]
     for rank, pullback in record.pullbacks.items():
+        # each rank alone: summands stay summands, and no engine's partitioner is asked
         with tensor_engine().on_rank(rank):
             gradients = pullback(*[cotangent._shards[rank] for cotangent in boxed])
         for of_input, value in zip(shards, gradients, strict=True):
