@@ -18,8 +18,8 @@ the order of the target.
     >>> from keras_flow.boxing import plan
     >>> from keras_flow.placements import Placement
     >>> mesh = Placement([[0, 1], [2, 3]])
-    >>> made = plan(Layout(mesh, "P,S(0)", (8, 4)), Layout(mesh, "S(0),S(0)", (8, 4)))
-    >>> [step.kind for step in made.steps], [step.kind for step in lower(made).steps]
+    >>> planned = plan(Layout(mesh, "P,S(0)", (8, 4)), Layout(mesh, "S(0),S(0)", (8, 4)))
+    >>> [step.kind for step in planned.steps], [step.kind for step in lower(planned).steps]
     (['exchange'], ['reduce_scatter', 'permute'])
 
 Limits: one placement; up to 3 axes of prime sizes; layouts that divide evenly. The most loaded rank may receive more

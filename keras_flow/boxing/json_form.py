@@ -155,13 +155,13 @@ def _read(data: Mapping) -> PlanFields:
         if number not in range(len(placements)):
             raise FlowError(f"the boxing plan has {len(placements)} placements, a layout names placement {number}")
         # fields that follow from sbp are for executors without this package; they must not contradict it
-        made = Layout(placements[number], value["sbp"], shape)
-        if value != _layout(made, number):
+        result = Layout(placements[number], value["sbp"], shape)
+        if value != _layout(result, number):
             raise FlowError(
                 f"the boxing plan's layout {dict(value)}: its fields do not fit its sbp {value['sbp']!r}, which makes "
-                f"it {_layout(made, number)}"
+                f"it {_layout(result, number)}"
             )
-        return made
+        return result
 
     source, target = layout(data["source"]), layout(data["target"])
     if not isinstance(data["dtype"], str) or not isinstance(data["chosen"], str):
@@ -272,10 +272,10 @@ def _read_placement(value: Mapping) -> Placement:
         raise FlowError(f"the boxing plan has a placement of {count} ranks with the hierarchy {hierarchy}")
     if isinstance(ranks, Mapping):
         ranks = [ranks["first"] + ranks["stride"] * k for k in range(count)]
-    made = Placement(np.asarray(ranks).reshape(hierarchy), tuple(value["axis_names"]), value["type"])
-    if {**_placement(made), "ranks": value["ranks"]} != value:
-        raise FlowError(f"the boxing plan's placement {dict(value)} is not written as {_placement(made)}")
-    return made
+    placement = Placement(np.asarray(ranks).reshape(hierarchy), tuple(value["axis_names"]), value["type"])
+    if {**_placement(placement), "ranks": value["ranks"]} != value:
+        raise FlowError(f"the boxing plan's placement {dict(value)} is not written as {_placement(placement)}")
+    return placement
 
 
 def _check_fields(value: Mapping, fields: set[str], where: str) -> None:

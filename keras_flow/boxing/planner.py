@@ -49,8 +49,8 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
     Example:
         >>> from keras_flow.placements import Placement
         >>> mesh = Placement([[0, 1], [2, 3]])
-        >>> made = plan(Layout(mesh, "P,P", (8, 8)), Layout(mesh, "B,B", (8, 8)))
-        >>> [step.kind for step in made.steps], made.total_bytes
+        >>> planned = plan(Layout(mesh, "P,P", (8, 8)), Layout(mesh, "B,B", (8, 8)))
+        >>> [step.kind for step in planned.steps], planned.total_bytes
         (['all_reduce'], 1536)
     """
     if source.shape != target.shape:
@@ -80,14 +80,14 @@ def preferred(candidates: Iterable[BoxingPlan], topology: Topology | None = None
     the most loaded rank. Of equals the first.
     """
     if topology is not None:
-        return min(candidates, key=lambda one: (plan_time(one, topology), one.total_bytes, len(one.steps)))
-    best, *others = candidates
-    for other in others:
+        return min(candidates, key=lambda plan: (plan_time(plan, topology), plan.total_bytes, len(plan.steps)))
+    best, *rest = candidates
+    for candidate in rest:
         # not `most_loaded` of both: of 65,536 ranks and a P in the target that takes seconds
-        if other.total_bytes < best.total_bytes or (
-            other.total_bytes == best.total_bytes and not other.some_rank_receives(best.most_loaded)
+        if candidate.total_bytes < best.total_bytes or (
+            candidate.total_bytes == best.total_bytes and not candidate.some_rank_receives(best.most_loaded)
         ):
-            best = other
+            best = candidate
     return best
 
 
@@ -115,11 +115,13 @@ def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
     """The exchange of slices that receives the fewest bytes."""
     plain = Exchange(source, target)
     balanced = balanced_exchange(plain)
-    made = BoxingPlan(source, target, dtype, (Step.of("exchange", balanced),))
-    if balanced.table and any(made.peak_bytes(rank) > made.memory_limit(rank) for rank in made.ranks):
+    exchange_plan = BoxingPlan(source, target, dtype, (Step.of("exchange", balanced),))
+    if balanced.table and any(
+        exchange_plan.peak_bytes(rank) > exchange_plan.memory_limit(rank) for rank in exchange_plan.ranks
+    ):
         # small uneven shards: what the mergers hold would go over the limit of memory
         return BoxingPlan(source, target, dtype, (Step.of("exchange", plain),))
-    return made
+    return exchange_plan
 
 
 def _chains_by_axis(source: Layout, target: Layout) -> list[tuple[Step, ...]]:

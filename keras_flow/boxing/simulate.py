@@ -7,8 +7,8 @@ docs/boxing-spec.md alone.
     >>> from keras_flow.boxing import plan
     >>> from keras_flow.placements import Placement
     >>> pair = Placement([0, 1])
-    >>> made = plan(Layout(pair, "P", (2,)), Layout(pair, "S(0)", (2,)))
-    >>> out = simulate(made, {0: np.array([1, 2]), 1: np.array([10, 20])})
+    >>> planned = plan(Layout(pair, "P", (2,)), Layout(pair, "S(0)", (2,)))
+    >>> out = simulate(planned, {0: np.array([1, 2]), 1: np.array([10, 20])})
     >>> {rank: shard.tolist() for rank, shard in out.items()}
     {0: [11], 1: [22]}
 """

@@ -8,8 +8,8 @@ Example: rank 0 of an all-gather over two ranks.
     >>> from keras_flow.boxing import plan
     >>> from keras_flow.placements import Placement
     >>> pair = Placement([0, 1])
-    >>> made = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2)))
-    >>> [(m.sender, m.piece.box) for part in made.for_rank(0) for m in part.receives], made.bytes_received(0)
+    >>> planned = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2)))
+    >>> [(m.sender, m.piece.box) for part in planned.for_rank(0) for m in part.receives], planned.bytes_received(0)
     ([(1, ((1, 2), (0, 2)))], 8)
 """
 

@@ -8,8 +8,8 @@ Example: an all-gather over two ranks, each receiving one message of 8 bytes.
     >>> from keras_flow.boxing import plan
     >>> from keras_flow.layout import Layout
     >>> pair = Placement([0, 1])
-    >>> made = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2)))
-    >>> made.time(Topology(inside=Link(latency=1.0, bandwidth=4.0)))
+    >>> planned = plan(Layout(pair, "S(0)", (2, 2)), Layout(pair, "B", (2, 2)))
+    >>> planned.time(Topology(inside=Link(latency=1.0, bandwidth=4.0)))
     3.0
 
 Limits: phases do not overlap, links carry both ways at once, and above 64 ranks one rank on each of two hosts stands

@@ -103,7 +103,7 @@ def moments(x: GlobalTensor, axes: Dims, keepdims: bool, synchronized: bool) -> 
     precise = _at_least_float32(x)
     both = ops.mean(precise, axis=axes, keepdims=keepdims), ops.var(precise, axis=axes, keepdims=keepdims)
     if x.dtype == "float16":  # as keras.ops: what float16 cannot hold becomes its largest number
-        both = tuple(ops.clip(one, -65504.0, 65504.0) for one in both)
+        both = tuple(ops.clip(moment, -65504.0, 65504.0) for moment in both)
     dtype = _dtype_of_statistics(x.dtype)
     return _cast(both[0], dtype), _cast(both[1], dtype)
 

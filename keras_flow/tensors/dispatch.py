@@ -76,7 +76,7 @@ def cheapest(name: str, function: Callable[..., Any], arguments: Mapping[str, An
     """The result of an operator, by its decomposition where that costs less.
 
     Fewer bytes received by all ranks together win, then fewer elements on the fullest rank. Both ways are tried in a
-    dry run when arguments of these layouts come for the first time.
+    dry run when arguments have these layouts for the first time.
 
     Args:
         name: the operator of `keras.ops`.
@@ -131,7 +131,7 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
     if (recorder := dry_run.recorder()) is not None:
         recorder.record_choice(call, choice)
     else:
-        given = ", ".join(f"{one.dtype}{list(one.shape)} as ({_sbp.text(one.sbp)})" for one in inputs)
+        given = ", ".join(f"{x.dtype}{list(x.shape)} as ({_sbp.text(x.sbp)})" for x in inputs)
         tensor_engine().note_call(f"kf.ops.{name} of {given}{f', {options}' if options else ''}")
     placement = inputs[0].placement
     boxed = [
@@ -233,7 +233,7 @@ def _choose(call: OperatorCall, inputs: Sequence[GlobalTensor], out_dtypes: Sequ
 
 
 class _HashableCall:
-    """A call with a hash of its own: options may be lists, which have none, so their text stands for them."""
+    """A call with a hash of its own: options may be lists, which have none, so their text is hashed instead."""
 
     def __init__(self, key: tuple, call: OperatorCall):
         self.key, self.call = key, call

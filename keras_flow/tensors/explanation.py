@@ -77,7 +77,7 @@ class OperatorExplanation:
         )
 
     def __str__(self) -> str:
-        out = ", ".join(f"({text(one.sbp)}) of {list(one.shape)}" for one in self.outputs)
+        out = ", ".join(f"({text(output.sbp)}) of {list(output.shape)}" for output in self.outputs)
         head = f"{self.name}: {self.bytes} bytes received by all ranks, boxing peak {self.peak_bytes} bytes a rank"
         rows = [head, f"result: {out}"]
         for line in self.lines:

@@ -202,8 +202,13 @@ def _through_operator(
         for of_input, value in zip(shards, gradients, strict=True):
             of_input[rank] = value
     return [
-        (tensor, GlobalTensor(Layout(placement, _dual(laid.sbp, fixed), laid.shape), laid.dtype, of_input))
-        for (tensor, laid), of_input in zip(inputs, shards, strict=True)
+        (
+            tensor,
+            GlobalTensor(
+                Layout(placement, _dual(boxed_input.sbp, fixed), boxed_input.shape), boxed_input.dtype, of_input
+            ),
+        )
+        for (tensor, boxed_input), of_input in zip(inputs, shards, strict=True)
     ]
 
 

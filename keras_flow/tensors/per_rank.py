@@ -212,7 +212,7 @@ def _setitem(
         else:
             indices.append([local])
     # scatter_update wants the coordinates of each element: [elements, dims]
-    grid = np.stack([one.ravel() for one in np.meshgrid(*indices, indexing="ij")], -1)
+    grid = np.stack([coordinate.ravel() for coordinate in np.meshgrid(*indices, indexing="ij")], -1)
     chosen = values[tuple(cut)] if cut else values
     updates = ops.reshape(ops.cast(chosen, target.dtype), (len(grid),))
     return keras_operators.scatter_update(target, grid, updates)
