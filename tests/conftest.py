@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,15 @@ def four_ranks() -> None:
     import keras_flow as kf
 
     assert kf.init(4).size == 4
+
+
+@pytest.fixture(autouse=True)
+def _engine_is_asked_for(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that initialises JAX here without `four_ranks`: a test after it would get one device."""
+    yield
+    bridge = sys.modules.get("jax._src.xla_bridge")  # private: jax has no public question that does not initialise it
+    if "four_ranks" not in request.fixturenames and bridge is not None and bridge.backends_are_initialized():
+        assert bridge.device_count() >= 4, "this test initialises JAX: it must ask for the fixture four_ranks"
 
 
 @pytest.fixture(scope="session")

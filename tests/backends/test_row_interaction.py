@@ -9,6 +9,7 @@ import pytest
 
 from keras_flow.backends import row_interaction
 
+pytestmark = pytest.mark.usefixtures("four_ranks")
 layers = keras.layers
 ROW_BY_ROW: dict[str, Callable[[], keras.Layer]] = {
     "flip": lambda: layers.RandomFlip(),
