@@ -86,7 +86,7 @@ def convolve_transposed(
         kwargs: the same by name.
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
-    weights = _unsplit_on(weights, range(weights.ndim - 2), distribution)
+    weights = whole_on(weights, range(weights.ndim - 2), distribution.placement)
     return pool(distribution, original, inputs, weights, *args, **kwargs)
 
 
@@ -109,15 +109,8 @@ def pool(
     arguments = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
     last = backend.standardize_data_format(arguments.get("data_format")) == "channels_last"
     positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
-    outputs = original(_unsplit_on(inputs, positions, distribution), *args, **kwargs)
-    return _unsplit_on(outputs, positions, distribution)
-
-
-def _unsplit_on(value: jax.Array, dims: range, distribution: Distribution) -> jax.Array:
-    """The same tensor, gathered on these dims; XLA chooses the layout of the others."""
-    if distribution.num_model_replicas == len(distribution.placement.ranks):
-        return value  # every rank has rows of its own, and nothing else is split
-    return whole_on(value, dims, distribution.placement)
+    outputs = original(whole_on(inputs, positions, distribution.placement), *args, **kwargs)
+    return whole_on(outputs, positions, distribution.placement)
 
 
 def _has_groups(

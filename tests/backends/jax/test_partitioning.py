@@ -139,3 +139,37 @@ def test_windows_that_are_split_have_the_numbers_of_one_device(rows: int, splits
     placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     for expected, found in zip(trained(None), trained(kf.ModelParallel(placement, rules=rules)), strict=True):
         assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_windows_that_the_axes_of_the_batch_split() -> None:
+    """Each rank has rows of its own, and weights are split all the same: a random model found it (seed 1/184)."""
+    import keras
+    from keras import layers
+
+    import keras_flow as kf
+
+    x = np.random.default_rng(0).normal(size=(7, 5, 4, 4)).astype("float32")
+
+    def predicted(distribution: kf.ModelParallel | None) -> np.ndarray:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        with distribution.scope() if distribution else contextlib.nullcontext():
+            model = keras.Sequential(
+                [
+                    layers.Input((5, 4, 4)),
+                    layers.Conv2D(4, 2, padding="same", groups=2, name="first"),
+                    layers.Conv2D(4, 2, padding="same", groups=2, name="second"),
+                    layers.Conv2DTranspose(4, 2, padding="same", name="third"),
+                    layers.Conv2D(4, 2, 2, padding="same", name="fourth"),
+                    layers.Conv2D(6, 2, 2, padding="same", name="fifth"),
+                ]
+            )
+            return model.predict(x, batch_size=7, verbose=0)
+
+    over_data = {"first/kernel": 3, "second/bias": 0, "third/kernel": 0, "fourth/bias": 0, "fifth/kernel": 2}
+    rules = {path: {"data": kf.sbp.split(dim)} for path, dim in over_data.items()}
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    distribution = kf.ModelParallel(
+        placement, rules={**rules, "fifth/bias": {"model": kf.sbp.split(0)}}, batch_axes=("data", "model")
+    )
+    assert np.abs(predicted(distribution) - predicted(None)).max() <= 1e-5
