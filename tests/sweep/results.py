@@ -69,7 +69,7 @@ def _state(line: Mapping) -> tuple[str, tuple[str, ...]]:
 
 def _tidy(reason: str) -> str:
     """The reason without names and sizes, so that the same one is the same text."""
-    text = re.sub(r"^(FlowError|\w*Error|FlowWarning): ", "", " ".join(reason.split()))
+    text = re.sub(r"^(FlowError|\w*Error|FlowWarning): ", "", " ".join(re.sub(r"\x1b\[\d*m", "", reason).split()))
     text = re.sub(
         r"^LayoutFallback: \S+: dim .*", "LayoutFallback: a dim does not divide by the ranks it is split on", text
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from tests.sweep import results
@@ -21,12 +21,16 @@ from tests.sweep.runner import BACKENDS, all_names, read
 #: the least share of names that run natively
 NATIVE = {"jax": 0.97, "tensorflow": 0.92, "torch": 0.92}
 _BAD = ("wrong", "crash")
+#: rows of the table: backend, and the strategy where one is asked for by name
+_ROWS = (*((name, "") for name in BACKENDS), ("tensorflow", "mirrored"))
+#: names of one reason that the page lists
+_LISTED = 60
 
 
 def page(found: Sequence[Result]) -> str:
     """docs/support.md."""
     lines = []
-    for backend, strategy in (*((name, "") for name in BACKENDS), ("tensorflow", "mirrored")):
+    for backend, strategy in _ROWS:
         of_backend = [result for result in found if result.backend == backend and result.state != NOT_COMPARED]
         own = [result for result in of_backend if result.setting.strategy == strategy]
         native, names = results.share(found, backend, strategy)
@@ -62,7 +66,7 @@ rank on TensorFlow and torch, and a dim that does not divide by its axis is broa
 |---|---|---|---|---|
 {chr(10).join(lines)}
 
-{chr(10).join(filter(None, (_reasons(found, backend) for backend in BACKENDS)))}
+{chr(10).join(filter(None, (_reasons(found, backend, strategy) for backend, strategy in _ROWS)))}
 {_failures(found)}"""
 
 
@@ -79,16 +83,26 @@ def _failures(found: Sequence[Result]) -> str:
     return head + "".join(lines) if lines else ""
 
 
-def _reasons(found: Sequence[Result], backend: str) -> str:
-    """What is not native on a backend, grouped by reason; the reasons of most names first."""
+def _reasons(found: Sequence[Result], backend: str, strategy: str) -> str:
+    """What is not native in a row of the table, grouped by reason; the reasons of most names first."""
+    own = [result for result in found if result.backend == backend and result.setting.strategy == strategy]
     names: dict[tuple[str, str], set[str]] = {}
-    for result in found:
-        if result.backend == backend and result.state != NOT_COMPARED:
+    for result in own:
+        if result.state != NOT_COMPARED:
             for reason in result.reasons:
                 names.setdefault((result.state, reason), set()).add(result.name)
     order = sorted(names, key=lambda key: (STATES.index(key[0]), -len(names[key]), key[1]))
-    text = "".join(f"- {state}: {reason}\n  {', '.join(sorted(names[state, reason]))}\n" for state, reason in order)
-    return f"## Not native on {backend}\n\n{text or 'Nothing.'}" if any(r.backend == backend for r in found) else ""
+    text = "".join(f"- {state}: {reason}\n  {_listed(names[state, reason])}\n" for state, reason in order)
+    title = f'{backend}, strategy="{strategy}"' if strategy else backend
+    return f"## Not native on {title}\n\n{text or 'Nothing.'}" if own else ""
+
+
+def _listed(names: Set[str]) -> str:
+    """The names, or how many there are of each module where they are too many to read."""
+    if len(names) <= _LISTED:
+        return ", ".join(sorted(names))
+    counts = collections.Counter(name.partition(".")[0] for name in names)
+    return ", ".join(f"{count} of {module}" for module, count in sorted(counts.items())) + ": see support.csv"
 
 
 def main(arguments: Sequence[str]) -> int:
