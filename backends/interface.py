@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from keras_flow.backends.hooking import Hook
     from keras_flow.boxing.spec import BoxingPlan
+    from keras_flow.current.batch import BatchPlan
     from keras_flow.current.distribution import Distribution
     from keras_flow.current.variable_layout import KerasLayout
     from keras_flow.layout import Layout
@@ -46,8 +47,8 @@ class StepTraffic:
         gather_is_sum: an all-gather is an all-reduce of padded pieces.
         joins_gradients: gradients travel together; otherwise each in a collective of its own.
         sparse_gradients_per_slot: the gradient of an embedding table is reduced once for each slot of the optimizer.
-        gathers_outputs: the model's outputs are gathered over the batch axes, by view: `"mirrored"`, `"consistent"`
-            (there with the targets, for metrics).
+        gathers_outputs: the model's outputs are gathered over the batch axes for losses (in the `"mirrored"` view) and
+            metrics (in the `"consistent"` one with the targets) that do not add up rows.
         batch_statistics_vectors: vectors, each as long as the channels, that BatchNormalization reduces forward and
             backward.
     """
@@ -118,7 +119,8 @@ class Capabilities:
             memory and not the work: layer class name (subclasses included) -> the reason.
         strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
-        uneven_batches: `"parallel"` (rows stay split) or `"broadcast"` (every rank computes that batch).
+        uneven_batches: `"parallel"` (rows stay split), `"mirrored"` (in that view, where each rank gets rows) or
+            `"broadcast"` (every rank computes that batch).
         traffic: what a step communicates beyond what the layouts need.
         memory: what a step holds beyond variables, gradients and outputs.
         environment: environment variables that the engine's folder sets in its own process -> why.
@@ -134,6 +136,12 @@ class Capabilities:
     traffic: StepTraffic = field(default_factory=StepTraffic)
     memory: StepMemory = field(default_factory=StepMemory)
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def keeps_split(self, plan: BatchPlan, mirrored_view: bool) -> bool:
+        """Whether the rows of a batch stay split over the data ranks."""
+        if plan.divides or self.uneven_batches == "parallel":
+            return True
+        return self.uneven_batches == "mirrored" and mirrored_view and plan.rows >= plan.replicas
 
 
 class TensorEngine(Protocol):

@@ -87,6 +87,26 @@ _OPERATIONS_ALONG_AXIS = _names(
     ExpandDims"""
 )
 
+#: losses with a value for each row; not Circle, which compares rows
+_LOSSES = _names(
+    """BinaryCrossentropy BinaryFocalCrossentropy CTC CategoricalCrossentropy CategoricalFocalCrossentropy
+    CategoricalGeneralizedCrossEntropy CategoricalHinge CosineSimilarity Dice Hinge Huber KLDivergence LogCosh
+    MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson
+    SparseCategoricalCrossentropy SquaredHinge Tversky"""
+)
+#: functions that Keras wraps as losses (`loss="mse"`) -> the class of which each is the function
+_LOSSES_OF_FUNCTIONS: dict[object, str] = {getattr(keras.losses, name)().fn: name for name in sorted(_LOSSES)}
+#: metrics whose state is a sum over rows
+_METRICS = _names(
+    """AUC Accuracy BinaryAccuracy BinaryCrossentropy BinaryIoU CategoricalAccuracy CategoricalCrossentropy
+    CategoricalHinge ConcordanceCorrelation CosineSimilarity F1Score FBetaScore FalseNegatives FalsePositives Hinge IoU
+    KLDivergence LogCoshError MeanAbsoluteError MeanAbsolutePercentageError MeanIoU MeanMetricWrapper MeanSquaredError
+    MeanSquaredLogarithmicError OneHotIoU OneHotMeanIoU PearsonCorrelation Poisson Precision PrecisionAtRecall R2Score
+    Recall RecallAtPrecision RootMeanSquaredError SensitivityAtSpecificity SparseCategoricalAccuracy
+    SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy SpecificityAtSensitivity SquaredHinge
+    TopKCategoricalAccuracy TrueNegatives TruePositives"""
+)
+
 _known: WeakKeyDictionary[keras.Layer, Interaction | None] = WeakKeyDictionary()
 
 
@@ -112,6 +132,65 @@ def of_layer(layer: keras.Layer) -> Interaction | None:
     if layer.built:
         _known[layer] = found
     return found
+
+
+def of_loss(loss: object, rank: int) -> Interaction | None:
+    """The interaction of rows in a loss (an object, or a function) for predictions of so many dims.
+
+    None: it has a value for each row.
+    """
+    name = type(loss).__name__ if type(loss).__module__ == "keras.src.losses.losses" else ""
+    if name == "LossFunctionWrapper" or not isinstance(loss, keras.Loss):
+        name = _LOSSES_OF_FUNCTIONS.get(getattr(loss, "fn", loss), "")
+    return _by_axis("loss", loss, name, rank)
+
+
+def of_metric(metric: keras.Metric, rank: int) -> Interaction | None:
+    """The interaction of rows in one of `keras.metrics`, for predictions of so many dims.
+
+    None: its state is a sum over rows.
+    """
+    function = getattr(metric, "_fn", None)
+    is_own = function is not None and not (getattr(function, "__module__", "") or "").startswith("keras.src.")
+    name = "" if is_own or not type(metric).__module__.startswith("keras.src.metrics.") else type(metric).__name__
+    return _by_axis("metric", metric, name, rank)
+
+
+def of_compiled(model: keras.Model, kind: Literal["loss", "metric"], rank: int) -> list[Interaction]:
+    """The interactions in the losses or the metrics of a compiled model, for predictions of so many dims."""
+    losses, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    # as `compile` was given them: Keras makes objects of names with the first batch
+    given = (
+        (getattr(losses, "_user_loss", None),)
+        if kind == "loss"
+        else (getattr(metrics, "_user_metrics", None), getattr(metrics, "_user_weighted_metrics", None))
+    )
+    found = []
+    for leaf in tree.flatten(given):
+        if leaf is None or isinstance(leaf, str):  # what has a name is Keras's own
+            continue
+        if kind == "loss":
+            found.append(of_loss(leaf, rank))
+        elif isinstance(leaf, keras.Metric):
+            found.append(of_metric(leaf, rank))
+        else:
+            name = getattr(leaf, "__name__", str(leaf))
+            found.append(Interaction("own code", f"metric {name!r} is not known to add up rows"))
+    return [interaction for interaction in found if interaction is not None]
+
+
+def _by_axis(kind: str, found: object, name: str, rank: int) -> Interaction | None:
+    """The interaction in a loss or a metric of that name in Keras, from the axis along which it reduces."""
+    text = f"{kind} {getattr(found, 'name', name)!r}"
+    if name not in (_LOSSES if kind == "loss" else _METRICS):
+        return Interaction("own code" if not name else "unknown", f"{text} is not known to add up rows")
+    axis = getattr(found, "axis", getattr(found, "_fn_kwargs", {}).get("axis", -1))
+    if name in ("F1Score", "FBetaScore"):
+        axis = -1  # theirs is that of the sum over rows, which is their state
+    # without an axis Dice and Tversky reduce all dims; and the last dim of a vector is that of its rows
+    if axis is None or rank < 2 or _touches_rows(axis, rank):
+        return Interaction("along rows", f"{text} works along dimension 0")
+    return None
 
 
 def is_recurrent(layer: keras.Layer) -> bool:

@@ -9,7 +9,7 @@ capabilities = Capabilities(
     drives_all_ranks=ENGINES["torch"].drives_all_ranks,
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
-    uneven_batches="broadcast",
+    uneven_batches="mirrored",
     traffic=StepTraffic(
         scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})
     ),

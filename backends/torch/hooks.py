@@ -7,6 +7,8 @@ from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
     layers,
+    losses,
+    metrics,
     mirrored,
     optimizer,
     random,
@@ -26,7 +28,7 @@ _NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_trainer(), *_layers(), *_optimizer(), *_random(), *_saving(), *_operations())
+    return (*_variables(), *_trainer(), *_layers(), *_losses(), *_optimizer(), *_random(), *_saving(), *_operations())
 
 
 def _variables() -> tuple[Hook, ...]:
@@ -140,13 +142,6 @@ def _layers() -> tuple[Hook, ...]:
             also=(f"{_KERAS}:compute_output_spec", "keras.src.backend:compute_output_spec"),
         ),
         Hook(
-            "keras.src.trainers.compile_utils",
-            "CompileMetrics.update_state",
-            layers.update_metrics,
-            "metrics use operators that DTensor has no rules for, and many small ones",
-            when=layers.consistent_step,
-        ),
-        Hook(
             _NORMALIZATION,
             "BatchNormalization._moments",
             layers.moments,
@@ -159,6 +154,42 @@ def _layers() -> tuple[Hook, ...]:
             layers.batch_normalization,
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _losses() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.src.losses.loss",
+            "Loss.__call__",
+            losses.call,
+            "losses add up own rows; without it the outputs of all rows are gathered",
+            when=losses.of_split_rows,
+        ),
+        *(
+            Hook(
+                "keras.src.losses.loss",
+                name,
+                getattr(losses, name),
+                "a sum over own rows is reduced; the number that divides it is that of all rows",
+                when=losses.rows_of_step,
+            )
+            for name in ("reduce_values", "apply_mask")
+        ),
+        Hook(
+            "keras.src.trainers.compile_utils",
+            "CompileMetrics.update_state",
+            metrics.update_all,
+            "the states of all metrics are reduced together",
+            when=step.running_step,
+        ),
+        Hook(
+            "keras.src.trainers.compile_utils",
+            "MetricsList.update_state",
+            metrics.update,
+            "metrics add up own rows; others use operators that DTensor has no rules for, on all rows",
+            when=metrics.updating_all,
         ),
     )
 

@@ -83,7 +83,7 @@ def _call_outside(
     if _distribution_of(layer) is None:  # its first call makes its variables
         # inputs are left to it, since it may preprocess
         with running(RunningStep(distribution, consistent=True)):
-            return tree.map_structure(_plain_with_mask, original(layer, *args, **kwargs))
+            return tree.map_structure(plain_with_mask, original(layer, *args, **kwargs))
 
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
@@ -92,10 +92,11 @@ def _call_outside(
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     with running(RunningStep(distribution, consistent=True)):
         outputs = original(layer, *args, **kwargs)
-        return tree.map_structure(_plain_with_mask, outputs)
+        return tree.map_structure(plain_with_mask, outputs)
 
 
-def _plain_with_mask(leaf: object) -> object:
+def plain_with_mask(leaf: object) -> object:
+    """The logical tensor of a DTensor, with its mask; anything else as it is."""
     mask = get_keras_mask(leaf)
     whole = variables.to_logical(leaf)
     if mask is not None and whole is not leaf:
@@ -185,9 +186,8 @@ def moments(
     axes = tuple(layer._reduction_axes)
     if mask is None:
         sums = torch.stack([inputs.sum(axes), inputs.square().sum(axes)])
-        count = math.prod(inputs.shape[axis] for axis in axes)
-        if step.inside is not None:
-            count *= step.inside.count
+        rows = inputs.shape[0] if step.inside is None else step.inside.logical(inputs.shape[0])
+        count = math.prod(inputs.shape[axis] if axis else rows for axis in axes)
         mean, square = _total(sums, step) / count
         return mean, square - mean.square()
     # Keras's two passes for masked rows: deviations are taken from the mean
@@ -230,21 +230,3 @@ def batch_normalization(
         for variable in (layer.moving_mean, layer.moving_variance):
             variable.assign(mirrored.all_sum(variable.value.detach(), rows) / rows.count)
     return output
-
-
-# ---- metrics
-
-
-def consistent_step(*args: object, **kwargs: object) -> RunningStep | None:
-    """Condition of the hook on `CompileMetrics.update_state`: the running step, where it is of the consistent view."""
-    step = current_step()
-    return step if step is not None and step.consistent else None
-
-
-def update_metrics(
-    _: object, original: Callable[..., object], metrics: object, *args: object, **kwargs: object
-) -> object:
-    """Hook on `CompileMetrics.update_state`: metrics are computed on plain logical tensors."""
-    with torch.no_grad():
-        args, kwargs = data.map_call(_plain_with_mask, args, kwargs)
-        return original(metrics, *args, **kwargs)

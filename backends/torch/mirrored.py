@@ -1,10 +1,15 @@
 """Data parallel with local tensors: a layer that acts row by row computes this rank's rows; all else is logical.
 
 Every rank runs the step on the logical batch. Around the outermost row-wise layer (usually the model) inputs are cut to
-this rank's rows and outputs gathered, so that losses, masks, metrics and a user's `train_step` see logical tensors,
-equal on all ranks. The gradient of a logical tensor is the logical gradient; inside, gradients are those of the own
-rows times the number of ranks. Averaged over the ranks, weights then get the sum over all rows, and terms that every
-rank computes whole (weight regularisers, a batch that does not divide) count once.
+this rank's rows, and outputs are logical tensors of which each rank holds its rows (`split_rows`): losses and metrics
+add up over the ranks, and what a user's `train_step` computes from them gathers them. The gradient of a logical tensor
+is the logical gradient; inside, gradients are those of the own rows times the number of ranks. Averaged over the ranks,
+weights then get the sum over all rows, and terms that every rank computes whole (weight regularisers, a batch with
+fewer rows than ranks) count once.
+
+Example: 3 rows on 2 ranks, a loss that is the sum of their squares. Rank 0 computes rows 0 and 1, rank 1 row 2. The sum
+of all rows has the gradient 1 on both ranks, times 2 ranks inside; rank 0 gets `2 * (g0 + g1)` for a weight and rank 1
+`2 * g2`, whose mean is `g0 + g1 + g2`.
 """
 
 from __future__ import annotations
@@ -16,10 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as torch_distributed
 from keras.src import tree
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import data, layouts
+from keras_flow.backends.torch import data, layouts, split_rows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -38,27 +42,25 @@ def call(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:
-    """Call a layer within a mirrored step: by own rows where it acts row by row and they divide, else on all rows."""
+    """Call a layer within a mirrored step: by own rows where it acts row by row and each rank has some, else on all."""
     rows = _common_rows((args, kwargs))
-    if rows is None or not step.distribution.batch_plan(rows).divides or row_interaction.of_layer(layer) is not None:
+    if rows is None or not _shares(step, layer, rows) or row_interaction.of_layer(layer) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
-    mine = rows_of(placement)
-    own = mine.own(rows)
-    cut = functools.partial(_cut, own=own, placement=placement)
-    args, kwargs = data.map_call(cut, args, kwargs)
+    mine = rows_of(placement, rows)
+    args, kwargs = data.map_call(functools.partial(split_rows.own_part, rows=mine), args, kwargs)
     # from here on gradients differ between the ranks; before, all ranks computed the same and there is nothing to sum
     reducer(placement).on = True
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
-    return tree.map_structure(lambda leaf: _gather(leaf, own.stop - own.start, placement, layer), outputs)
+    return tree.map_structure(lambda leaf: _split(leaf, mine, layer), outputs)
 
 
 @functools.cache
-def rows_of(placement: Placement) -> OwnRows:
+def rows_of(placement: Placement, rows: int) -> OwnRows:
     """Which rows of a mirrored batch this rank computes."""
     index = placement.ranks.index(layouts.this_rank())
-    return OwnRows(len(placement.ranks), index, (layouts.group(placement.ranks),))
+    return OwnRows(rows, len(placement.ranks), index, (layouts.group(placement.ranks),))
 
 
 def all_sum(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
@@ -72,79 +74,42 @@ def _common_rows(inputs: object) -> int | None:
     return row_counts.pop() if len(row_counts) == 1 and not others else None
 
 
-def _cut(leaf: object, own: slice, placement: Placement) -> object:
-    if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
-        return leaf
-    piece = _Cut.apply(leaf, own, placement) if leaf.requires_grad else leaf[own]
-    mask = get_keras_mask(leaf)
-    if mask is not None:
-        set_keras_mask(piece, mask[own])
-    return piece
+def _shares(step: RunningStep, layer: keras.Layer, rows: int) -> bool:
+    """Whether every rank gets rows; where statistics are those of a replica's rows, as many as the others."""
+    plan = step.distribution.batch_plan(rows)
+    if plan.divides:
+        return True
+    if step.distribution.batch_statistics == "replica" and _has_statistics(layer):
+        return False
+    return plan.rows >= plan.replicas
 
 
-def _gather(leaf: object, rows: int, placement: Placement, layer: keras.Layer) -> object:
+def _has_statistics(layer: keras.Layer) -> bool:
+    return any(type(part).__name__ == "BatchNormalization" for part in layer._flatten_layers())
+
+
+def _split(leaf: object, rows: OwnRows, layer: keras.Layer) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    if not leaf.ndim or leaf.shape[0] != rows:
+    start_stop = rows.own(rows.rows)
+    own = start_stop.stop - start_stop.start
+    if not leaf.ndim or leaf.shape[0] != own:
         raise FlowError(
-            f"layer {layer.name!r} was given {rows} rows and returned a tensor of shape {list(leaf.shape)}: data "
+            f"layer {layer.name!r} was given {own} rows and returned a tensor of shape {list(leaf.shape)}: data "
             "parallel needs an output with a row for each row of its input. kf.ModelParallel has no such rule"
         )
-    whole = _Gather.apply(leaf, placement)
-    mask = get_keras_mask(leaf)
-    if mask is not None:
-        set_keras_mask(whole, _all_gather(mask, placement))
-    return whole
-
-
-def _all_gather(value: torch.Tensor, placement: Placement) -> torch.Tensor:
-    count = len(placement.ranks)
-    value = value.contiguous()
-    out = value.new_empty((count * value.shape[0], *value.shape[1:]))
-    torch_distributed.all_gather_single(out, value, group=layouts.group(placement.ranks))
-    return out
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value, placement):
-        ctx.placement, ctx.rows = placement, value.shape[0]
-        return _all_gather(value, placement)
-
-    @staticmethod
-    def backward(ctx, grad):
-        index = ctx.placement.ranks.index(layouts.this_rank())
-        # times the ranks: the reducer divides by them, so that what every rank computes whole counts once
-        return grad[index * ctx.rows : (index + 1) * ctx.rows] * len(ctx.placement.ranks), None
-
-
-class _Cut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value, own, placement):
-        ctx.placement = placement
-        return value[own]
-
-    @staticmethod
-    def backward(ctx, grad):
-        # the inverse of `_Gather.backward`: inside, gradients are those of the own rows times the ranks
-        return _all_gather(grad, ctx.placement) / len(ctx.placement.ranks), None, None
+    return split_rows.split(leaf, rows)
 
 
 class _AllSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, groups):
         ctx.groups = groups
-        value = value.clone()
-        for group in groups:
-            torch_distributed.all_reduce(value, group=group)
-        return value
+        return split_rows.summed(value.clone(), groups)
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        for group in ctx.groups:
-            torch_distributed.all_reduce(grad, group=group)
-        return grad, None
+        return split_rows.summed(grad.contiguous().clone(), ctx.groups), None
 
 
 def step_on_all_rows(*args: object, **kwargs: object) -> RunningStep | None:
@@ -163,12 +128,13 @@ def autograd_grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """Hook on `torch.autograd.grad`, by which the reducer's hooks are not called: average the weights' gradients."""
     grads = original(outputs, inputs, *args, **kwargs)
-    rows = rows_of(step.distribution.placement)
+    ranks = step.distribution.placement.ranks
     if not reducer(step.distribution.placement).on:
         return tuple(grads)
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # type: ignore[arg-type]
+    groups = (layouts.group(ranks),)
     return tuple(
-        all_sum(grad, rows) / rows.count if grad is not None and isinstance(leaf, torch.nn.Parameter) else grad
+        _AllSum.apply(grad, groups) / len(ranks) if grad is not None and isinstance(leaf, torch.nn.Parameter) else grad
         for leaf, grad in zip(wanted, grads, strict=True)
     )
 

@@ -95,7 +95,7 @@ def dropout(
         return inputs * from_logical(mask, inputs.device_mesh, placements)
     if step.inside is None:
         return original(inputs, rate, noise_shape, seed)
-    shape = (inputs.shape[0] * step.inside.count, *inputs.shape[1:])
+    shape = (step.inside.logical(inputs.shape[0]), *inputs.shape[1:])
     if noise_shape is not None and noise_shape[0] == inputs.shape[0]:
         noise_shape = (shape[0], *noise_shape[1:])
     mask = original(torch.ones(shape, dtype=inputs.dtype, device=inputs.device), rate, noise_shape, seed)
@@ -114,5 +114,5 @@ def draw(
     if not len(shape):
         return original(shape, *args, **kwargs)
     with computing(step, None):  # a draw may be made of another (truncated_normal)
-        value = original((int(shape[0]) * rows.count, *shape[1:]), *args, **kwargs)
+        value = original((rows.logical(int(shape[0])), *shape[1:]), *args, **kwargs)
     return value[rows.own(value.shape[0])]

@@ -31,7 +31,7 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
     if not layer.built or row_interaction.of_layer(layer) is not None:
         return False
     is_recurrent = row_interaction.is_recurrent(layer)
-    if _layout_of(args, kwargs) is None and not (is_recurrent and _can_lie_by_rows(args, kwargs)):
+    if layout_of(args, kwargs) is None and not (is_recurrent and _can_lie_by_rows(args, kwargs)):
         return False
     if any("call" in vars(part) for part in layer._flatten_layers()):
         return False  # who replaced it (`dist.verify` notes the inputs) expects all rows
@@ -59,11 +59,11 @@ def call(
     """Run the layer on this rank's rows."""
     if row_interaction.is_recurrent(layer):
         args, kwargs = _by_rows(args, kwargs)
-    layout = _layout_of(args, kwargs)
+    layout = layout_of(args, kwargs)
     assert layout is not None  # `can_run` checked it
-    mesh, placements = layout
-    args, kwargs = data.map_call(_to_local, args, kwargs)
-    rows = _rows(mesh, placements)
+    mesh, placements, _ = layout
+    rows = rows_of(*layout)
+    args, kwargs = data.map_call(to_local, args, kwargs)
     with computing(step, rows), _plain_weights(layer, placements):
         outputs = original(layer, *args, **kwargs)
     return tree.map_structure(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
@@ -94,8 +94,8 @@ def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
     return data.map_call(by_rows, args, kwargs)
 
 
-def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPlacements] | None:
-    """The layout that all inputs share: split by rows, or not at all; None where they share none."""
+def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPlacements, int] | None:
+    """The layout and the rows that all inputs share: split by rows, or not at all; None where they share none."""
     shared: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
     plain, rows = False, None
     for leaf in tree.flatten((args, kwargs)):
@@ -111,22 +111,25 @@ def _layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchP
             plain = True
     if shared is None or (plain and any(part.is_shard() for part in shared[1])):
         return None
-    split = _rows(*shared).count
-    return shared if rows is not None and rows % split == 0 else None
+    if rows is None or rows % rows_of(*shared, rows).count:
+        return None
+    return *shared, rows
 
 
 @functools.cache
-def _rows(mesh: DeviceMesh, placements: layouts.TorchPlacements) -> OwnRows:
+def rows_of(mesh: DeviceMesh, placements: layouts.TorchPlacements, rows: int) -> OwnRows:
+    """Which rows this rank has of a tensor that is split by rows at most."""
     count, index, groups = 1, 0, []
     for axis, part in enumerate(placements):
         if part.is_shard():
             size = mesh.size(axis)
             count, index = count * size, index * size + mesh.get_local_rank(axis)
             groups.append(mesh.get_group(axis))
-    return OwnRows(count, index, tuple(groups))
+    return OwnRows(rows, count, index, tuple(groups))
 
 
-def _to_local(leaf: object) -> object:
+def to_local(leaf: object) -> object:
+    """This rank's rows of a DTensor, with their mask; anything else as it is."""
     if not isinstance(leaf, DTensor):
         return leaf
     piece = leaf.to_local()
@@ -134,7 +137,7 @@ def _to_local(leaf: object) -> object:
     if mask is not None:
         if isinstance(mask, DTensor) and mask.placements != leaf.placements:
             mask = mask.redistribute(mask.device_mesh, leaf.placements)
-        set_keras_mask(piece, _to_local(mask))
+        set_keras_mask(piece, to_local(mask))
     return piece
 
 

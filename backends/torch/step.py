@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
+
+from keras_flow.layout import balanced
 
 if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
@@ -17,22 +19,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows that this rank computes alone, inside a layer that acts row by row.
+    """The rows of a batch that this rank computes alone, by the balanced split.
 
     Attributes:
+        rows: rows of the logical batch; at least one for each block.
         count: number of blocks of rows.
         index: which block is this rank's.
         groups: the process groups over which a sum of all rows goes, one after the other.
     """
 
+    rows: int
     count: int
     index: int
     groups: tuple[torch_distributed.ProcessGroup, ...]
 
-    def own(self, rows: int) -> slice:
-        """This rank's part of `rows` rows, which divide."""
-        block = rows // self.count
-        return slice(self.index * block, (self.index + 1) * block)
+    def own(self, length: int) -> slice:
+        """This rank's part of a dim 0 of `length`, which has the same number of entries for each row."""
+        if length % self.count == 0 and self.rows % self.count == 0:
+            block = length // self.count
+            return slice(self.index * block, (self.index + 1) * block)
+        start, stop = balanced(self.rows, self.count, self.index)
+        each = length // self.rows
+        return slice(start * each, stop * each)
+
+    def length(self, index: int, length: int) -> int:
+        """The length of block `index` of a dim 0 of which this rank has `length`."""
+        if self.rows % self.count == 0:
+            return length
+        (start, stop), (own_start, own_stop) = (balanced(self.rows, self.count, at) for at in (index, self.index))
+        return length * (stop - start) // (own_stop - own_start)
+
+    def logical(self, length: int) -> int:
+        """The logical length of a dim 0 of which this rank has `length`: a layer may merge rows and time steps."""
+        if self.rows % self.count == 0:
+            return length * self.count
+        start, stop = balanced(self.rows, self.count, self.index)
+        return length * self.rows // (stop - start)
 
 
 @dataclass
@@ -45,12 +67,14 @@ class RunningStep:
             view).
         inside: a layer is computing this rank's rows right now, on plain tensors.
         layers: the paths of the layers that are being called, the innermost last (consistent view only).
+        additions: what this rank's rows add to metrics (`metrics.Addition`), while those of a model are updated.
     """
 
     distribution: Distribution
     consistent: bool
     inside: OwnRows | None = None
     layers: list[str] = field(default_factory=list)
+    additions: list[Any] | None = None
 
     @contextlib.contextmanager
     def within(self, path: str) -> Iterator[None]:

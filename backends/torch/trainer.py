@@ -13,7 +13,7 @@ import torch
 from keras.src import tree
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, variables
+from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, split_rows, variables
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import RunningStep, computing, current_step, running
 from keras_flow.current import models
@@ -140,12 +140,12 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             return function(data)
         data = batches.to_tensors(data)
         is_first = _watch.see(data)
-        if is_first:
-            distribution.uneven_notice.see(batches.rows(data), distribution.num_model_replicas)
         if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
             return function(data)
         consistent = _settled(model, distribution)
         if is_first:
+            replicas = distribution.num_model_replicas
+            distribution.uneven_notice.see(batches.rows(data), replicas, fewest=None if consistent else replicas)
             copies.compare(_variables_of(model, scalars=True), distribution.placement)
         if consistent:
             with running(RunningStep(distribution, consistent=True)):
@@ -155,7 +155,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             reducer.attach(model.trainable_variables)
         try:
             with running(RunningStep(distribution, consistent=False)):
-                return function(data)
+                return tree.map_structure(split_rows.gathered, function(data))
         finally:
             reducer.reset()
 

@@ -77,13 +77,18 @@ class UnevenNotice:
         finally:
             self._batch_size = before
 
-    def see(self, rows: int, replicas: int) -> None:
+    def see(self, rows: int, replicas: int, fewest: int | None = None) -> None:
         """Warn if the first batch of an epoch does not divide.
 
         Engines call it that compute such a batch on every rank (`Capabilities.uneven_batches`).
+
+        Args:
+            rows: rows of the first batch; where `fit` was given a batch size, that is judged.
+            replicas: number of data ranks.
+            fewest: batches with so many rows, and more, are shared by the ranks though they do not divide.
         """
         rows = self._batch_size or rows
-        if self._warned or rows % replicas == 0:
+        if self._warned or rows % replicas == 0 or (fewest is not None and rows >= fewest):
             return
         self._warned = True
         warnings.warn(

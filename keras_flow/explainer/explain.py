@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import keras
 
 from keras_flow import sbp
+from keras_flow.backends import row_interaction
 from keras_flow.backends.active import backend
 from keras_flow.current.models import own_variables
 from keras_flow.current.variable_layout import VariableLayout, keras_layout
@@ -73,7 +74,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         slots=len(slots) // max(1, len(model.trainable_variables)),
     )
     plan = distribution.batch_plan(batch_size)
-    if plan.divides or capabilities.uneven_batches == "parallel":
+    if capabilities.keeps_split(plan, distribution.mirrored_view):
         rows = {axis: 0 for axis in distribution.batch_axes if step.axes[axis] > 1}
     else:
         rows = {}
@@ -251,7 +252,7 @@ def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model,
     outputs = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
         return CallMemory(step.memory.loss_tensors * outputs)
-    gathers = view in step.traffic.gathers_outputs and (view == "mirrored" or measured)
+    gathers = view in step.traffic.gathers_outputs and _mixes_rows(model, view)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
         step.send(
@@ -267,6 +268,13 @@ def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model,
         whole = sum(step.local(key, {}) for key in step.graph.outputs)
         return CallMemory((step.memory.loss_tensors + 1) * whole)
     return CallMemory(step.memory.loss_tensors * outputs)
+
+
+def _mixes_rows(model: keras.Model, view: str) -> bool:
+    """Whether a loss (in the mirrored view) or a metric needs all rows of the outputs."""
+    rank = min((len(output.shape) for output in model.outputs), default=0)
+    kinds = ("loss", "metric") if view == "mirrored" else ("metric",)
+    return any(row_interaction.of_compiled(model, kind, rank) for kind in kinds)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from keras_flow.backends.active import backend
 from keras_flow.current.batch import BatchPlan
 from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.explainer.explanation import Advice
@@ -99,12 +100,13 @@ def _embeddings(step: StepCost, model: keras.Model) -> Iterator[Advice]:
 def _batch(step: StepCost, distribution: FlowDistribution, plan: BatchPlan) -> Iterator[Advice]:
     if plan.divides:
         return
-    whole = not any(step.splits[key] for key in step.graph.inputs)
-    cost = (
-        "each rank computes all rows"
-        if whole
-        else f"rows are padded to {plan.padded_rows}, {plan.padded_rows - plan.rows} are computed for nothing"
-    )
+    if not any(step.splits[key] for key in step.graph.inputs):
+        cost = "each rank computes all rows"
+    elif backend().capabilities.uneven_batches == "parallel":
+        cost = f"rows are padded to {plan.padded_rows}, {plan.padded_rows - plan.rows} are computed for nothing"
+    else:
+        most, least = (stop - start for start, stop in (plan.block(0), plan.block(plan.replicas - 1)))
+        cost = f"ranks get {most} or {least} rows, and those with fewer wait"
     yield Advice(
         "batch",
         (),

@@ -56,10 +56,13 @@ FILES = {
     "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
     "gathering": (("torch",), "handlers gather below autograd"),
     "in_place": (("torch",), "tensors that are written into, which the others do not have"),
+    "losses": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a loss adds up"),
+    "metrics": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a metric adds up"),
     "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "relayout": (("torch",), "changes of layout inside DTensor are plans"),
     "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
+    "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
@@ -89,7 +92,7 @@ NAMES = {
     "layers": {
         "call moments": "JAX's step sees logical tensors, outside of a step too",
         "distribution_outside rows_of_global confusion_matrix dense_bincount": "limits of DTensor, and of replicas",
-        "step_or_distribution pin consistent_step update_metrics": "operators run eagerly: each layer's call is seen",
+        "step_or_distribution pin plain_with_mask": "operators run eagerly: each layer's call is seen",
     },
     "layouts": {
         "mesh": "TensorFlow's mesh joins axes: `mesh_view`",
@@ -191,7 +194,17 @@ def test_hooks_and_conditions_are_written_in_one_form() -> None:
 
 
 def test_tables_of_hooks_have_the_same_groups_in_the_same_order() -> None:
-    order = ["_variables", "_trainer", "_layers", "_optimizer", "_random", "_saving", "_operations", "_replicas"]
+    order = [
+        "_variables",
+        "_trainer",
+        "_layers",
+        "_losses",
+        "_optimizer",
+        "_random",
+        "_saving",
+        "_operations",
+        "_replicas",
+    ]
     for files in folders().values():
         groups = [function.name for function in functions(files["hooks"]) if function.name.startswith("_")]
         assert groups == [name for name in order if name in groups]

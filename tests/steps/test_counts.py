@@ -21,7 +21,7 @@ EXPECTED = {
     # data parallel: all gradients in one all-reduce, the logs in another; hooks: the model's and its layers' calls,
     # three assignments of metric and optimizer state
     "torch": {
-        "data parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 7},
+        "data parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 10},
         "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 12},
         "one rank": {TO_HOST: 1},
     },

@@ -20,6 +20,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from keras_flow.backends.torch.split_rows import SplitRows
     from tests.explainer.counting.collective import Counted
 
     found: list[dict[str, object]] = []
@@ -34,8 +35,8 @@ def watching() -> Iterator[list[dict[str, object]]]:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if any(issubclass(one, DTensor) for one in types):
-                return NotImplemented  # DTensor first: what it sends comes here as plain tensors
+            if any(issubclass(kind, (DTensor, SplitRows)) for kind in types):
+                return NotImplemented  # these first: what they send comes here as plain tensors
             result = func(*args, **(kwargs or {}))
             name = func.name()
             if not name.startswith(("c10d::", "_c10d_functional::")):

@@ -1,0 +1,115 @@
+"""Losses on PyTorch: of a prediction of which each rank holds its rows, by own rows.
+
+A loss is a sum over rows divided by a number. Each rank adds up its rows; the sum, and the number where it is not known
+beforehand (weights, masks), are reduced: a few bytes, whatever the size of the outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from keras.src import tree
+from keras.src.backend.torch import core, numpy
+
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import split_rows
+from keras_flow.backends.torch.split_rows import SplitRows
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
+from keras_flow.errors import FlowError
+
+
+def own_rows(*tensors: object, of: object) -> OwnRows | None:
+    """The rows by which the tensors `of` are split, where every other tensor has a row for each of them; else None."""
+    leaves = tree.flatten(of)
+    if not leaves or not all(isinstance(leaf, SplitRows) and leaf.own is not None for leaf in leaves):
+        return None
+    rows = leaves[0].rows
+    others = [leaf for leaf in tree.flatten(tensors) if leaf is not None]
+    # a weight for all rows, or targets that are broadcast to them, are cases for Keras's own code
+    has_rows = all(isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows.rows,) for leaf in others)
+    return rows if has_rows and all(leaf.rows == rows for leaf in leaves) else None
+
+
+def least_rank(prediction: object) -> int:
+    """The least number of dims of the tensors of a prediction."""
+    return min(leaf.ndim for leaf in tree.flatten(prediction))
+
+
+def of_split_rows(
+    loss: object, y_true: object, y_pred: object, sample_weight: object = None
+) -> tuple[RunningStep, OwnRows] | None:
+    """Condition of the hook on `Loss.__call__`: the step and the prediction's rows, where losses of rows add up."""
+    step = current_step()
+    if step is None or step.inside is not None:
+        return None
+    rows = own_rows(y_true, sample_weight, of=y_pred)
+    return None if rows is None or row_interaction.of_loss(loss, least_rank(y_pred)) is not None else (step, rows)
+
+
+def call(
+    found: tuple[RunningStep, OwnRows],
+    original: Callable[..., torch.Tensor],
+    loss: object,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
+) -> torch.Tensor:
+    """Hook on `Loss.__call__`: the losses of this rank's rows; reduced by `reduce_values`, or as they are."""
+    step, rows = found
+    own = functools.partial(split_rows.own_part, rows=rows)
+    y_true, y_pred, sample_weight = (tree.map_structure(own, part) for part in (y_true, y_pred, sample_weight))
+    with computing(step, rows):
+        value = original(loss, y_true, y_pred, sample_weight)
+    return split_rows.split(value, rows) if value.ndim else value
+
+
+def rows_of_step(*args: object, **kwargs: object) -> OwnRows | None:
+    """Condition of the hooks inside of losses: the rows that are being computed."""
+    step = current_step()
+    return step.inside if step is not None else None
+
+
+def reduce_values(
+    rows: OwnRows,
+    original: Callable[..., torch.Tensor],
+    values: torch.Tensor,
+    sample_weight: torch.Tensor | None = None,
+    reduction: str | None = "sum_over_batch_size",
+) -> torch.Tensor:
+    """Hook on `reduce_values`: sums over the rows of all ranks."""
+    if reduction in (None, "none"):
+        return original(values, sample_weight, reduction)
+    own = rows.own(rows.rows)
+    if values.shape[:1] != (own.stop - own.start,):
+        raise FlowError(
+            f"a loss was given {own.stop - own.start} rows and returned values of shape {list(values.shape)}: data "
+            "parallel needs a value for each row"
+        )
+    loss = split_rows.total(values.sum(), rows)
+    if reduction == "sum":
+        return loss
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        divisor = split_rows.total(sample_weight.sum(), rows).to(loss.dtype)
+    else:
+        divisor = core.convert_to_tensor(rows.rows * math.prod(values.shape[1:]), dtype=loss.dtype)
+    return numpy.divide_no_nan(loss, divisor)
+
+
+def apply_mask(
+    rows: OwnRows,
+    original: Callable[..., torch.Tensor],
+    sample_weight: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    dtype: str,
+    reduction: str | None,
+) -> torch.Tensor:
+    """Hook on `apply_mask`: entries are weighed by `total / valid` of all rows."""
+    if mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    valid = split_rows.summed(mask.to(core.to_torch_dtype(dtype)).sum(), rows.groups)
+    weight = numpy.divide_no_nan(torch.full_like(valid, rows.rows * math.prod(mask.shape[1:])), valid)
+    weighed = torch.where(mask.bool(), weight, 0.0)
+    return original(sample_weight, weighed, dtype=dtype, reduction="sum")

@@ -1,0 +1,107 @@
+"""Metrics on PyTorch: those whose state is a sum over rows add up own rows, and are reduced together.
+
+A metric's state is equal on all ranks between two steps. In a step each rank computes what its rows add to it, from a
+state of zeros; all of these travel in one all-reduce, some bytes for each metric whatever the size of the outputs.
+
+Example: accuracy, 3 rows on 2 ranks. Rank 0 has 2 rows, of which 1 is right: it adds `total 1, count 2`; rank 1 adds
+`total 1, count 1`. Both add the sum, `total 2, count 3`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from keras.src import tree
+
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import layers, losses, rowwise_calls, split_rows
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
+
+if TYPE_CHECKING:
+    import keras
+
+#: what rows of this rank add to a variable of a metric
+Addition = tuple["keras.Variable", torch.Tensor, OwnRows]
+
+
+def update_all(step: RunningStep, original: Callable[..., object], metrics: object, *args: object) -> None:
+    """Hook on `CompileMetrics.update_state`: what the rows add to all metrics is reduced at once."""
+    with torch.no_grad():
+        step.additions = []
+        try:
+            original(metrics, *args)
+            _add(step.additions)
+        finally:
+            step.additions = None
+
+
+def updating_all(*args: object, **kwargs: object) -> RunningStep | None:
+    """Condition of the hook on `MetricsList.update_state`: the step, while the metrics of a model are updated."""
+    step = current_step()
+    return step if step is not None and step.additions is not None else None
+
+
+def update(
+    step: RunningStep,
+    original: Callable[..., object],
+    metrics: object,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
+) -> None:
+    """Hook on `MetricsList.update_state`: metrics of one output, by own rows where they add up, else on all rows."""
+    parts = (y_true, y_pred, sample_weight)
+    by_rows, rank = _by_rows(step, *parts), losses.least_rank(y_pred)
+    for metric in metrics.metrics:  # type: ignore[attr-defined]
+        if by_rows is None or row_interaction.of_metric(metric, rank) is not None or not _is_built(metric):
+            y_true, y_pred, sample_weight = (tree.map_structure(_whole, part) for part in parts)
+            metric.update_state(y_true, y_pred, sample_weight=sample_weight)
+            continue
+        rows, own = by_rows
+        nothing = [torch.zeros_like(variable.value) for variable in metric.variables]
+        with computing(step, rows):
+            added = metric.stateless_update_state(nothing, own[0], own[1], sample_weight=own[2])
+        step.additions += [(variable, value, rows) for variable, value in zip(metric.variables, added, strict=True)]  # type: ignore[operator]
+
+
+def _by_rows(
+    step: RunningStep, y_true: object, y_pred: object, sample_weight: object
+) -> tuple[OwnRows, tuple[object, ...]] | None:
+    """The rows that this rank has of all parts, and the parts of them; None where they are not split by rows alone."""
+    parts = (y_true, y_pred, sample_weight)
+    if step.consistent:
+        layout = rowwise_calls.layout_of(parts, {})
+        if layout is None:
+            return None
+        return rowwise_calls.rows_of(*layout), tuple(tree.map_structure(rowwise_calls.to_local, part) for part in parts)
+    rows = losses.own_rows(y_true, sample_weight, of=y_pred)
+    if rows is None:
+        return None
+    own = functools.partial(split_rows.own_part, rows=rows)
+    return rows, tuple(tree.map_structure(own, part) for part in parts)
+
+
+def _is_built(metric: keras.Metric) -> bool:
+    """Whether the metric has its variables: some make them at the first update."""
+    return bool(metric.variables) and getattr(metric, "_built", True)
+
+
+def _whole(leaf: object) -> object:
+    return layers.plain_with_mask(split_rows.gathered(leaf))
+
+
+def _add(additions: list[Addition]) -> None:
+    """Add what the rows of all ranks add: an all-reduce for each dtype."""
+    together: dict[tuple[object, ...], list[Addition]] = {}
+    for addition in additions:
+        _, value, rows = addition
+        together.setdefault((rows.groups, value.dtype), []).append(addition)
+    for (groups, _), of_one_dtype in together.items():
+        values = [value for _, value, _ in of_one_dtype]
+        flat = split_rows.summed(torch.cat([value.reshape(-1) for value in values]), groups)  # type: ignore[arg-type]
+        pieces = flat.split([value.numel() for value in values])
+        for (variable, value, _), piece in zip(of_one_dtype, pieces, strict=True):
+            variable.assign_add(piece.view(value.shape))

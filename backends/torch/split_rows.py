@@ -1,0 +1,201 @@
+"""Tensors of the mirrored view of which each rank holds its own rows, until something asks for all of them.
+
+What a row-wise layer hands back is a logical tensor to the program: it has the logical shape, and every operator sees
+the logical value. But nothing is sent before an operator does; Keras's losses and metrics take the own rows and add up.
+
+Example: 4 rows on 2 ranks. Rank 1 holds rows 2 and 3 of an output. `output.shape` is `(4, ...)`; `loss(y, output)` sums
+the losses of rows 2 and 3, and reduces one number; `output * 2` gathers the rows of rank 0 first, on both ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+import torch.distributed as torch_distributed
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
+
+from keras_flow.backends.torch.step import OwnRows
+
+
+class SplitRows(torch.Tensor):
+    """A logical tensor of which this rank holds its own rows.
+
+    Attributes:
+        rows: which rows they are.
+    """
+
+    rows: OwnRows
+    _own: torch.Tensor | None
+    _value: torch.Tensor
+    _whole: torch.Tensor | None
+
+    # operators are caught below autograd: gradients are those of a tensor that was gathered (`_FromOwn.backward`)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, value: torch.Tensor, rows: OwnRows) -> SplitRows:
+        """A tensor of the logical shape, without memory of its own."""
+        shape = (rows.logical(value.shape[0]), *value.shape[1:])
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=value.dtype, device=value.device)
+
+    def __init__(self, value: torch.Tensor, rows: OwnRows) -> None:
+        self.rows, self._own, self._value, self._whole = rows, None, value, None
+
+    @property
+    def own(self) -> torch.Tensor | None:
+        """This rank's rows, part of its autograd graph; None once the program may have written into the tensor."""
+        return self._own
+
+    def whole(self) -> torch.Tensor:
+        """All rows, without a gradient. A collective of the ranks that share them, the first time."""
+        if self._whole is None:
+            self._whole = gather(self._value, self.rows)
+        return self._whole
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        operator: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        shares = operator._schema.is_mutable or any(value.alias_info for value in operator._schema.returns)
+        seen: dict[int, SplitRows] = {}
+
+        def whole(leaf: object) -> object:
+            if not isinstance(leaf, SplitRows):
+                return leaf
+            if shares:
+                # this operator writes into the tensor, or a view of it may be written into later
+                leaf._own = None
+            seen[id(leaf.whole())] = leaf
+            return leaf.whole()
+
+        out = operator(*tree_map(whole, args), **tree_map(whole, dict(kwargs or {})))
+        return seen.get(id(out), out)
+
+    # what torch does in C++ without an operator
+
+    def numpy(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """All rows."""
+        return self.whole().numpy(*args, **kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """All rows."""
+        return self.whole().__array__(*args, **kwargs)
+
+    def tolist(self) -> list:
+        """All rows."""
+        return self.whole().tolist()
+
+    def __repr__(self, **options: Any) -> str:
+        return repr(self.whole())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)
+
+
+def split(value: torch.Tensor, rows: OwnRows) -> SplitRows:
+    """The logical tensor of which `value` is this rank's rows; with its mask."""
+    logical: SplitRows = _FromOwn.apply(value, rows) if torch.is_grad_enabled() else SplitRows(value, rows)
+    logical._own = value
+    mask = get_keras_mask(value)
+    if mask is not None:
+        set_keras_mask(logical, split(mask, rows))
+    return logical
+
+
+def own_part(leaf: object, rows: OwnRows) -> object:
+    """This rank's rows of a logical tensor that is equal on all ranks or split by the same rows; with their mask."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
+        return leaf
+    if isinstance(leaf, SplitRows) and leaf.own is not None and leaf.rows == rows:
+        return leaf.own
+    piece = _ToOwn.apply(leaf, rows) if leaf.requires_grad else leaf[rows.own(leaf.shape[0])]
+    mask = get_keras_mask(leaf)
+    if mask is not None:
+        set_keras_mask(piece, own_part(mask, rows))
+    return piece
+
+
+@overload
+def gathered(leaf: torch.Tensor) -> torch.Tensor: ...
+@overload
+def gathered(leaf: object) -> object: ...
+def gathered(leaf: object) -> object:
+    """The plain tensor of all rows, for what leaves a step; anything else as it is."""
+    return leaf.whole() if isinstance(leaf, SplitRows) else leaf
+
+
+def gather(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
+    """All rows of a tensor of which this rank has its own. A collective of the ranks that share them."""
+    (group,) = rows.groups
+    value = value.detach().contiguous()
+    lengths = [rows.length(index, value.shape[0]) for index in range(rows.count)]
+    longest = max(lengths)
+    # blocks that differ by a row travel padded to the longest: gloo gathers blocks of one size
+    padded = (
+        value if len(value) == longest else torch.cat([value, value.new_zeros(longest - len(value), *value.shape[1:])])
+    )
+    out = value.new_empty((rows.count * longest, *value.shape[1:]))
+    torch_distributed.all_gather_single(out, padded, group=group)
+    if len(set(lengths)) == 1:
+        return out
+    return torch.cat([block[:length] for block, length in zip(out.split(longest), lengths, strict=True)])
+
+
+def _cut(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
+    return gathered(value)[rows.own(value.shape[0])]
+
+
+def total(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
+    """The sum over the ranks of a number that each has of its own rows; for what all ranks compute alike from it."""
+    return _Total.apply(value, rows)
+
+
+def summed(value: torch.Tensor, groups: Sequence[torch_distributed.ProcessGroup]) -> torch.Tensor:
+    """The sum over ranks, without a gradient; the value is written over."""
+    for group in groups:
+        torch_distributed.all_reduce(value, group=group)
+    return value
+
+
+class _FromOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, rows):
+        ctx.rows = rows
+        return SplitRows(value.detach(), rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        # times the ranks: the reducer divides by them, so that what every rank computes whole counts once
+        return _cut(grad, ctx.rows) * ctx.rows.count, None
+
+
+class _ToOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, rows):
+        ctx.rows = rows
+        return _cut(value, rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        # the inverse of `_FromOwn.backward`: inside, gradients are those of the own rows times the ranks
+        return gather(grad, ctx.rows) / ctx.rows.count, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, rows):
+        ctx.count = rows.count
+        return summed(value.clone(), rows.groups)
+
+    @staticmethod
+    def backward(ctx, grad):
+        # all ranks compute the same from the sum, so its gradient is equal on them: nothing to send
+        return grad * ctx.count, None

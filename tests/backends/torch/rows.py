@@ -1,0 +1,340 @@
+"""Checks of data parallel by own rows: losses and metrics add up, nothing is gathered that is not asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.backends.torch.registry import check
+
+ROWS, CLASSES, STEPS = 11, 4, 2
+Numbers = dict[str | int, np.ndarray]
+
+
+def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, classes and weights of rows; some weights are 0."""
+    random = np.random.default_rng(0)
+    weights = random.random(rows).astype("float32") * (np.arange(rows) % 3 != 1)
+    return random.standard_normal((rows, 5, 6)).astype("float32"), random.integers(0, CLASSES, rows), weights
+
+
+def model_with(loss: Any, metrics: Sequence[Any] = (), masked: bool = False, loss_weights: Any = None) -> Any:
+    """Two outputs, one for each time step, and one for each row; statistics of all rows in between."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 6))
+    hidden = keras.layers.Masking()(inputs) if masked else inputs
+    steps = keras.layers.Dense(CLASSES, "softmax", name="steps")(hidden)
+    rows = keras.layers.BatchNormalization()(keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(inputs)))
+    rows = keras.layers.Dense(CLASSES, "softmax", name="rows")(rows)
+    model = keras.Model(inputs, {"steps": steps, "rows": rows})
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics={"rows": list(metrics)}, loss_weights=loss_weights)
+    return model
+
+
+def numbers(make: Callable[[], Any], rows: int, weighted: bool = False, labels: bool = False) -> Numbers:
+    """Logs, updates and predictions of two plain steps and an evaluation."""
+    x, classes, weights = data(rows)
+    x[1::2, 2:] = 0.0  # of masked time steps
+    one_hot = np.eye(CLASSES, dtype="float32")[classes]
+    y = {"steps": np.repeat(one_hot[:, None], 5, 1), "rows": classes if labels else one_hot}
+    weight = {"steps": np.repeat(weights[:, None], 5, 1), "rows": weights[::-1].copy()} if weighted else None
+    model = make()
+    before = [value.copy() for value in model.get_weights()]
+    found: dict[str | int, Any] = {}
+    for step in range(STEPS):
+        logs = model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
+        found |= {f"log {number} of step {step}": value for number, value in enumerate(logs.values())}
+    logs = model.evaluate(x, y, batch_size=rows, sample_weight=weight, verbose=0, return_dict=True)
+    found |= {f"log {number}": value for number, value in enumerate(logs.values())}
+    for number, (after, was) in enumerate(zip(model.get_weights(), before, strict=True)):
+        found[f"update {number}"] = after - was
+    found |= {f"predicted {name}": value for name, value in model.predict(x, batch_size=rows, verbose=0).items()}
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def off(wanted: Numbers, found: Numbers) -> dict[str | int, float]:
+    """Name -> deviation, of its largest element, where it is over 1e-5."""
+    assert wanted.keys() == found.keys()
+    shares = {
+        name: float(np.abs(found[name] - value).max() / max(np.abs(value).max(), 1e-3))
+        for name, value in wanted.items()
+    }
+    return {name: share for name, share in shares.items() if not share <= 1e-5}
+
+
+def gathered(counted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [collective for collective in counted if collective["kind"] != "all_reduce"]
+
+
+def compared(make: Callable[[], Any], rows: int, **options: bool) -> list[dict[str, Any]]:
+    """Compare with one device; the collectives of a training step."""
+    import keras_flow as kf
+    from tests.explainer.counting.torch import watching
+
+    wanted = numbers(make, rows, **options)
+    with kf.DataParallel(kf.Placement(range(4), axis_names=("data",))).scope():
+        assert not off(wanted, numbers(make, rows, **options)), (rows, options)
+        model = make()
+        x, classes, _ = data(rows)
+        one_hot = np.eye(CLASSES, dtype="float32")[classes]
+        y = {"steps": np.repeat(one_hot[:, None], 5, 1), "rows": classes if options.get("labels") else one_hot}
+        model.train_on_batch(x, y)
+        with watching() as counted:
+            model.train_on_batch(x, y)
+    return counted
+
+
+@check
+def losses_add_up_rows() -> None:
+    """Of both outputs, by every reduction, with masks, weights and uneven rows; and nothing is gathered."""
+    import keras
+
+    for number, reduction in enumerate(("sum_over_batch_size", "sum", "mean_with_sample_weight")):
+        for masked in (False, True):
+
+            def make(reduction: str = reduction, masked: bool = masked) -> Any:
+                loss = {
+                    "steps": keras.losses.CategoricalCrossentropy(reduction=reduction),
+                    "rows": keras.losses.Huber(0.1, reduction=reduction),
+                }
+                return model_with(loss, ["mae"], masked, {"steps": 0.3, "rows": 2.0})
+
+            rows = ROWS if masked else (8, 9, 5)[number]
+            counted = compared(make, rows, weighted=True)
+            assert not gathered(counted), counted
+
+
+@check
+def losses_by_name_and_with_ignored_classes() -> None:
+    import keras
+
+    def by_name() -> Any:
+        return model_with("categorical_crossentropy")
+
+    def ignoring() -> Any:
+        return model_with({"steps": "mse", "rows": keras.losses.SparseCategoricalCrossentropy(ignore_class=1)})
+
+    assert not gathered(compared(by_name, ROWS))
+    assert not gathered(compared(ignoring, ROWS, labels=True))
+
+
+@check
+def losses_that_mix_rows_get_all_rows() -> None:
+    """The user's own, and those of Keras that work along dimension 0."""
+    import keras
+
+    def own(y_true: Any, y_pred: Any) -> Any:
+        difference = keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+        return difference * keras.ops.max(difference)
+
+    for loss in (own, keras.losses.Dice(), keras.losses.CosineSimilarity(axis=0)):
+        assert gathered(compared(lambda loss=loss: model_with({"steps": "mse", "rows": loss}), ROWS)), loss
+
+
+@check
+def metrics_add_up_rows() -> None:
+    import keras
+
+    def metrics() -> list[Any]:
+        kinds = keras.metrics
+        curves = [
+            kinds.AUC(num_thresholds=20),
+            kinds.AUC(multi_label=True, num_labels=CLASSES),
+            kinds.Precision(top_k=2),
+        ]
+        matrices = [kinds.F1Score(average="macro"), kinds.OneHotIoU(CLASSES, [0, 2]), kinds.RecallAtPrecision(0.3)]
+        means = ["accuracy", "cosine_similarity", kinds.RootMeanSquaredError(), kinds.TopKCategoricalAccuracy(2)]
+        return [*curves, *matrices, *means, kinds.R2Score()]
+
+    for rows in (8, 9):
+        counted = compared(lambda: model_with("mse", metrics()), rows)
+        assert not gathered(counted), counted
+
+
+@check
+def metrics_of_the_users_own_get_all_rows() -> None:
+    import keras
+
+    def spread(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.max(y_pred, axis=0) - keras.ops.min(y_pred, axis=0)
+
+    assert gathered(compared(lambda: model_with("mse", [spread]), ROWS))
+
+
+@check
+def bytes_of_a_rank_do_not_grow_with_the_ranks() -> None:
+    """Rows per rank are fixed: what a rank receives grows only by the factor of an all-reduce, 2 (n - 1) / n."""
+    import keras
+
+    import keras_flow as kf
+    from tests.explainer.counting.torch import watching
+
+    def received(ranks: int) -> float:
+        with kf.DataParallel(kf.Placement(range(ranks), axis_names=("data",))).scope():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(300, "softmax")])
+            model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+            x, y = np.ones((16 * ranks, 6), "float32"), np.arange(16 * ranks)
+            model.train_on_batch(x, y)
+            with watching() as counted:
+                model.train_on_batch(x, y)
+        return sum(collective["received"] for collective in counted)
+
+    import torch
+
+    # ranks that are not of the placement compute alone, and receive nothing
+    two, four = (torch.tensor(float(received(ranks))) for ranks in (2, 4))
+    torch.distributed.all_reduce(two, torch.distributed.ReduceOp.MAX)
+    # of one n-th and of three n-ths of the gradients, the loss and the metrics: 2 (n - 1) / n times their bytes
+    assert 0 < four == 1.5 * two, (two, four)
+
+
+@check
+def outputs_are_logical_tensors_in_a_train_step() -> None:
+    """Written into, viewed, read, differentiated, given to a Function: as on one device."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Any) -> Any:
+            return value * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * 2
+
+    def written(output: Any, y: Any) -> Any:
+        output = output + 0
+        output += y
+        output[1:3] *= 3
+        return output.square().mean()
+
+    def into_itself(output: Any, y: Any) -> Any:
+        output.mul_(1.5)
+        return keras.losses.MeanSquaredError()(y, output)
+
+    def through_a_view(output: Any, y: Any) -> Any:
+        output[:, 0] *= 3
+        return keras.losses.MeanSquaredError()(y, output)
+
+    def by_a_function(output: Any, y: Any) -> Any:
+        return keras.losses.MeanSquaredError()(y, Doubled.apply(output))
+
+    def between_rows(output: Any, y: Any) -> Any:
+        return (output @ output.T).std() + keras.ops.mean(output[0] * y)
+
+    def read(output: Any, y: Any) -> Any:
+        assert output.shape[0] == len(y) and f"{output!r}".startswith("tensor(")
+        assert np.asarray(output.detach()).shape == tuple(output.shape) and len(output.tolist()) == len(y)
+        return keras.losses.MeanSquaredError()(y, output) * float(output.sum())
+
+    def twice(output: Any, y: Any) -> Any:
+        return keras.losses.MeanSquaredError()(y, output) + keras.losses.LogCosh(reduction=None)(y, output).max()
+
+    class Model(keras.Model):
+        def train_step(self, batch: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self.zero_grad()
+            loss = self.of_output(self(x, training=True), keras.ops.convert_to_tensor(y))
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad for v in self.trainable_variables], self.trainable_variables)
+            return {"loss": loss}
+
+    def trained(of_output: Callable[..., Any], rows: int) -> Numbers:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        model = Model(inputs, keras.layers.Dense(3)(inputs))
+        model.of_output = of_output
+        model.compile(keras.optimizers.SGD(0.5))
+        x, y = data(rows)[0][:, 0], np.ones((rows, 3), "float32") / 3
+        losses = [model.train_on_batch(x, y, return_dict=True)["loss"] for _ in range(2)]
+        return {"losses": np.asarray(losses), **dict(enumerate(model.get_weights()))}
+
+    for of_output in (written, into_itself, through_a_view, by_a_function, between_rows, read, twice):
+        for rows in (8, 7):
+            wanted = trained(of_output, rows)
+            with kf.DataParallel().scope():
+                assert not off(wanted, trained(of_output, rows)), (of_output.__name__, rows)
+
+
+@check
+def outputs_of_one_model_are_inputs_of_another() -> None:
+    """As in a GAN: nothing is gathered on the way, and gradients come through both."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+    from tests.explainer.counting.torch import watching
+
+    class Pair(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh")])
+            self.second = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+        def call(self, x: Any) -> Any:
+            return self.second(self.first(x))
+
+        def train_step(self, batch: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self.zero_grad()
+            loss = keras.losses.MeanSquaredError()(y, self.second(self.first(x)))
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad for v in self.trainable_variables], self.trainable_variables)
+            return {"loss": loss}
+
+    def trained(rows: int) -> tuple[Numbers, list[Any]]:
+        keras.utils.set_random_seed(0)
+        model = Pair()
+        model.build((None, 6))
+        model.compile(keras.optimizers.SGD(0.5))
+        x, y = data(rows)[0][:, 0], np.ones((rows, 2), "float32")
+        model.train_on_batch(x, y)
+        with watching() as counted:
+            model.train_on_batch(x, y)
+        return dict(enumerate(model.get_weights())), counted
+
+    for rows in (8, 7):
+        wanted, _ = trained(rows)
+        with kf.DataParallel().scope():
+            found, counted = trained(rows)
+        assert not off(wanted, found)
+        assert not gathered(counted), counted
+
+
+@check
+def faults_in_the_sums_are_seen() -> None:
+    """A net that would let them through is none."""
+    import keras_flow as kf
+    from keras_flow.backends.torch import losses, metrics, mirrored, split_rows
+    from keras_flow.backends.torch.step import OwnRows
+
+    def make() -> Any:
+        return model_with("categorical_crossentropy", ["accuracy"], masked=True)
+
+    def one_row_too_many(placement: Any, rows: int) -> OwnRows:
+        right = rows_of(placement, rows)
+        return OwnRows(rows, right.count, (right.index + (right.index == 1)) % right.count, right.groups)
+
+    def twice(value: Any, groups: Any) -> Any:
+        return summed(summed(value, groups), groups)
+
+    rows_of, summed = mirrored.rows_of, split_rows.summed
+    wanted = numbers(make, ROWS)
+    for target, name, fault in (
+        (mirrored, "rows_of", one_row_too_many),
+        (metrics.split_rows, "summed", twice),
+        (losses.split_rows, "total", lambda value, rows: value * rows.count),
+    ):
+        with mock.patch.object(target, name, fault), kf.DataParallel().scope():
+            assert off(wanted, numbers(make, ROWS)), name
