@@ -60,7 +60,8 @@ A strategy that is asked for by name is a row of its own: it refuses what it can
 that can.
 
 What depends on sizes is not counted here: a batch that does not divide by the data ranks is computed whole by every
-rank on TensorFlow and torch, and a dim that does not divide by its axis is broadcast, whatever the layer.
+rank on TensorFlow, and on torch under `ModelParallel`; a dim that does not divide by its axis is broadcast, whatever
+the layer.
 
 | backend | names run | native under every setting | settings | results |
 |---|---|---|---|---|
