@@ -26,6 +26,7 @@ from keras_flow.layout import Layout
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
     """Run a plan; shards by rank, all ranks of this host."""
+    # source and target hold the same elements on the same ranks: nothing moves, nothing is compiled
     if not plan.steps:
         return dict(shards)
     devices = rank_devices()
@@ -99,16 +100,19 @@ def _run_step(step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, .
 
 def _cut(layout: Layout, shard: tf.Tensor, rank: int, piece: Piece) -> tf.Tensor:
     """The elements of a piece [piece.size], from the shard of a rank."""
+    # a scalar has no dims to slice, and is its own piece
     slices = local_slices(piece.box, layout, rank)
     return tf.reshape(shard[slices] if slices else shard, [-1])[piece.start : piece.stop]
 
 
 def _add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    # booleans cannot be added; a partial sum of them is an "or"
     return tf.logical_or(first, second) if first.dtype == tf.bool else first + second
 
 
 def _assembled(exchange: Exchange, rank: int, pieces: Mapping[Piece, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     """The target's shard of a rank: pieces are concatenated to atoms, and atoms to the shard, last dim first."""
+    # the region of the logical tensor that this rank holds: start and stop of each dim
     box = exchange.target_blocks.box_at(exchange.target_blocks.coords_of(rank))
     if volume(box) == 0:
         return tf.zeros([stop - start for start, stop in box], dtype)
@@ -126,6 +130,7 @@ def _assembled(exchange: Exchange, rank: int, pieces: Mapping[Piece, tf.Tensor],
         if done < volume(atom):
             parts.append(tf.zeros([volume(atom) - done], dtype))
         blocks[atom] = tf.reshape(_concatenated(parts, 0), [stop - start for start, stop in atom])
+    # [[a, b], [c, d]]: first the columns of each row of atoms (a with b, c with d), then the rows
     for dim in reversed(range(len(box))):
         rows: dict[Box, list[tuple[int, tf.Tensor]]] = {}
         for atom, block in blocks.items():

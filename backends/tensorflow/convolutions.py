@@ -71,11 +71,13 @@ def convolve(
     Keras compiles a grouped convolution with XLA, which DTensor does not do, and without XLA or oneDNN TensorFlow has
     none on CPUs.
     """
+    # DTensor's rule wants whole kernels ("Filter for convolution must have fully replicated layout")
     inputs, kernel = by_rows(tf.convert_to_tensor(inputs)), whole_kernel(kernel)
     data_format = standardize_data_format(data_format)
     spatial = cast(int, inputs.shape.rank) - 2
     rates = (dilation_rate,) * spatial if isinstance(dilation_rate, int) else tuple(dilation_rate or (1,) * spatial)
     last = data_format == "channels_last"
+    # a dilated convolution can be taken apart only where every length is known, and the stride is 1
     known = last and inputs.shape.is_fully_defined() and strides in (1, (1,) * spatial, [1] * spatial)
 
     def plain(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -83,6 +85,7 @@ def convolve(
             return _dilated(lambda *part: original(*part, 1, "valid", data_format, 1), values, weights, padding, rates)
         return original(values, weights, strides, padding, data_format, dilation_rate)
 
+    # the kernel is [*sizes, channels of a group, filters], whatever the data format
     channels = inputs.shape[-1 if last else 1]
     groups = channels // cast(int, kernel.shape[-2]) if channels else 1
     if groups == 1 or distribution.placement.type != "cpu":
@@ -108,22 +111,28 @@ def _dilated(
         Rate 2: positions 0 1 2 3 4 5 of a row are two rows, 0 2 4 and 1 3 5.
     """
     rows, *lengths, channels = cast("list[int]", inputs.shape.as_list())
+    # how far the window reaches beyond its first position: a kernel of 3 at rate 2 spans 5 positions, reach 4
     reach = [(size - 1) * rate for size, rate in zip(cast("list[int]", kernel.shape.as_list()), rates, strict=False)]
+    # TensorFlow's "same" padding: half of the reach before, the larger half after
     before = [total // 2 if padding == "same" else 0 for total in reach]
     padded = [length + (total if padding == "same" else 0) for length, total in zip(lengths, reach, strict=True)]
+    # positions of the longest phase; shorter phases are filled up with zeros, cut off again at the end
     counts = [math.ceil(length / rate) for length, rate in zip(padded, rates, strict=True)]
     after = [
         count * rate - length - first for count, rate, length, first in zip(counts, rates, lengths, before, strict=True)
     ]
     inputs = tf.pad(inputs, [[0, 0], *([a, b] for a, b in zip(before, after, strict=True)), [0, 0]])
     dims = len(lengths)
+    # after the reshape the dims are [rows, count, rate, count, rate, ..., channels]
     positions, phases = [1 + 2 * dim for dim in range(dims)], [2 + 2 * dim for dim in range(dims)]
     pairs = [length for pair in zip(counts, rates, strict=True) for length in pair]
     phased = tf.transpose(tf.reshape(inputs, [rows, *pairs, channels]), [0, *phases, *positions, 1 + 2 * dims])
     outputs = convolution(tf.reshape(phased, [rows * math.prod(rates), *counts, channels]), kernel)
     *positions, features = cast("list[int]", outputs.shape.as_list())[1:]
+    # back from [rows, rates, positions] to [rows, position, rate, ...], so that a reshape joins each pair
     joined = [dim for pair in zip(range(1 + dims, 1 + 2 * dims), range(1, 1 + dims), strict=True) for dim in pair]
     outputs = tf.transpose(tf.reshape(outputs, [rows, *rates, *positions, features]), [0, *joined, 1 + 2 * dims])
     outputs = tf.reshape(outputs, [rows, *(a * b for a, b in zip(positions, rates, strict=True)), features])
+    # what a "valid" convolution of the padded input gives: reach fewer positions; the rest came from filling up
     ends = [length - total for length, total in zip(padded, reach, strict=True)]
     return tf.slice(outputs, [0] * (dims + 2), [rows, *ends, features])

@@ -22,7 +22,9 @@ from keras_flow.backends.tensorflow.windows import Window
 
 def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.image.hsv_to_rgb`: the formula of its kernel; TensorFlow has no gradient of it."""
+    # no gradient: TensorFlow's kernel has none, and Keras's numbers on one device have none either
     hue, saturation, value = tf.unstack(tf.stop_gradient(tf.convert_to_tensor(images)), axis=-1)
+    # hue is a part of the colour circle, whose six sectors have formulas of their own
     hue = hue * 6
     parts = tf.abs(hue - 3) - 1, 2 - tf.abs(hue - 2), 2 - tf.abs(hue - 4)
     zero, one = tf.zeros((), hue.dtype), tf.ones((), hue.dtype)
@@ -38,6 +40,7 @@ def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name:
         red, green, blue = tf.unstack(images, axis=-1)
         value = tf.maximum(tf.maximum(red, green), blue)
         span = value - tf.minimum(tf.minimum(red, green), blue)
+        # a grey pixel has no span and no hue; it is set to 0 below
         part = tf.math.divide_no_nan(tf.ones((), span.dtype), 6 * span)
         third = tf.constant(1 / 3, span.dtype)
         hue = tf.where(
@@ -57,6 +60,7 @@ def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name:
 def resize(_: object, original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Hook on `tf.image.resize`: input and output are split by rows only."""
     images = tf.convert_to_tensor(images)
+    # one image has no rows
     if images.shape.rank != 4:
         return original(images, *args, **kwargs)
     return by_rows_only(original, images, *args, **kwargs)
@@ -196,10 +200,13 @@ def _sampled(
     """The images at the places that the transforms [rows or 1, 8] give for each place of the result."""
     rows, height, width, channels = cast("list[int]", images.shape.as_list())
     down, right = (part.ravel().astype("float32") for part in np.meshgrid(*map(np.arange, size), indexing="ij"))
+    # a transform is [a0, a1, a2, b0, b1, b2, c0, c1]; the place (x, y) of the result is read at ((a0 x + a1 y + a2) /
+    # k, (b0 x + b1 y + b2) / k), k = c0 x + c1 y + 1
     first = [transforms[:, place, None] for place in range(8)]
     scale = first[6] * right + first[7] * down + 1.0
     x = _mapped((first[0] * right + first[1] * down + first[2]) / scale, width, fill_mode)
     y = _mapped((first[3] * right + first[4] * down + first[5]) / scale, height, fill_mode)
+    # one dim of pixels: a gather with `batch_dims=1` stays within its row, which DTensor splits
     pixels = tf.reshape(images, [rows, height * width, channels])
     filling = tf.cast(fill_value, images.dtype)
 
@@ -217,6 +224,7 @@ def _sampled(
         values = read(*(tf.sign(c) * tf.floor(tf.abs(c) + 0.5) for c in (y, x)))
     else:
         up, left = tf.floor(y), tf.floor(x)
+        # bilinear: the four neighbours, weighed by how near they are
         above = part(left + 1 - x) * read(up, left) + part(x - left) * read(up, left + 1)
         below = part(left + 1 - x) * read(up + 1, left) + part(x - left) * read(up + 1, left + 1)
         values = part(up + 1 - y) * above + part(y - up) * below

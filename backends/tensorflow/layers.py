@@ -28,10 +28,13 @@ def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) ->
 
     Its variables are on a mesh, and it is called outside of a step and of other layers.
     """
+    # in a graph or on a mesh already: a step is running, and its batch was split before
     if not tf.executing_eagerly() or dtensor.get_default_mesh() is not None:
         return None
+    # inside another layer's call, which was asked already
     if global_state.get_global_attribute("current_call_ctx") is not None:
         return None
+    # nothing to split: the inputs are DTensors
     if not any(is_numpy_like(value) for value in tree.flatten((args, kwargs))):
         return None
     distribution = active()
@@ -47,6 +50,7 @@ def call(
     """Hook on `Layer.__call__`: plain values are split as a batch; results are logical, plain tensors."""
     flat = tree.flatten((args, kwargs))
     plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
+    # cast on the host as Keras would on entry: `call` below would otherwise cast pieces on the mesh
     tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
     mesh_tensors = _to_mesh(tensors, distribution)
     for index, tensor in zip(plain, mesh_tensors, strict=True):
@@ -70,6 +74,7 @@ def _from_mesh(output: object) -> object:
     @tf.custom_gradient
     def logical(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            # the upstream gradient is a plain tensor, equal for all ranks
             whole = dtensor.Layout.replicated(layout.mesh, upstream.shape.rank)
             return pack([upstream] * layout.mesh.num_local_devices(), whole)
 

@@ -42,10 +42,12 @@ class MeshView:
 
     def layout(self, nd_sbp: NdSbp, axis_names: Sequence[str], ndim: int) -> dtensor.Layout:
         """The DTensor layout of a tensor with `ndim` dims; a mesh axis is used only where all of its axes agree."""
+        # broadcast on every axis, until one says otherwise
         specs = [dtensor.UNSHARDED] * ndim
         by_axis = dict(zip(axis_names, nd_sbp, strict=True))
         for name, parts in self.parts.items():
             sbps = {by_axis[axis] for axis in parts}
+            # joined axes that disagree cannot be expressed on their one mesh axis: the tensor stays whole on it
             if len(sbps) == 1 and isinstance(part := sbps.pop(), Split):
                 specs[part.dim % ndim] = name
         return dtensor.Layout(specs, self.mesh)
@@ -64,6 +66,7 @@ def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[
         group = next((group for group in joined if axis in group), (axis,))
         if group not in groups:
             groups.append(group)
+    # axes that are joined must be neighbours in the mesh, so that one index runs through both
     order = [axis_names.index(axis) for group in groups for axis in group]
     ranks = np.asarray(placement.ranks).reshape(placement.hierarchy).transpose(order).ravel()
     dims = [("_".join(group), int(np.prod([placement.axis_size(axis) for axis in group]))) for group in groups]
@@ -87,6 +90,7 @@ def engine_layout(layout: Layout) -> dtensor.Layout:
     distribution = active()
     if distribution is not None and _same(distribution.placement, layout.placement):
         return layout_on(layout, view_of(distribution))
+    # outside of the active distribution nothing says which axes to join: those that share a dim here are
     groups = (layout.axes_of_dim(dim) for dim in range(len(layout.shape)))
     return layout_on(layout, mesh_view(layout.placement, tuple(group for group in groups if len(group) > 1)))
 
@@ -156,6 +160,7 @@ def gathered(layout: dtensor.Layout, placed: KerasLayout) -> dtensor.Layout | No
     those of layers whose capability record says so, over all axes.
     """
     view = view_of(placed.distribution)
+    # mesh axes on which the variable may not be split where it is used
     names = (
         set(view.axes.values())
         if placed.given.gathered

@@ -104,6 +104,7 @@ def _substituted(matrix: tf.Tensor, rhs: tf.Tensor, lower: bool, adjoint: bool) 
     order = range(size) if lower != adjoint else reversed(range(size))
     rows: dict[int, tf.Tensor] = {}
     for row in order:
+        # what is left of the equation when the unknowns that are known are taken over to the right
         rest = rhs[..., row, :]
         for known, value in rows.items():
             rest = rest - matrix[..., row, known, None] * value
@@ -197,6 +198,7 @@ def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name:
     def result(matrix: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         # no right-hand sides: only the pivots are wanted
         eliminated = _eliminated(matrix, matrix[..., :0])
+        # after elimination the matrix is triangular up to swaps: its determinant is the product of the diagonal
         value = math.prod(eliminated.pivots, start=eliminated.sign)
         return value, lambda upstream: (upstream * value)[..., None, None] * tf.linalg.inv(matrix, adjoint=True)
 
@@ -212,6 +214,7 @@ def log_determinant(_: object, original: Callable[..., Any], input: Any, name: s
     @tf.custom_gradient
     def result(matrix: tf.Tensor) -> Any:
         eliminated = _eliminated(matrix, matrix[..., :0])
+        # the sign by itself: the logarithm is of absolute values
         sign = math.prod(map(tf.sign, eliminated.pivots), start=eliminated.sign)
         value = tf.add_n([tf.math.log(tf.abs(pivot)) for pivot in eliminated.pivots])
 
@@ -237,6 +240,7 @@ def _size(matrix: tf.Tensor) -> int | None:
 
 
 def _is_small(matrix: tf.Tensor) -> bool:
+    # complex numbers and half precision are left to TensorFlow: no pivoting by size, or too few digits
     known = matrix.dtype in (tf.float32, tf.float64) and matrix.shape.is_fully_defined()
     return known and 0 < (_size(matrix) or 0) <= _MOST_COLUMNS
 

@@ -71,6 +71,7 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
 
 def create(original: Callable[..., object], variable: keras.Variable, value: object, placed: KerasLayout) -> object:
     """Create a variable that is on no mesh: with a copy on each replica, or Keras's own on the device of one rank."""
+    # outside of any graph: a variable that is made while a step is traced outlives the trace
     with tf.init_scope(), _made_on(placed.distribution):
         result = original(variable, value)
     variable._layout = placed
@@ -253,6 +254,7 @@ def make_function(
 
     Several steps are a loop here, because Keras's `while_loop` fails.
     """
+    # `joined`: outputs of the replicas are put together, which only `predict` asks for
     steps = MirroredSteps(model, step, distribution, joined=False)
 
     def function(iterator: Iterator) -> object:

@@ -43,6 +43,7 @@ def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: obje
     """Condition of the hook on `FuncGraph.capture`: a tensor on no mesh, made before the step that is traced."""
     if isinstance(tensor, tf.Variable) or not (tf.is_tensor(tensor) and hasattr(tensor, "_numpy_internal")):
         return None
+    # handles and text are no numbers that could become a constant
     if tensor.dtype in (tf.resource, tf.variant, tf.string) or in_traced_step() is None:
         return None
     with tf.init_scope():  # it may be asked eagerly only
@@ -65,10 +66,12 @@ def capture(
 
 def concat(_: object, original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
     """Hook on `tf.concat`: inputs and result are whole along the joined dim."""
+    # the dim must be known to be gathered; a single tensor has nothing to be joined with
     known = known_value(axis)
     if not isinstance(values, list | tuple) or known is None:
         return original(values, axis, name=name)
     axis = int(known)
+    # only along the joined dim: rows stay split where features are joined
     values = [whole_dims(value, (axis,)) for value in _tensors(values)]
     return whole_dims(original(values, axis, name=name), (axis,))
 
@@ -129,6 +132,7 @@ def top_k(
     TensorFlow's own gradient scatters all rows at once. Here it is a product with the one-hot matrix of the indices
     or, where all are kept (a sort), the inverse permutation.
     """
+    # a sort of all entries is the case count == size
     input = tf.convert_to_tensor(input)
     size, count = input.shape[-1], k if isinstance(k, int) else smart_cond.smart_constant_value(k)
     if size is None or count is None or (count != size and int(cast(int, count)) > _MOST_ONE_HOT):
@@ -142,8 +146,10 @@ def top_k(
         def gradient(upstream: tf.Tensor, _: object = None) -> tf.Tensor:
             upstream = cast("tf.Tensor", whole_dims(upstream, (-1,)))
             if count == size:
+                # the inverse of a permutation sorts it: `top_k` of the negative indices gives where each came from
                 places = original(-best.indices, count).indices
                 return tf.gather(upstream, whole_dims(places, (-1,)), batch_dims=upstream.shape.rank - 1)
+            # [..., k, size]: a row of zeros and a one for each entry that was kept
             chosen = tf.one_hot(best.indices, size, dtype=upstream.dtype)
             return tf.reduce_sum(tf.expand_dims(upstream, -1) * chosen, -2)
 
@@ -198,6 +204,7 @@ def unrolled(
         return original(
             step_function, inputs, initial_states, go_backwards, mask, *args, time_major=time_major, **kwargs
         )
+    # reversed once before the loop, instead of by Keras after it
     if go_backwards:
         inputs = tree.map_structure(lambda leaf: tf.reverse(leaf, [time_dim]), inputs)
         mask = None if mask is None else tf.reverse(mask, [time_dim])
@@ -211,6 +218,7 @@ def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
     None where no weight may be split along the contracted dim.
     """
     distribution = in_traced_step()
+    # no axis besides those of the batch: no weight is split, so nothing is summed over ranks within a product
     if distribution is None or not set(distribution.placement.axis_names) - set(distribution.batch_axes):
         return None
     leaves = (leaf for leaf in tree.flatten((args, kwargs)) if tf.is_tensor(leaf))
@@ -244,6 +252,7 @@ def by_rows(tensor: tf.Tensor) -> tf.Tensor:
     view = view_of(distribution)
     axis, size = batch_axis(distribution, view)
     rows = tensor.shape[0]
+    # the same decision as for the batch itself, so that a layer's rows and the batch's never differ
     splits = size > 1 and rows_are_split() and rows is not None and distribution.batch_plan(rows).divides
     specs = [axis if splits else dtensor.MATCH] + [dtensor.UNSHARDED] * (tensor.shape.rank - 1)
     return relayout(tensor, dtensor.Layout(specs, view.mesh))
@@ -263,6 +272,7 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     if not gathered:
         return tensor
     specs = [dtensor.UNSHARDED] * ndim
+    # the rows first, since the batch is most often split by them; else the features
     kept = next((dim for dim in (0, ndim - 1) if dim not in gathered), None)
     if kept is not None:
         specs[kept] = dtensor.MATCH

@@ -77,8 +77,10 @@ def apply(
     variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
     for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
         target = _plain(variable)
+        # frozen in this step, or on one rank: Keras and TensorFlow know what to do
         if gradient is None or not isinstance(target, dtensor.DVariable):
             continue
+        # DTensor may hand a gradient back in another layout; clipping and weight decay would then mix layouts
         if not isinstance(gradient, tf.IndexedSlices):
             grads[index] = dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
     return original(optimizer, grads, variables if trainable_variables is not None else None)
@@ -98,6 +100,7 @@ def backend_update_step(
     """
     for gradient, variable in zip(grads, trainable_variables, strict=True):
         if gradient is not None:
+            # Keras hands over its variables or TensorFlow's, as the caller of `apply` did
             variable = variable.value if isinstance(variable, keras.Variable) else variable
             optimizer.update_step(gradient, variable, learning_rate)
 

@@ -37,7 +37,9 @@ def all_reduce(elements: int, ranks: int, repeats: int) -> list[float]:
         FlowError: a sum is wrong.
     """
     names = [device.removeprefix("/device:") for device in devices.rank_devices()[:ranks]]
+    # a mesh of its own: the distribution's may have several axes, and the sum is to go over all ranks at once
     mesh = dtensor.create_mesh([("ranks", ranks)], devices=names)
+    # rank r holds r + 1, so the sum is ranks * (ranks + 1) / 2 only if each rank counts once
     rows = [np.full((1, elements), rank + 1, "float32") for rank in range(ranks)]
     value = pack(rows, dtensor.Layout(["ranks", dtensor.UNSHARDED], mesh))
     total = tf.function(lambda rows: tf.reduce_sum(rows, 0))

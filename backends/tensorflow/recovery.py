@@ -25,6 +25,7 @@ def settle(model: keras.Model) -> list[tf.errors.OpError]:
     DTensor runs a function on each rank in a thread of its own and keeps what they raise for the operation that
     follows, whatever it is: reading a weight would fail (TensorFlow 2.21).
     """
+    # one variable is enough to wait on: every rank's thread takes part in reading it
     values = (getattr(variable, "_value", None) for variable in model.variables)
     target = next((value for value in values if isinstance(value, dtensor.DVariable)), None)
     errors = []
@@ -32,6 +33,7 @@ def settle(model: keras.Model) -> list[tf.errors.OpError]:
     for _ in range(0 if target is None else 2 + 2 * target.layout.mesh.num_local_devices()):
         try:
             to_host(cast("tf.Tensor", target))
+            # a value came back, so no rank holds an error any more
             break
         except tf.errors.OpError as error:
             errors.append(error)

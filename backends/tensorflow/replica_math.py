@@ -177,7 +177,9 @@ def dropout(
     """
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
+    # the seed of one device: Keras draws it once for the layer, whatever the replica
     words = cast("tf.Tensor", keras_random._cast_seed(keras_random.draw_seed(seed)))
+    # lengths that the noise leaves open are those of the inputs, of this replica's rows
     lengths = cast("Sequence[int]", ops.shape(inputs))
     asked = noise_shape or [None] * len(lengths)
     shape = [length if value is None else value for length, value in zip(lengths, asked, strict=True)]
@@ -192,6 +194,7 @@ def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: ReplicaRows
     """Whether all rows have one mask. On a replica with one row, a spatial dropout asks for the same shape."""
     if not noise_shape or not isinstance(noise_shape[0], int) or noise_shape[0] != 1:
         return False
+    # one row asks for [1, ...] too: then only the layer's own noise_shape tells the two apart
     return here.count != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
@@ -235,5 +238,6 @@ def _own_rows(make: Callable[[list], tf.Tensor], shape: list, here: ReplicaRows)
     # a replica without rows still gives a tensor of the right dtype to the operations that follow
     if here.count == 0:
         return tf.zeros(shape, make([1, *shape[1:]]).dtype)
+    # a layer may have merged rows with time steps: the first dim is `times` entries for each row
     times = shape[0] // here.count
     return make([here.total * times, *shape[1:]])[here.first * times : (here.first + here.count) * times]

@@ -25,6 +25,7 @@ def slice(
     input_ = tf.convert_to_tensor(input_)
     known = known_value(size)
     shape = input_.shape
+    # -1 keeps a dim to its end; only dims of which something is cut away must be whole
     dims = [dim for dim in range(shape.rank) if known is None or known[dim] not in (-1, shape[dim])]
     return whole_dims(original(whole_dims(input_, dims), begin, size, name=name), dims)
 
@@ -55,10 +56,12 @@ def strided_slice(
         taken = _without_dims(original, input_, begin, end, strides, begin_mask, end_mask, **kwargs)
         if taken is not None:
             return taken
+    # strides that are computed in the step are positive wherever Keras makes them: nothing to go around
     steps = known_value(strides)
     if steps is None or all(step >= 0 for step in steps):
         return original(input_, begin, end, strides, begin_mask, end_mask, *args, **kwargs)
     masks = [kwargs.get("ellipsis_mask", 0), kwargs.get("new_axis_mask", 0), *args[:2]]
+    # with both mask bits set neither bound holds, so the whole dim is meant, as in x[::-1]
     whole = [bool(begin_mask & end_mask & (1 << place)) for place in range(len(steps))]
     if any(masks) or any(step < 0 and (step != -1 or not whole[place]) for place, step in enumerate(steps)):
         raise FlowError(
@@ -88,6 +91,7 @@ def _with_new_dims(
     """
     bounds = [_entries(value) for value in (begin, end, strides) if value is not None]
     count = len(bounds[0])
+    # of a place that is both, TensorFlow takes the ellipsis
     is_new = [bool(new_axis_mask >> place & 1) and not ellipsis_mask >> place & 1 for place in range(count)]
     kept = [place for place in range(count) if not is_new[place]]
 

@@ -45,6 +45,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
     """By a tape of its own, which tells tensors apart: one that is given twice has two gradients."""
+    # `x * x` is given one tensor twice; a tape would add the two gradients up
     values = [tf.identity(value) for value in values]
     with tf.GradientTape() as tape:
         tape.watch(values)
@@ -59,6 +60,7 @@ def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Cal
 
 def to_engine(layout: Layout, shards: Mapping[int, tf.Tensor]) -> tf.Tensor:
     """A DTensor of these components."""
+    # DTensor puts one mesh axis on a dim, and has neither partial sums nor uneven shards
     twice = [dim for dim in range(len(layout.shape)) if len(layout.axes_of_dim(dim)) > 1]
     if layout.has_partial or not layout.divides or twice:
         why = "partial sums" if layout.has_partial else "dims split by two axes" if twice else "uneven shards"
@@ -75,6 +77,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, tf.Tensor]] | None:
         return None
     engine = dtensor.fetch_layout(value)
     mesh = engine.mesh
+    # the mesh names devices ("CPU:3"); their index is the rank
     ranks = np.asarray([device.device_index for device in map(tf.DeviceSpec.from_string, mesh.local_devices())])
     placement = Placement(ranks.reshape([mesh.dim_size(name) for name in mesh.dim_names]), mesh.dim_names)
     parts = {axis: sbp.split(dim) for dim, axis in enumerate(engine.sharding_specs) if axis != dtensor.UNSHARDED}

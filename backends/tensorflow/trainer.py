@@ -68,9 +68,11 @@ class Steps:
             build_for_prediction(self.model, data)
         else:
             build(self.model, data)
+        # given up for this model before: no new try for each batch
         if self._on_one_device is not None:
             return self._on_one_device(data)
         batch = put_batch(data, self.distribution, self.model)
+        # a new epoch, or other data: its first batch has the batch size, later ones may be the rest
         if source is not None and source is not self._source:
             self._source = source
             if batch.rows is not None:
@@ -78,6 +80,7 @@ class Steps:
         return self._run(batch, data)
 
     def _run(self, batch: MeshBatch, data: object) -> object:
+        # one program for each number of rows: DTensor needs static shapes
         function = self._function(batch)
         try:
             with on_mesh(view_of(self.distribution).mesh):
@@ -93,10 +96,12 @@ class Steps:
                 return self._run(batch, data)
             return self._run_on_one_device(data, error)
         except Exception as error:
+            # not of partitioning: the user's own error
             if self._trace.given_up is None:
                 raise
             return self._run_on_one_device(data, error)
         if function not in self._ran:
+            # said after the first run: before it, DTensor may still ask for more operations to be whole
             self._ran.add(function)
             unpartitioned.say_what_is_whole(self.model, self._trace, self._whole)
         return outputs
@@ -105,6 +110,7 @@ class Steps:
         if self.model.run_eagerly or self.distribution.strict:  # an eager step may have run in part
             raise unpartitioned.refusal(self.model, self._trace, error) from error
         unpartitioned.say_runs_on_one_device(self.model, self._trace, error)
+        # a train step may fail in its gradient alone, then evaluate and predict stay on the mesh
         if self.step != self.model.train_step:
             # the forward pass is in every step, so that the others would fail as well
             _forward_on_one_device.add(self.model)
@@ -171,6 +177,7 @@ def make_predict_function(
 
 
 def _joined(*parts: tf.Tensor) -> tf.Tensor:
+    # a prediction may be one number for a batch, which has no rows to join
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
 
 
@@ -183,12 +190,14 @@ def build(model: keras.Model, data: object) -> None:
     if is_built(model) and (optimizer is None or optimizer.built) and _compiled_parts_are_built(model):
         return
     own_step = type(model).train_step is not keras.Model.train_step
+    # KerasTensors instead of values: nothing is computed to learn the shapes
     shapes = tree.map_structure(_spec, data)
     try:
         model._symbolic_build(data_batch=shapes)
     except FlowError:
         raise
     except Exception:
+        # the variables of a model with its own step are made as the step is traced
         if not own_step:
             raise
 
@@ -218,6 +227,8 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
 
 def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
     """Hook on `Trainer.compile`: remember an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
+    # its place in `Trainer.compile(optimizer, loss, loss_weights, metrics, weighted_metrics, run_eagerly,
+    # steps_per_execution, jit_compile)`
     if kwargs.get("jit_compile") is True or (len(args) > 7 and args[7] is True):
         _asked_for_jit.add(model)
     else:

@@ -34,6 +34,7 @@ def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
     """The components of a host value, in the order of `dtensor.pack`; views, not copies."""
     parts = []
     for where in layout.mesh.local_device_locations():
+        # whole along every dim that no mesh axis splits
         index = [slice(None)] * value.ndim
         for dim, spec in enumerate(layout.sharding_specs):
             # even blocks: resolve gives DTensor no split that does not divide
@@ -98,6 +99,7 @@ def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable
     layout = dtensor.fetch_layout(value)
     parts = dtensor.unpack(value)
     where = layout.mesh.local_device_locations()
+    # level by level: first the blocks along the first split dim, within each those along the next
     used = [(dim, spec) for dim, spec in enumerate(layout.sharding_specs) if spec != dtensor.UNSHARDED]
 
     def joined(level: int, fixed: dict[str, int]) -> _Part:
@@ -128,6 +130,7 @@ def initialize_with_initializer(
         return mirrored_strategy.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     shape, dtype = tuple(variable._shape), variable._dtype
+    # three ways, the cheapest first: equal elements, draws in blocks, the whole value cut
     components = creation.constant(initializer, shape, dtype, layout)
     if components is None:
         components = creation.drawn(initializer, shape, dtype, layout)
@@ -143,6 +146,7 @@ def initialize(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
 ) -> object:
     """Hook on `Variable._initialize`: a variable from a value."""
+    # an initialiser, a variable of TensorFlow's own, or a tensor of a graph: Keras's own path
     if callable(value) or isinstance(value, tf.Variable) or not _is_known(value):
         return original(variable, value)
     if variable._shape is None:
@@ -168,6 +172,7 @@ def _layout_for(variable: keras.Variable, distribution: Distribution) -> KerasLa
 
 
 def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) -> None:
+    # a new TensorFlow variable for a new layout: DTensor's variables keep theirs for life
     old = getattr(variable, "_value", None)
     with tf.init_scope():
         variable._value = dtensor.DVariable(
@@ -295,6 +300,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     if variable._value is None:  # made by a symbolic build that has not ended
         variable._layout = layout
         return
+    # to a strategy, or away from one
     if mirrored_strategy.is_mirrored(layout.distribution) or mirrored_strategy.is_mirrored_variable(variable._value):
         mirrored_strategy.place(variable, layout)
         if mirrored_strategy.is_mirrored(layout.distribution):
@@ -308,6 +314,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         return
     target = layout_on(layout.layout, view_of(layout.distribution))
     old = variable._value
+    # the same shards on the same devices: only the distribution is another
     if isinstance(old, dtensor.DVariable) and old.layout == target:
         variable._layout = layout
         return

@@ -41,8 +41,10 @@ class WholeStep:
 
     def __call__(self, data: object) -> object:
         """Run the step on a host batch; the results are plain tensors."""
+        # with a distribution active, the hooks would put what the step makes on the mesh again
         current = distribution_lib.distribution()
         on_mesh = (variable for variable in _variables(self.model) if isinstance(variable._value, dtensor.DVariable))
+        # an optimizer and the model may list one variable twice; it must have one copy
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
         copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]

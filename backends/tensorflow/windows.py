@@ -61,10 +61,12 @@ class Window:
 
     def positions(self, inputs: tf.Tensor) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
         """Each position of the window, with the values under it at all places: [rows, *outputs, channels]."""
+        # a pad that pads nothing would still be an operation of the step
         if any(map(any, self.padding)):
             inputs = tf.pad(inputs, [(0, 0), *self.padding, (0, 0)])
         for position in itertools.product(*map(range, self.sizes)):
             dims = zip(position, self.outputs, self.strides, self.rates, strict=True)
+            # of the padded input: for position 1, rate 2, stride 3 the entries 2, 5, 8, ...
             cuts = (slice(at * rate, at * rate + (n - 1) * stride + 1, stride) for at, n, stride, rate in dims)
             yield position, inputs[(slice(None), *cuts, slice(None))]
 
@@ -75,6 +77,7 @@ class Window:
 
     def counts(self) -> np.ndarray:
         """Entries of the tensor in the window at each place, without padding: [1, *outputs, 1]."""
+        # computed when the step is traced: the counts depend on shapes only
         counts = np.ones(())
         for dim, (length, size) in enumerate(zip(self.lengths, self.sizes, strict=True)):
             first = np.arange(self.outputs[dim]) * self.strides[dim] - self.padding[dim][0]
@@ -99,6 +102,7 @@ def depthwise(
     window = _window(inputs, sizes, strides, dilation_rate or 1, padding, data_format)
     if window is None:
         return convolve(distribution, original, inputs, kernel, strides, padding, data_format, dilation_rate)
+    # [rows, *outputs, channels, 1] times [channels, multiplier]: each channel by its own filters
     products = [tf.expand_dims(part, -1) * kernel[at] for at, part in window.positions(by_rows(inputs))]
     total = functools.reduce(tf.add, products)
     channels = math.prod(cast("list[int]", kernel.shape.as_list())[-2:])
@@ -136,6 +140,7 @@ def average_pool(
 ) -> tf.Tensor:
     """Hook on `average_pool`: a sum over the positions of the window; padding does not count."""
     inputs = tf.convert_to_tensor(inputs)
+    # Keras: strides of a pool are its size where they are left out
     window = _window(inputs, pool_size, strides or pool_size, 1, padding, data_format)
     if window is None:
         return by_rows_only(original, inputs, pool_size, strides, padding, data_format)
@@ -182,6 +187,7 @@ def depthwise_conv2d(
         return original(values, kernel, strides, padding, data_format, dilations, name)
 
     filter = tf.convert_to_tensor(filter)
+    # explicit paddings, channels first and dilations are rare here: TensorFlow's own does them, on gathered dims
     plain = isinstance(padding, str) and (data_format or "C").endswith("C") and dilations in (None, 1, [1, 1], (1, 1))
     if not plain or not filter.shape.is_fully_defined():
         return by_rows_only(original, input, filter, strides, padding, data_format, dilations, name)
