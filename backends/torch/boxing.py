@@ -111,9 +111,11 @@ class _Recipe:
         return buffers.get("result")
 
     def _exchange(self, phase: _Phase, buffers: dict[str, torch.Tensor], like: torch.Tensor, here) -> None:
+        # one message for each receiver, in the order of the group
         packed = [_read(buffers[origin], region) for origin, region in phase.sends]
         # read before anything is written: a phase may read the buffer that it writes
         kept = [_read(buffers[origin], region) for origin, region, *_ in phase.keeps]
+        # the same on all ranks of the group, also on one that has nothing to send
         if self.communicates:
             out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
             arrived = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
@@ -153,6 +155,7 @@ def _read(buffer: torch.Tensor, region: Region) -> torch.Tensor:
 def _write(buffer: torch.Tensor, region: Region, values: torch.Tensor, first: bool) -> None:
     """Put values into a region, or add them where they are not the first."""
     slices, start, stop = region
+    # where the region is the whole box, no flat copy of it is made
     view = buffer[slices]
     if start == 0 and stop == view.numel():
         values = values.reshape(view.shape)
@@ -172,6 +175,7 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
         members = _parties(step, plan.ranks)[rank]
         communicates = _communicates(step, plan.ranks)
         # along an axis of one rank, or of a tensor without elements, there is nothing to send, and no group for it
+        # torch's own collectives are faster than an exchange where shards are equal
         has_native = step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides)
         native = step.kind if communicates and has_native else None
         holds = source.placement.contains(rank)
@@ -218,6 +222,7 @@ def _steps(plan: BoxingPlan) -> tuple[Step, ...]:
 @functools.lru_cache(maxsize=256)
 def _parties(step: Step, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """rank -> the ranks that its messages stay among in a step, in the order that torch gives a group: sorted."""
+    # axes along which the step sends nothing: ranks that differ there are in different groups
     apart = step.exchange.apart
     if not apart:
         return dict.fromkeys(ranks, tuple(sorted(ranks)))
@@ -252,6 +257,7 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
     def order(transfer: Message) -> tuple:
         return transfer.piece.box, transfer.piece.start, transfer.origin
 
+    # what stays on this rank is among these, with itself as sender
     received = list(receives(exchange, rank, phase))
     arriving = [part for part in received if part.sender != rank]
     # sender and receiver sort alike, so that a message needs no header

@@ -40,6 +40,7 @@ def check(exchange: str) -> None:
         FlowError: another rank called something else; it names the first differing call.
     """
     global _number, _skipped, _digest
+    # one rank cannot differ from itself
     if world().size == 1:
         return
     store = dist.distributed_c10d._get_default_store()  # private: torch 2.13 has no public name for the job's store
@@ -47,7 +48,9 @@ def check(exchange: str) -> None:
     _calls.clear()
     _skipped, _digest = 0, b""
     _number += 1
+    # the first rank to arrive writes its list, the others get that back
     first_calls = store.compare_set(f"keras_flow/sequence/{_number}", "", "\n".join(mine)).decode().split("\n")
+    # a rank is never so far behind: each of these exchanges waits for all
     if _number > _LAG and world().local_ranks[0] == 0:
         store.delete_key(f"keras_flow/sequence/{_number - _LAG}")
     if first_calls != mine:

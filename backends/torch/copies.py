@@ -33,7 +33,9 @@ def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
     variables = [variable for variable in variables if variable._value is not None]
     differ = torch.zeros(len(variables), dtype=torch.int64)
     for axis in range(mesh.ndim):
+        # a sum of bits, not of values: nan equals itself, and -0.0 differs from 0.0
         sums = torch.tensor([_sum_of_bits(v._value) if _is_copied(v._value, axis) else 0 for v in variables])
+        # the greatest of the negatives is the least: one all-reduce finds both
         bounds = torch.stack([sums, -sums])
         greatest = _greatest(bounds, mesh.get_group(axis))
         differ |= (greatest[0] != -greatest[1]).to(torch.int64)
@@ -55,6 +57,7 @@ def _is_copied(value: torch.Tensor, axis: int) -> bool:
 def _sum_of_bits(value: torch.Tensor) -> int:
     local = value.detach()
     local = local.to_local() if isinstance(local, DTensor) else local
+    # torch has no view of booleans as integers
     if local.dtype == torch.bool:
         return int(local.sum())
     return int(local.contiguous().view(_BITS[local.element_size()]).sum(dtype=torch.int64))

@@ -43,6 +43,7 @@ def constant(
     value = constant_of(initializer)
     if value is None:
         return None
+    # no draw and no whole value: every element is known
     local = [part.stop - part.start for part in layouts.local_slices(shape, mesh, placements)]
     piece = torch.full(local, value, dtype=core.to_torch_dtype(dtype), device=core.get_device())
     return layouts.from_local(piece, shape, mesh, placements)
@@ -104,8 +105,10 @@ def _piece(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:
+    # an initialiser may draw something else on its way, such as a matrix whose QR it takes
     if tuple(shape) != wanted.shape or not wanted.shape:
         return original(shape, *args, **kwargs)
+    # Keras's functions take these positions: (shape, low or mean, high or stddev, dtype, seed)
     given = dict(zip((*names, "dtype", "seed"), args, strict=False), **kwargs)
     low, high = (given.get(name, default) for name, default in zip(names, (0.0, 1.0), strict=True))
     dtype = core.to_torch_dtype(given.get("dtype") or "float32")
@@ -117,6 +120,7 @@ def _piece(
 def _walk(wanted: Target, dtype: torch.dtype, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
     """Draw the whole stream in chunks of rows, and keep this rank's elements."""
     slices = layouts.local_slices(wanted.shape, wanted.mesh, wanted.placements)
+    # a chunk is whole rows, so that it is a range of the stream
     rows, inner = wanted.shape[0], math.prod(wanted.shape[1:])
     step = max(1, _CHUNK_ELEMENTS // max(1, inner))
     # `normal_` fills blocks of 16 elements: chunks of whole blocks have the bits of one draw
@@ -128,6 +132,7 @@ def _walk(wanted: Target, dtype: torch.dtype, draw: Callable[[tuple[int, ...]], 
     out = torch.empty([part.stop - part.start for part in slices], dtype=dtype)
     first, last = slices[0].start, slices[0].stop
     for start, stop in zip(starts, [*starts[1:], rows], strict=True):
+        # drawn also where this rank keeps nothing of it: the stream must go on
         piece = draw((stop - start, *wanted.shape[1:]))
         low, high = max(start, first), min(stop, last)
         if low < high:
@@ -153,6 +158,7 @@ def _normal(
 def _truncated_normal(
     size: tuple[int, ...], mean: float, stddev: float, dtype: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
+    # Keras: four draws for each element, of which the first within two deviations is taken
     drawn = torch.normal(0, 1, size=(*size, 4), generator=generator, dtype=dtype)
     inside = ((drawn > -2) & (drawn < 2)).max(-1, keepdim=True)[1]
     return drawn.gather(-1, inside).squeeze(-1).mul_(stddev).add_(mean)

@@ -114,6 +114,7 @@ class BatchWatch:
             FlowError: on all ranks, naming the ranks and the input that differ.
         """
         index, self._seen = self._seen, self._seen + 1
+        # by number: all ranks compare the same batches, so that none waits alone
         if torch_distributed.is_initialized() and (index < _FIRST or index % _EVERY == 0):
             _compare(data, index)
         return index == 0

@@ -31,6 +31,7 @@ def init(devices: int | None, type: str | None) -> World:
         FlowError: the job has another number of ranks than asked for, or this host too few devices of the type.
     """
     global _world
+    # asked again without wishes: the answer stands
     if _world is not None and devices is None and type is None:
         return _world
     if torch_distributed.is_initialized():
@@ -40,6 +41,7 @@ def init(devices: int | None, type: str | None) -> World:
     if devices is not None and devices != size:
         raise FlowError(_wrong_size(devices, size))
     chosen = _chosen_type(type)
+    # before the group is made: NCCL binds a rank to the device that is current
     if chosen == "gpu":
         _take_gpu(size)
     if size > 1 and not torch_distributed.is_initialized():
@@ -65,6 +67,7 @@ def _join(rank: int, type: str) -> None:
     if "OMP_NUM_THREADS" not in os.environ:  # the ranks of one host share its cores
         here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // here))
+    # what everything that waits is limited by
     seconds = float(os.environ.get("KERAS_FLOW_TIMEOUT") or 1800)
     engine = "gloo" if type == "cpu" else "cpu:gloo,cuda:nccl"
     torch_distributed.init_process_group(engine, timeout=datetime.timedelta(seconds=seconds))
@@ -91,6 +94,7 @@ def _part(rank: int) -> None:
         until = time.monotonic() + _PARTING_SECONDS
         while count < torch_distributed.get_world_size() and time.monotonic() < until:
             time.sleep(0.02)
+            # adding nothing reads the counter
             count = store.add("keras_flow/parting", 0)
         store.add("keras_flow/parted", 1)
         # rank 0 serves the store: it leaves last
@@ -122,6 +126,7 @@ def _chosen_type(type: str | None) -> str:
 
 def _take_gpu(size: int) -> None:
     local, available = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    # without a launcher's word all ranks are on this host
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if ranks_here > available:
         raise FlowError(

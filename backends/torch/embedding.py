@@ -24,6 +24,7 @@ def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs
     of_table, of_indices, of_result = zip(
         *map(_along_axis, table.placements, indices.placements, [indices.ndim] * mesh.ndim), strict=True
     )
+    # uneven shards are looked up whole: a rank's first row is then not `index * rows`
     if not layouts.divides(table.shape, mesh, of_table) or not layouts.divides(indices.shape, mesh, of_indices):
         of_table = of_indices = of_result = layouts.replicated(mesh)
     local_table = table.redistribute(mesh, of_table)._local_tensor
@@ -31,6 +32,7 @@ def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs
     first = layouts.local_slices(table.shape, mesh, of_table)[0].start
     if any(part == Shard(0) for part in of_table):
         rows = local_indices - first
+        # an index of another rank's row looks up row 0 here, and its result is set to zero
         own = (rows >= 0) & (rows < len(local_table))
         local = operator(local_table, rows * own) * own.unsqueeze(-1)
     else:

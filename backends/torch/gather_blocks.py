@@ -54,15 +54,18 @@ class Asking:
                 pass
 
     def _coming(self, tensor: DTensor) -> Iterator[tuple[Index, torch.Tensor]]:
+        # [is there a block, start and stop of each dim]
         header = torch.empty(1 + 2 * tensor.ndim, dtype=torch.int64)
         for rank in range(1, torch_distributed.get_world_size()):
             while True:
                 torch_distributed.recv(header, rank)
                 is_block, *bounds = header.tolist()
+                # an empty header: this rank has sent all that it alone holds
                 if not is_block:
                     break
                 index = tuple(slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True))
                 block = torch.empty([part.stop - part.start for part in index], dtype=tensor.dtype)
+                # as bytes: gloo does not send every dtype
                 torch_distributed.recv(block.view(torch.uint8), rank)
                 yield index, block
 
@@ -120,10 +123,12 @@ def _own_blocks(tensor: torch.Tensor) -> Iterator[tuple[Index, torch.Tensor]]:
         return
     coordinates = tensor.device_mesh.get_coordinate()
     assert coordinates is not None
+    # of ranks with equal pieces, the one at index 0 of each broadcast axis sends
     if any(at for at, part in zip(coordinates, tensor.placements, strict=True) if part.is_replicate()):
         return
     first, *others = layouts.local_slices(tensor.shape, tensor.device_mesh, tensor.placements)
     local = tensor.to_local().detach().cpu()
+    # rows whose bytes fill a block; a row that is larger goes alone
     rows = max(1, _BLOCK * len(local) // max(1, local.numel() * local.element_size()))
     for start in range(0, len(local), rows):
         block = local[start : start + rows].contiguous()

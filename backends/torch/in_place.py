@@ -47,8 +47,10 @@ def handlers() -> Iterator[tuple[torch._ops.OpOverload, Callable[..., object]]]:
 def _functional(operator: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The operator that returns what this one writes: of the same name, and with the same arguments."""
     name = operator._schema.name.partition("::")[2]
+    # `__iand__` has the functional form `__and__`, `add_` has `add`
     packet = getattr(aten, f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_"), None)
     wanted = [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
+    # an operator has a form for each kind of arguments: tensor and number, or two tensors
     for overload in packet.overloads() if packet is not None else ():
         found = getattr(packet, overload)
         if [(argument.name, str(argument.type)) for argument in found._schema.arguments] == wanted:
@@ -80,6 +82,7 @@ def _compute(
     elif functional is not None and torch.Tag.nondeterministic_seeded not in operator.tags:
         new = functional(*args, **kwargs)
     else:  # random draws are those of one device for the logical tensor
+        # so a seeded program has one device's numbers, at the price of the whole tensor
         new = whole(target).clone()
         operator(new, *map(whole, args[1:]), **{name: whole(value) for name, value in kwargs.items()})
     _write(target, new)
@@ -88,6 +91,7 @@ def _compute(
 
 def _as(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """What `copy_` writes."""
+    # `copy_` casts and broadcasts
     if source.dtype != target.dtype:
         source = aten._to_copy.default(source, dtype=target.dtype)
     return source if source.shape == target.shape else aten.expand.default(source, list(target.shape))
@@ -102,6 +106,7 @@ def _write(target: torch.Tensor, new: torch.Tensor) -> None:
         # a gradient formula fills zeros that it has just made: they need not stay whole on every rank
         target._local_tensor, target._spec = new._local_tensor.to(target.dtype), _spec_like(new, target)
         return
+    # the piece keeps its memory: an optimizer's slots and views point to it
     _write_own(target, new)
     if isinstance(base, DTensor) and not _share_memory(target, base):
         _write_into_base(target, whole(new), base)
@@ -137,10 +142,12 @@ def _write_own(target: DTensor, new: torch.Tensor) -> None:
 
 def _write_into_base(view: DTensor, new: torch.Tensor, base: DTensor) -> None:
     """Where the elements of a view are in its base: the same view of the base's own positions says it."""
+    # each element of the base gets its number; the view of the numbers says which of them it shows
     positions = torch.arange(base.numel(), device=new.device).reshape(base.shape)
     written = torch.full((base.numel(),), -1, device=new.device)
     written[view._view_func_unsafe(positions).reshape(-1)] = torch.arange(new.numel(), device=new.device)
     own = written.reshape(base.shape)[layouts.local_slices(base.shape, base.device_mesh, _without_sums(base))]
+    # -1 where the view shows nothing of the base
     changed = own >= 0
     values = new.reshape(-1)[own[changed]].to(base.dtype)
     base._local_tensor[changed] = values if _is_first_summand(base) else torch.zeros_like(values)

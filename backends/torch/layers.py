@@ -32,6 +32,7 @@ def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) ->
 
     The latter where its variables are DTensors or will be. None while Keras infers shapes.
     """
+    # Keras infers shapes: there are no values to split
     if core.get_device() == "meta" or in_symbolic_scope():
         return None
     step = current_step()
@@ -78,6 +79,7 @@ def _call_outside(
     kwargs: dict[str, object],
 ) -> object:
     """A call by the program itself: logical tensors in, logical tensors out."""
+    # a functional model is being defined
     if any(_is_symbolic(leaf) for leaf in tree.flatten((args, kwargs))):
         return original(layer, *args, **kwargs)
     if _distribution_of(layer) is None:  # its first call makes its variables
@@ -111,6 +113,7 @@ def _is_symbolic(leaf: object) -> bool:
 
 
 def _distribution_of(layer: keras.Layer) -> Distribution | None:
+    # one variable on the mesh is enough: a layer's variables are laid by one distribution
     for variable in layer.variables:
         if isinstance(variable._value, DTensor):
             layout = keras_layout(variable)
@@ -185,6 +188,7 @@ def moments(
         return original(layer, inputs, mask)
     axes = tuple(layer._reduction_axes)
     if mask is None:
+        # E[x²] - E[x]², both sums in one message
         sums = torch.stack([inputs.sum(axes), inputs.square().sum(axes)])
         rows = inputs.shape[0] if step.inside is None else step.inside.logical(inputs.shape[0])
         count = math.prod(inputs.shape[axis] if axis else rows for axis in axes)

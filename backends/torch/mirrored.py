@@ -44,6 +44,7 @@ def call(
 ) -> object:
     """Call a layer within a mirrored step: by own rows where it acts row by row and each rank has some, else on all."""
     rows = _common_rows((args, kwargs))
+    # computed whole by all, with equal gradients: nothing to sum either
     if rows is None or not _shares(step, layer, rows) or row_interaction.of_layer(layer) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
@@ -170,6 +171,7 @@ class Reducer:
         self.reset()
         for variable in variables:
             stored = variable._value
+            # a variable that was re-laid has a new Parameter, without a hook
             if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
                 stored.register_post_accumulate_grad_hook(self._ready)
                 stored._keras_flow_reducer = self
@@ -179,6 +181,7 @@ class Reducer:
         self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
+        # no layer computed own rows: all ranks have the same gradients
         if not self.on:
             return
         if not self._closing:

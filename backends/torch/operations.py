@@ -82,6 +82,7 @@ def _register_convolution() -> None:
         if groups == 1:
             out_dim = 1 if transposed else 0
             candidates.append(signature(S(1), R, S(out_dim), S(0)))
+            # channels in are summed over: each rank has a summand, of the bias too
             candidates.append(signature(P, S(1), S(1 - out_dim), P))
         return candidates
 
@@ -105,6 +106,7 @@ def _register_attention() -> None:
     def of_mask(part: object, mask: object) -> list[object]:
         if mask is None:
             return []
+        # a mask [1, 1, t, t] is for all rows and heads, and stays whole
         splits = part.is_shard() and mask.ndim == 4 and mask.shape[part.dim] != 1  # type: ignore[attr-defined]
         return [part if splits else R]
 
@@ -164,6 +166,7 @@ def _register_solvers() -> None:
         def _(*args, outputs=outputs, **kwargs):
             tensors = [arg for arg in args if isinstance(arg, DTensorSpec)]
             rest = [None] * (len(args) - len(tensors) + len(kwargs))
+            # what is before the last two dims, the matrix: which system it is
             systems = max((tuple(one.shape) for one in tensors), key=len)[:-2]
             # pivots, and one right side of each system, have one dim less than matrices
             alike = all(tuple(one.shape)[: len(systems)] == systems and one.ndim > len(systems) for one in tensors)
@@ -199,6 +202,7 @@ def _register_along_a_dim() -> None:
 
 def _with_dim_from_the_front(strategy: Callable[[OpSchema], StrategyType], schema: OpSchema) -> StrategyType:
     grad, sizes, dim, *rest = schema.args_schema
+    # -1 is the last dim, as everywhere in torch
     counted = (grad, sizes, dim % len(sizes), *rest)  # type: ignore[arg-type, operator]
     return strategy(dataclasses.replace(schema, args_schema=counted))
 

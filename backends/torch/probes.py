@@ -36,6 +36,7 @@ def all_reduce(elements: int, ranks: int, repeats: int) -> list[float]:
     """
     group, rank = layouts.group(tuple(range(ranks))), layouts.this_rank()
     device = devices.rank_devices()[rank]
+    # the ranks that take part wait for these at the end, and the other way round: none runs ahead
     if rank >= ranks:
         torch_distributed.barrier()
         return []

@@ -27,6 +27,7 @@ def align() -> None:
     """Give all ranks rank 0's random states, with a warning where they differed. A collective of the whole job."""
     if not torch_distributed.is_initialized():
         return
+    # checksums first: states are kilobytes, and ranks that were seeded alike need send none
     states = _states()
     sums = [zlib.crc32(pickle.dumps(state)) for state in states]
     everyone = torch.zeros(torch_distributed.get_world_size(), len(sums), dtype=torch.int64)
@@ -95,6 +96,7 @@ def dropout(
         return inputs * from_logical(mask, inputs.device_mesh, placements)
     if step.inside is None:
         return original(inputs, rate, noise_shape, seed)
+    # the mask of all rows, of which this rank takes its own
     shape = (step.inside.logical(inputs.shape[0]), *inputs.shape[1:])
     if noise_shape is not None and noise_shape[0] == inputs.shape[0]:
         noise_shape = (shape[0], *noise_shape[1:])
@@ -111,6 +113,7 @@ def draw(
     rows only.
     """
     rows = cast("OwnRows", step.inside)  # a layer computes this rank's rows
+    # one number for all rows
     if not len(shape):
         return original(shape, *args, **kwargs)
     with computing(step, None):  # a draw may be made of another (truncated_normal)

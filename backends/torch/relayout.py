@@ -42,6 +42,7 @@ def redistribute_local_tensor(
     boxing_plan = _plan(current, target, str(local.dtype).removeprefix("torch."))
     if boxing_plan is None:
         return original(local, current, target, **options)
+    # a collective of DTensor's own may still be on its way
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     rank = world().local_ranks[0]
@@ -67,6 +68,7 @@ def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan |
     """
     if current.mesh != target.mesh or current.mesh.size() != world().size or current.tensor_meta is None:
         return None
+    # the mesh in its own order of ranks: [[3, 1], [0, 2]] is another placement than [[0, 1], [2, 3]]
     placement = Placement(current.mesh.mesh.tolist())
     described: list[Layout] = []
     for spec in (current, target):
@@ -76,4 +78,5 @@ def _plan(current: DTensorSpec, target: DTensorSpec, dtype: str) -> BoxingPlan |
             return None
         described.append(Layout(placement, tuple(parts), tuple(current.tensor_meta.shape)))  # type: ignore[arg-type]
     before, after = described
+    # 5 rows over 4 ranks: keras_flow's blocks are 2, 1, 1, 1, DTensor's 2, 2, 1, 0
     return plan(before, after, dtype) if before.divides and after.divides else None

@@ -53,6 +53,7 @@ def _gradient(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: di
     """The gradient of the pictures that this rank holds."""
     grad, size, shape, *rest = args
     grad = _by_pictures(grad)
+    # the shape that is asked for is the logical one; this rank has some of its rows and channels
     local = grad._local_tensor
     return _like(grad, operator(local, size, [*local.shape[:2], *shape[2:]], *rest, **kwargs), shape)
 

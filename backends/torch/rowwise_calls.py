@@ -30,6 +30,7 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
     """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
     if not layer.built or row_interaction.of_layer(layer) is not None:
         return False
+    # may gather its inputs and weights first: a collective for each time step costs more
     is_recurrent = row_interaction.is_recurrent(layer)
     if layout_of(args, kwargs) is None and not (is_recurrent and _can_lie_by_rows(args, kwargs)):
         return False
@@ -99,6 +100,7 @@ def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPl
     shared: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
     plain, rows = False, None
     for leaf in tree.flatten((args, kwargs)):
+        # partial sums and splits of features would need communication inside
         if isinstance(leaf, DTensor):
             if not leaf.ndim or any(
                 part.is_partial() or (part.is_shard() and part != Shard(0)) for part in leaf.placements

@@ -79,6 +79,7 @@ def throw_away_logs(_: object, original: Callable[..., object], callback: object
 
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
+    # a layer that is shared lists its variables twice
     unique = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
     for optimizer in optimizers_of(model):
         unique.update({id(variable): variable for variable in optimizer.variables})
@@ -135,6 +136,7 @@ def to_array(
 
 def _computes(layer: keras.Layer) -> bool:
     """Whether a layer writes values that it computes: it has to find them whole."""
+    # a user's method may compute with the weights, and needs whole ones
     own = not type(layer).save_own_variables.__module__.startswith("keras.src.")
     return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
 
@@ -146,12 +148,14 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
     computed = (
         [] if model is None else [v for layer in model._flatten_layers() if _computes(layer) for v in layer.variables]
     )
+    # gathered before rank 0 goes on alone: inside, the others answer questions only
     with variables.whole(computed, here=writes):
         if writes:
             with gather_blocks.asking(stored) as asking:
                 token = _alone.set(asking)
                 try:
                     action()
+                # kept until the others are told: raised at once, it would leave them waiting
                 except Exception as raised:
                     error = raised
                 finally:

@@ -27,6 +27,7 @@ def infer(
         return original(function, *args, **kwargs)
 
     def on_plain(*inputs: object, **named: object) -> object:
+        # on "meta" Keras has no values at all, and DTensors do not get in the way
         if core.get_device() != "meta":
             scope: Any = get_stateless_scope()  # Keras infers shapes inside one
             for variable in owner.variables:

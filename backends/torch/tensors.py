@@ -36,6 +36,7 @@ def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
 def put(value: np.ndarray, rank: int) -> torch.Tensor:
     """On the device of this rank."""
     device = rank_devices()[rank]
+    # numpy's bfloat16 (ml_dtypes) is unknown to torch: by way of float32, which holds it exactly
     if value.dtype.name == "bfloat16":
         return torch.from_numpy(value.astype("float32")).to(torch.bfloat16).to(device)
     return torch.from_numpy(np.array(value)).to(device)
@@ -58,6 +59,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
     """By a graph of its own."""
+    # a graph of its own: the values may be part of another one
     leaves = [value.detach().requires_grad_() for value in values]
     results = function(*leaves)
     detached = [result.detach() for result in results]

@@ -33,6 +33,7 @@ _watch = batches.BatchWatch()
 def enter(distribution: Distribution) -> None:
     """Make the mesh and the process groups, and take rank 0's random states."""
     placement = distribution.placement
+    # meshes and groups are collectives of the whole job: made once, here, where all ranks are
     layouts.mesh(placement)
     if layouts.has_peers():
         layouts.group(placement.ranks)
@@ -84,8 +85,10 @@ def make_function(
     """Hook on `make_{train,test,predict}_function`: wrap the step function that Keras stores."""
     _refuse(model)
     original(model, force)
+    # "make_train_function" stores "train_function"
     name = original.__name__.removeprefix("make_")
     function = getattr(model, name)
+    # Keras keeps a function that is made; wrapped twice, a batch would be cut twice
     if not hasattr(function, "keras_flow_step"):
         setattr(model, name, _wrapped(model, function, trains=name == "train_function"))
     _settle(model, distribution)
@@ -108,6 +111,7 @@ def remat(
         step = current_step()
         if step is None:
             return original(function)(*args, **kwargs)
+        # as in the first run: on its rows, or on all
         rows = step.inside
 
         def again(*inner_args: object, **inner_kwargs: object) -> object:
@@ -123,6 +127,7 @@ def retrack(model: keras.Model) -> None:
     """Tell torch's modules of replaced parameters: Keras hands them over once; `zero_grad` misses new ones."""
     for layer in model._flatten_layers():
         tracked = layer.__dict__.get("_modules", {}).get("_torch_params")
+        # built later, or a layer without weights
         if tracked is None:
             continue
         if any(
@@ -138,6 +143,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         distribution = active()
         if distribution is None:
             return function(data)
+        # before the checksums: a tensor and an array of the same numbers are equal
         data = batches.to_tensors(data)
         is_first = _watch.see(data)
         if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
@@ -185,6 +191,7 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
             )
         for variable in _variables_of(model, scalars=False):
             variables.as_view(variable, consistent)
+    # plain in both views, because callbacks and logs read them between steps
     for variable in model.metrics_variables:
         variables.keep_plain(variable)
         variables.as_view(variable, consistent=False)

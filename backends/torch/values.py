@@ -17,6 +17,7 @@ from keras_flow.backends.torch.gathering import whole
 
 def local_scalar(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Handler of `item()`, and with it of float, int, bool and `if`."""
+    # a collective: ranks that read a number must all read it
     return operator(whole(args[0]))
 
 

@@ -156,6 +156,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     if isinstance(stored, DTensor):
         variable._value = torch.nn.Parameter(to_logical(stored.detach()), requires_grad=stored.requires_grad)
         return True
+    # counters and seeds are equal on all ranks in either view
     if not stored.is_floating_point() or _stays_plain(variable):
         return False
     if not layouts.distributed(layout.distribution.placement):
@@ -167,6 +168,7 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """The piece that this process's rank holds, from the live tensor."""
     layout, stored = keras_layout(variable), variable._value
+    # a rank outside the placement has a whole copy, which is no shard of it
     if layout is not None and not layouts.is_member(layout.distribution.placement):
         return {}
     local = stored.detach()
@@ -217,10 +219,13 @@ def _as_dtensor(dtype: str, shape: object, layout: KerasLayout, of_layer: bool =
     if not layouts.distributed(layout.distribution.placement) or not core.to_torch_dtype(dtype).is_floating_point:
         return False
     made_by = creator()
+    # a DTensor here would make a collective of every read by a callback
     if _is_read_outside(made_by):
         return False
+    # learning rates and counts: scalars that are not of a layer
     if not len(tuple(shape)) and not of_layer and (made_by is None or made_by.kind != "layer"):  # type: ignore[arg-type]
         return False
+    # data parallel holds whole values, unless a model that mixes rows is being built in a step
     if layout.distribution.mirrored_view:
         step = current_step()
         return step is not None and step.consistent

@@ -47,6 +47,7 @@ def propagate(
     Returns:
         The rule's decision, which DTensor remembers, or the operator's result, which it hands on.
     """
+    # before any rule is asked: how many elements a mask chooses is known to nobody
     if operator in (aten.index.Tensor, aten.index_put.default) and _has_mask(args[1]):
         return _by_mask(operator, args, kwargs)
     if not is_trusted(operator):
@@ -56,8 +57,10 @@ def propagate(
         and isinstance(args[0], DTensor)
         and any(part.is_partial("sum") for part in args[0].placements)
     ):
+        # the tensor itself changes its layout, so that the next reader finds the sum ready
         _settle(args[0])
         return operator(*args, **kwargs)
+    # operator, layouts and shapes: decided once, and the same on all ranks
     schema = op_info.schema
     if schema not in _doubts:
         try:
@@ -73,6 +76,7 @@ def propagate(
     if doubt is None:
         return _without_rule(operator, args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs))
+    # gentlest first: gather along the doubtful axes, then sum what is partial, then give up on the rule
     for change in (functools.partial(_gathered, axes=doubt), _summed):
         new_args, new_kwargs = pytree.tree_map_only(DTensor, change, (args, kwargs))
         if not all(map(operator_is, leaves, pytree.tree_leaves((new_args, new_kwargs)))):
@@ -104,6 +108,7 @@ def _by_mask(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dic
     x, indices, *rest = args
     if operator is aten.index_put.default and len(indices) == 1 and indices[0].shape == x.shape:
         values, accumulate = rest[0], rest[1] if len(rest) > 1 else kwargs.get("accumulate", False)
+        # `x[mask] = number` is a choice between two tensors, element by element
         if values.numel() == 1 and not accumulate:
             return aten.where.self(indices[0], values.reshape(()), x)
     return run(operator, args, kwargs)
@@ -128,6 +133,7 @@ def run(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
             f"{_place()}: {operator} writes into tensors that are split over the ranks, which torch cannot do here. "
             "Use the function that returns a new tensor instead"
         )
+    # only where something is split does each rank compute more than it would
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
     if any(part.is_shard() for leaf in leaves for part in leaf.placements):
         _say(operator)
@@ -159,6 +165,7 @@ def _doubtful(spec: DTensorSpec) -> Iterator[int]:
     parts = [1] * len(spec.shape) if spec.tensor_meta is not None else []
     for axis, part in enumerate(spec.placements):
         if part.is_shard() and parts:
+            # several axes may split one dim: 8 rows over 2 and then 3 ranks do not divide
             parts[part.dim] *= spec.mesh.size(axis)  # type: ignore[attr-defined]
         is_plain = type(part) in (Shard, Replicate, Partial)
         if not is_plain or (part.is_shard() and parts and spec.shape[part.dim] % parts[part.dim]):  # type: ignore[attr-defined]
