@@ -63,6 +63,7 @@ def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a 
         raise FlowError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that Keras can name the file's own layers when it saves them
+    # a file may import its neighbours, as when it is run by itself
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     missing = [name for name in needs if not callable(getattr(module, name, None))]
@@ -81,6 +82,7 @@ def load_data(module: ModuleType) -> Data:
         FlowError: not two or four arrays, arrays of different lengths, or no rows.
     """
     values = module.load_data()
+    # two arrays are trained on; four have a part for validation
     if not isinstance(values, tuple | list) or len(values) not in (2, 4):
         raise FlowError(f"load_data() must return (x, y) or (x, y, x_val, y_val), got {type(values).__name__}")
     data = Data(*values)
@@ -147,6 +149,7 @@ def check_layouts(file: str | Path, layouts: Sequence[str]) -> None:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise FlowError(f"{file} is not a Python file: {error}") from error
+    # `distributions` may be defined, imported or assigned; `from x import *` may bring it
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not names & {"distributions", "*"}:
@@ -178,6 +181,7 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     if match := _DATA.match(layout):
         count = int(match[1])
         return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)))
+    # layouts that split variables need rules, which only the user can give
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:
         raise _unknown(layout, named)
@@ -205,6 +209,7 @@ def skeleton(module: ModuleType) -> str:
     lines, columns = [], True
     for variable in model.trainable_variables:
         rank = len(variable.shape)
+        # biases and scales are small, and follow their kernel
         if rank < 2:
             continue
         dim = rank - 1 if columns else rank - 2

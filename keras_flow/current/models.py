@@ -19,6 +19,7 @@ def distribution_of(model: keras.Layer) -> Distribution | None:
 
     None too where a distribution of Keras that is not ours is active: Keras then does as it says.
     """
+    # Keras's own question first: a distribution that is not ours may be active
     return active() if distribution_lib.distribution() is not None else remembered(model)
 
 

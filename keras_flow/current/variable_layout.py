@@ -50,6 +50,7 @@ class KerasLayout(TensorLayout):
     def __init__(self, given: VariableLayout, distribution: Distribution):
         self.given = given
         self.distribution = distribution
+        # as Keras writes them: one name for each dim, a tuple where several axes split it, None for none
         self._axes = tuple(
             None if not axes else axes[0] if len(axes) == 1 else axes
             for axes in (given.layout.axes_of_dim(dim) for dim in range(len(given.layout.shape)))

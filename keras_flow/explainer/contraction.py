@@ -43,11 +43,13 @@ def contract(
     weight = step.variable(kernel)
     out: dict[str, int] = {}
     sums: list[str] = []
+    # axis by axis: each splits the input, the weight, both or nothing
     for axis, ranks in step.axes.items():
         if ranks == 1:
             continue
         x = _label(product.input, step.splits[key].get(axis))
         w = _label(product.weight, weight.get(axis))
+        # both are split along the same label
         if w is not None and w == x:
             if w not in product.output:
                 sums.append(axis)  # rows meet columns: each rank has a part of the sum
@@ -126,7 +128,9 @@ def _gradient(
     step: StepCost, call: LayerCall, product: Product, kernel: keras.Variable, weight: dict[str, int], out: Splits
 ) -> None:
     """The gradient of a weight that is whole on an axis that splits the rows: a partial sum, which is all-reduced."""
+    # axes that split the output along a label that the weight has not: the rows
     axes = tuple(axis for axis, dim in out.items() if axis not in weight and product.output[dim] not in product.weight)
+    # no label in common: the input chooses rows instead of being multiplied
     is_table = not set(product.weight) & set(product.input)
     # TensorFlow reduces the sparse gradient of a table again in the update of each slot
     times = max(1, step.slots) if is_table and step.traffic.sparse_gradients_per_slot else 1
@@ -156,6 +160,7 @@ def add(step: StepCost, call: LayerCall, variable: keras.Variable, output_splits
     weight = step.variable(variable)
     rows = []
     for axis in step.axes:
+        # the output is split along this axis by something that the variable does not have: rows
         if axis in step.splits[key] and axis not in output_splits and axis not in weight:
             rows.append(axis)
         size = step.piece(tuple(variable.shape), weight, axis) * itemsize(variable.dtype)

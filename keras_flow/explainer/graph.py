@@ -69,6 +69,7 @@ class Graph:
 
     def new(self, tensor: object) -> int:
         """A key for a symbolic tensor."""
+        # numbers in the order of appearance; symbolic tensors have no names of their own
         key = len(self.tensors)
         shape = tuple(tensor.shape)  # type: ignore[attr-defined]
         if any(length is None for length in shape[1:]):
@@ -101,6 +102,7 @@ def graph_of(model: keras.Model, batch: int, is_leaf: Callable[[object], bool]) 
         return graph
     if not model.built:
         raise FlowError(_not_built(model))
+    # private: the shapes that `build` was given have no public name (Keras 3.15)
     shapes = getattr(model, "_build_shapes_dict", None)
     if not shapes:
         raise FlowError(_not_built(model))

@@ -23,6 +23,7 @@ CostFunction = Callable[[StepCost, LayerCall], None]
 
 def cost_function(layer: object) -> CostFunction | None:
     """The function that costs a layer or operation; None for an unknown layer with layers inside, each costed alone."""
+    # a subclass costs what its nearest known ancestor does
     for cls in type(layer).__mro__:
         if cls.__name__ in COST_FUNCTIONS:
             return COST_FUNCTIONS[cls.__name__]
@@ -51,6 +52,7 @@ def _kernel(layer: keras.Layer) -> keras.Variable:
 
 def dense(step: StepCost, call: LayerCall) -> None:
     """`Dense`: [..., c] x [c, d]."""
+    # letters without c and d, which are the features in and out
     rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
     contract(step, call, Product(f"{rows}c", "cd", f"{rows}d"), _kernel(call.layer), call.layer.bias)
     _activate(step, call)
@@ -61,6 +63,7 @@ def einsum_dense(step: StepCost, call: LayerCall) -> None:
     left, output = call.layer.equation.split("->")
     x, weight = left.split(",")
     ndim = len(step.shape(call.inputs[0]))
+    # upper case: an equation of the user's has lower case letters
     dots = "ABCDEFGH"[: ndim - len(x.replace("...", ""))]
     product = Product(x.replace("...", dots), weight, output.replace("...", dots))
     kernel, bias = _kernel(call.layer), call.layer.bias
@@ -79,6 +82,7 @@ def einsum_dense(step: StepCost, call: LayerCall) -> None:
 def convolution(step: StepCost, call: LayerCall) -> None:
     """Convolutions: positions stay whole, channels are contracted. [n, ..., c] x [..., c, d]."""
     ndim = len(step.shape(call.inputs[0]))
+    # of the input; upper case in the output, because positions are others after a convolution
     places = "abefg"[: ndim - 2]
     kernel_places = "xyz"[: ndim - 2]
     transposed = "Transpose" in type(call.layer).__name__
@@ -117,10 +121,12 @@ def embedding(step: StepCost, call: LayerCall) -> None:
 
 def attention(step: StepCost, call: LayerCall) -> None:
     """`MultiHeadAttention`, `GroupedQueryAttention`: projections to heads, products head by head, projection back."""
+    # query, value, key: the order of Keras's arguments; the key is the value where it is left out
     layer, graph = call.layer, step.graph
     query, *others = call.inputs
     value = others[0] if others else query
     key = others[1] if others[1:] else value
+    # keys of new tensors [rows, length, heads, size]
     projected = [
         _inner(step, call, part, source)
         for part, source in (
@@ -132,6 +138,7 @@ def attention(step: StepCost, call: LayerCall) -> None:
     heads = graph.tensors[projected[0]]
     query_splits = dict(step.splits[projected[0]])
     for axis, dim in list(query_splits.items()):
+        # Megatron splits heads (dim 2), which costs nothing here
         if dim == 3:  # the size of a head is summed over in the scores
             rows, length, count, _ = heads.shape
             keys = graph.tensors[projected[1]].shape[1]  # length of the sequence of keys
@@ -158,6 +165,7 @@ def attention(step: StepCost, call: LayerCall) -> None:
     step.splits[result] = query_splits
     step.keep(step.memory.attention_head_copies, result)
     step.trained.add(result)
+    # the projection back, as a call of its own: its inputs are the heads
     last = LayerCall(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
     einsum_dense(step, last)
 
@@ -182,6 +190,7 @@ def _context(step: StepCost, query: int, value: int) -> Spec:
 def batch_normalization(step: StepCost, call: LayerCall) -> None:
     """`BatchNormalization`: statistics of all rows, per channel."""
     layer, (key,) = call.layer, call.inputs[:1]
+    # -1 as a number from 0 up
     channel = layer.axis % len(step.shape(key))
     splits = dict(step.splits[key])
     for variable in (layer.gamma, layer.beta):
@@ -193,6 +202,7 @@ def batch_normalization(step: StepCost, call: LayerCall) -> None:
                 _gather_back(step, call, key, axis)
     step.set_outputs(call, splits)
     step.keep(step.memory.batch_normalization_tensors, call.outputs[0])
+    # every axis that splits something else than channels splits what the statistics are taken over
     rows = tuple(axis for axis, dim in splits.items() if dim != channel)
     channels = step.piece((step.shape(key)[channel],), {a: 0 for a, d in splits.items() if d == channel})
     forward, backward = step.traffic.batch_statistics_vectors
@@ -217,6 +227,7 @@ def layer_normalization(step: StepCost, call: LayerCall) -> None:
     step.set_outputs(call, splits)
     step.keep(step.memory.normalization_tensors, call.outputs[0])
     for axis in [axis for axis, dim in splits.items() if dim in over]:
+        # two numbers, mean and variance, for each place that keeps its own statistics
         rows = [length for dim, length in enumerate(step.shape(key)) if dim not in over]
         size = 2 * step.piece(tuple(rows), {a: 0 for a, d in splits.items() if d == 0}) * itemsize("float32")
         for phase in ("forward", "backward"):
@@ -241,6 +252,7 @@ def by_rows(step: StepCost, call: LayerCall) -> None:
     rows = {axis: 0 for key in call.inputs for axis, dim in step.splits[key].items() if dim == 0}
     step.set_outputs(call, rows)
     for variable in call.layer.variables:
+        # a scalar or a seed: nothing that could be split
         if not variable.shape or variable.path.endswith("seed_generator_state"):
             continue
         weight = step.variable(variable)
@@ -273,6 +285,7 @@ def by_shape(step: StepCost, call: LayerCall) -> None:
             for key in call.inputs
             if axis in step.splits[key]
         ]
+        # where the split would be in the output; None where no dim matches
         targets = {place for _, place in places}
         whole = [key for key in call.inputs if axis not in step.splits[key] and len(step.shape(key)) == len(out)]
         if len(targets) == 1 and None not in targets and (not whole or _cuts_freely(step, whole, next(iter(targets)))):

@@ -38,6 +38,7 @@ def ring(kind: str, size: int, ranks: int) -> int:
     >>> ring("all_gather", 1000, 4), ring("all_reduce", 1000, 4)
     (750, 1500)
     """
+    # all that is not on this rank yet; an all-reduce is a reduce-scatter and an all-gather, so twice that
     share = size * (ranks - 1) / ranks
     return round(2 * share if kind == "all_reduce" else share)
 
@@ -83,6 +84,7 @@ class StepCost:
     def local(self, key: int, splits: Splits | None = None, without: str | None = None) -> int:
         """Bytes of a tensor on one rank, in its own layout or in `splits`; the axis `without` counts as unsplit."""
         spec = self.graph.tensors[key]
+        # an empty layout is a layout too: the whole tensor
         splits = self.splits[key] if splits is None else splits
         return self.piece(spec.shape, splits, without) * itemsize(spec.dtype)
 
@@ -91,6 +93,7 @@ class StepCost:
         lengths = list(shape)
         for axis, dim in splits.items():
             if axis != without:
+                # rounded up: the largest shard says how long a step takes
                 lengths[dim] = -(-lengths[dim] // self.axes[axis])
         return math.prod(lengths)
 
@@ -107,6 +110,7 @@ class StepCost:
     def set_outputs(self, call: LayerCall, splits: Splits) -> None:
         """Set the layout of a call's outputs; splits of dims that an output does not have are dropped."""
         variables = getattr(call.layer, "trainable_variables", ())
+        # a tensor that no trained variable reaches has no gradient to send
         trained = bool(variables) or any(key in self.trained for key in call.inputs)
         for key in call.outputs:
             shape = self.shape(key)
@@ -123,6 +127,7 @@ class StepCost:
 
     def send(self, kind: str, axes: tuple[str, ...], size: int, phase: str, path: str, tensor: str, why: str) -> None:
         """Record a collective over `axes` of a tensor of `size` bytes; of one rank or no bytes it is none."""
+        # several axes are one collective over their product
         ranks = math.prod(self.axes[axis] for axis in axes)
         if ranks == 1 or size == 0:
             return

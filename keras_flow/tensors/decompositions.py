@@ -78,6 +78,7 @@ def _made_global(value: Any, like: GlobalTensor) -> GlobalTensor:
 @decomposes("mean", along="x")
 def mean(x: GlobalTensor, axis: Dims, keepdims: bool) -> GlobalTensor:
     """The sum divided by the count."""
+    # of the logical tensor, known without communication: only the sums have to be reduced
     count = math.prod(x.shape[dim] for dim in axis)
     total = ops.sum(_at_least_float32(x), axis=axis, keepdims=keepdims)
     return _cast(ops.divide(total, float(count)), _dtype_of_statistics(x.dtype))
@@ -101,6 +102,7 @@ def std(x: GlobalTensor, axis: Dims, keepdims: bool) -> GlobalTensor:
 def moments(x: GlobalTensor, axes: Dims, keepdims: bool, synchronized: bool) -> tuple[GlobalTensor, GlobalTensor]:
     """Mean and variance. Global tensors are always synchronized, as their statistics are those of all ranks."""
     precise = _at_least_float32(x)
+    # synchronized or not: the argument says whether replicas exchange sums, and there is one logical tensor here
     both = ops.mean(precise, axis=axes, keepdims=keepdims), ops.var(precise, axis=axes, keepdims=keepdims)
     if x.dtype == "float16":  # as keras.ops: what float16 cannot hold becomes its largest number
         both = tuple(ops.clip(moment, -65504.0, 65504.0) for moment in both)
@@ -117,6 +119,7 @@ def _is_elementwise_norm(arguments: Mapping[str, Any], dims: Dims) -> bool:
 @decomposes("norm", along="x", only_if=_is_elementwise_norm)
 def norm(x: GlobalTensor, ord: Any, axis: Dims, keepdims: bool) -> GlobalTensor:
     """Vector norms and the Frobenius norm, by a sum or an extreme of the elements."""
+    # before the squares, which half precision could not hold
     x = _cast(x, _dtype_of_statistics(x.dtype))
     if ord in (math.inf, -math.inf):
         return (ops.max if ord > 0 else ops.min)(ops.absolute(x), axis=axis, keepdims=keepdims)
@@ -173,6 +176,7 @@ def _extremes_of_blocks(name: str, x: GlobalTensor, dims: Sequence[int]) -> Glob
 def logsumexp(x: GlobalTensor, axis: Dims, keepdims: bool) -> GlobalTensor:
     """`log(sum(exp(x)))`, with the largest element taken out."""
     top = _largest(x, axis)
+    # log(sum(exp(x))) = log(sum(exp(x - top))) + top for any top
     top = ops.where(ops.isfinite(top), top, 0.0)  # where all are -inf the result is -inf, and -inf - -inf is NaN
     total = ops.log(ops.sum(ops.exp(x - top), axis=axis, keepdims=True)) + top
     return total if keepdims else ops.squeeze(total, axis)
@@ -181,6 +185,7 @@ def logsumexp(x: GlobalTensor, axis: Dims, keepdims: bool) -> GlobalTensor:
 @decomposes("softmax", along="x")
 def softmax(x: GlobalTensor, axis: Dims) -> GlobalTensor:
     """`exp(x)` divided by its sum, with the largest element taken out."""
+    # at most 1, so that nothing overflows
     parts = ops.exp(x - _largest(x, axis))
     return parts / _reduced(ops.sum(parts, axis=axis, keepdims=True))
 
@@ -188,6 +193,7 @@ def softmax(x: GlobalTensor, axis: Dims) -> GlobalTensor:
 @decomposes("log_softmax", along="x")
 def log_softmax(x: GlobalTensor, axis: Dims) -> GlobalTensor:
     """`x - log(sum(exp(x)))`, with the largest element taken out."""
+    # the logarithm of the sum, not of each quotient: small probabilities stay apart from 0
     off = x - _largest(x, axis)
     return off - ops.log(ops.sum(ops.exp(off), axis=axis, keepdims=True))
 
@@ -203,6 +209,7 @@ def categorical_crossentropy(target: Any, output: GlobalTensor, from_logits: boo
 def sparse_categorical_crossentropy(target: Any, output: GlobalTensor, from_logits: bool, axis: Dims) -> GlobalTensor:
     """As `categorical_crossentropy`, with one-hot targets that each rank makes for its classes."""
     classes = _made_global(target, output)
+    # targets [rows, 1] are accepted as [rows], as by keras.ops
     if classes.ndim == output.ndim and classes.shape[-1] == 1:
         classes = ops.squeeze(classes, -1)
     target = ops.one_hot(classes, output.shape[axis[0]], axis=axis[0], dtype=output.dtype)

@@ -60,6 +60,7 @@ def decomposes(
             tensor = arguments[along]
             if not isinstance(tensor, GlobalTensor):
                 return None
+            # None is every dim, -1 the last: from here on they are numbers from 0 up
             dims = tuple(sorted(dims_of(arguments[axis], tensor.ndim)))
             is_split = any(isinstance(part, Split) and part.dim in dims for part in tensor.sbp)
             if not is_split or (only_if is not None and not only_if(arguments, dims)):
@@ -86,12 +87,14 @@ def cheapest(name: str, function: Callable[..., Any], arguments: Mapping[str, An
     program = DECOMPOSITIONS[name](arguments) if name in DECOMPOSITIONS else None
     if program is None:
         return run(name, function, arguments)
+    # values do not matter for the cost, so that a training loop asks once
     layouts = tree.map_structure(
         lambda leaf: (leaf.layout, leaf.dtype) if isinstance(leaf, GlobalTensor) else leaf, dict(arguments)
     )
     key = (name, repr(layouts))
     if key not in _is_cheaper:
         as_one = functools.partial(run, name, function, arguments)
+        # an operator that is part of a decomposition has been through this itself
         _is_cheaper[key] = dry_run.cost_of(program) < dry_run.cost_of(as_one)
     return program() if _is_cheaper[key] else run(name, function, arguments)
 
@@ -115,10 +118,12 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
     leaves = [(key, leaf) for key, value in arguments.items() for leaf in tree.flatten(value)]
     inputs = [leaf for _, leaf in leaves if isinstance(leaf, GlobalTensor)]
     _check_one_placement(name, inputs)
+    # Keras says what comes out; no table of shapes of our own can then contradict it
     described = _describe(function, arguments)
     outputs = tree.flatten(described)
     _check_shapes_known(name, arguments, outputs)
     dtypes = [output.dtype for output in outputs]
+    # what is no tensor: axes, shapes, limits. A signature may depend on them
     options = {key: value for key, value in arguments.items() if not any(map(_is_global, tree.flatten(value)))}
     call = OperatorCall(
         name,
@@ -178,6 +183,7 @@ def _arrays_made_global(name: str, arguments: Mapping[str, Any]) -> dict[str, An
         if not leaf.ndim:
             if key not in _OPERANDS or name in _PRODUCTS:
                 return leaf.item()
+            # two scalars: both have a say in the dtype, as in keras.ops
             if not tensors[0].ndim:
                 return leaf.astype(numpy_dtype(default_of_array(leaf)))[()]
             leaf = leaf.reshape(1)  # torch lets a tensor without dims have no say in the dtype of the result
@@ -225,6 +231,7 @@ def _check_shapes_known(name: str, arguments: Mapping[str, Any], outputs: Sequen
 
 
 def _choose(call: OperatorCall, inputs: Sequence[GlobalTensor], out_dtypes: Sequence[str]) -> Choice:
+    # options may hold lists, which have no hash
     key = (call.name, call.inputs, call.outputs, repr(sorted(call.options.items())), call.names)
     layouts = tuple(tensor.layout for tensor in inputs)
     return _cached_choice(
@@ -272,6 +279,7 @@ def compute_on_ranks(
         dtypes: of the results.
     """
     placement = boxed[0].placement
+    # by rank; those of ranks of other processes are not here
     shards: list[dict[int, Any]] = [{} for _ in layouts]
     pullbacks: dict[int, Callable[..., list]] = {}
     is_watched = tape.watches(inputs)
@@ -303,6 +311,7 @@ def _with_pullback(
     float_results = [place for place, dtype in enumerate(dtypes) if is_float(dtype)]
 
     def of_floats(*given: Any) -> list:
+        # whole numbers among the inputs are constants to the derivative
         filled = list(values)
         for place, value in zip(float_inputs, given, strict=True):
             filled[place] = value

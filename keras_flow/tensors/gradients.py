@@ -75,6 +75,7 @@ class ValueAndGrad:
         gradients: Any = tree.map_structure(
             lambda leaf: at_leaf(leaf, by_id) if isinstance(leaf, GlobalTensor) else None, chosen
         )
+        # a loss may come out as a partial sum; what the program reads is the sum
         whole = value.to_global(sbp=(_sbp.broadcast,) * value.placement.ndim)
         single = isinstance(self.argnums, int) or (self.argnums is None and len(args) == 1)
         return whole, gradients[0] if single else tuple(gradients)
@@ -82,6 +83,7 @@ class ValueAndGrad:
     def record(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[object], GlobalTensor, Tape]:
         """Run the function; returns the arguments to differentiate, as it was given them, its value, and the tape."""
         given = list(args)
+        # by number, so that -1 names the last argument, as in JAX
         places = range(len(args)) if self.argnums is None else np.atleast_1d(self.argnums).tolist()
         for place in places:
             if not -len(args) <= place < len(args):
@@ -152,6 +154,7 @@ def walk_back(
     gradients = {id(result): cotangent for result, cotangent in cotangents_of_results}
 
     def add(tensor: GlobalTensor, gradient: GlobalTensor) -> None:
+        # a tensor that several operators used has the sum of their gradients
         before = gradients.get(id(tensor))
         gradients[id(tensor)] = gradient if before is None else ops.add(before, gradient)
 
@@ -175,6 +178,7 @@ def _through_boxing(record: BoxingRecord, cotangent: GlobalTensor) -> GlobalTens
     before = record.before
     if record.grad_sbp is not None:
         return change_layout(cotangent, Layout(before.placement, record.grad_sbp, before.shape))
+    # an operator needs its cotangents on the ranks where it computed
     if cotangent.placement != before.placement:
         return change_layout(cotangent, Layout(before.placement, without_partial(before.sbp), before.shape))
     return cotangent
@@ -188,6 +192,7 @@ def _through_operator(
     fixed = _axes_of_equal_work(record, cotangents)
     boxed = []
     for result, cotangent in zip(record.results, cotangents, strict=True):
+        # indices and truth values have no cotangent
         if not is_float(result.dtype):
             continue
         if cotangent is None:  # the program did not use this result
@@ -217,6 +222,7 @@ def _axes_of_equal_work(record: OperatorRecord, cotangents: Sequence[GlobalTenso
 
     That is B, or P where a cotangent is partial: an operator's derivative is linear, so summands stay summands.
     """
+    # B everywhere: each rank did all of the work, so each has the whole gradient and not a summand of it
     layouts = [tensor.sbp for tensor in (*record.boxed, *record.results)]
     given = [cotangent.sbp for cotangent in cotangents if cotangent is not None]
     return [

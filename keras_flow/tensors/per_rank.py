@@ -5,8 +5,7 @@ shape (`reshape`, `broadcast_to`) get the rank's own, and those that name logica
 length 1) have a function of their own in `_WITH_PLACES`.
 
 Example: `x[2:5]` of 8 rows split over 4 ranks. Rank 1 holds rows 2 and 3, which are rows 0 and 1 of the result. It
-    gives
-these and zeros for the third row; ranks 0 and 3 give zeros only. The signature of `getitem` along a split dim is
+gives these, and zeros for the third row; ranks 0 and 3 give zeros only. The signature of `getitem` along a split dim is
 `S(0) -> P`, so the sum over the ranks is the result.
 """
 
@@ -50,6 +49,7 @@ def function_of_rank(
     """
     with_places = _WITH_PLACES.get(call.name)
     replaced = dict(arguments)
+    # `reshape(x, (8, 3))` with rows split over 2 ranks is `reshape(shard, (4, 3))` on each
     if call.name in _SHAPE_ARGUMENT:
         replaced[_SHAPE_ARGUMENT[call.name]] = outputs[0].local_shape(rank)
     if call.name in _REDUCTIONS and replaced["axis"] is None and replaced["keepdims"]:
@@ -64,6 +64,7 @@ def function_of_rank(
             result = with_places(call, inputs, outputs, rank, *shards)
             if result is not None:
                 return [result]
+        # shards come in the order in which the tensors stand among the arguments
         rest = iter(shards)
         filled = {
             key: tree.map_structure(lambda leaf: next(rest) if isinstance(leaf, GlobalTensor) else leaf, value)
@@ -90,8 +91,10 @@ def _take(
         # on torch Keras 3.15 wraps negative indices by the length of dim 0, not by that of the flattened table
         return ops.take(ops.reshape(table, (-1,)), indices, axis=0)
     axis = int(call.option("axis")) % len(call.inputs[0])
+    # the rank has all rows: the operator itself is right
     if not any(part == Split(axis) for part in inputs[0].nd_sbp):
         return None
+    # the rows that this rank has, and how many there are in all
     block, length = inputs[0].local_slices(rank)[axis], call.inputs[0][axis]
     if block.stop == block.start:
         return ops.zeros(outputs[0].local_shape(rank), table.dtype)
@@ -103,6 +106,7 @@ def _take(
     # rows of other ranks read row 0, which `where` replaces below; `length` is out of range on every rank
     own = ops.where(is_here, wrapped - block.start, ops.where(is_elsewhere, 0, length))
     rows: Any = ops.take(table, own, axis=axis)
+    # the mask over looked-up rows, with dims of 1 for those of the table, to broadcast
     shape = (1,) * axis + tuple(indices.shape) + (1,) * (len(call.inputs[0]) - axis - 1)
     return ops.where(ops.reshape(is_elsewhere, shape), ops.zeros((), rows.dtype), rows)
 
@@ -118,6 +122,7 @@ def _one_hot(call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Lay
     block = outputs[0].local_slices(rank)[new]
     if block == slice(0, call.outputs[0][new]):
         return None
+    # the numbers of this rank's classes along the new dim: [1, ..., classes, ..., 1]
     shape = [1] * len(call.outputs[0])
     shape[new] = block.stop - block.start
     numbers: Any = ops.arange(block.start, block.stop, dtype=indices.dtype)
@@ -139,6 +144,7 @@ def _local_entries(call: OperatorCall, layout: Layout, rank: int) -> list[tuple[
                 return None
             found.append((entry - block.start, 0, 1))
             continue
+        # a slice as the logical indices that it names: 7:2:-2 of 8 is 7, 5, 3
         wanted = range(*entry.indices(length))
         here = [place for place, index in enumerate(wanted) if block.start <= index < block.stop]
         if not here:
@@ -166,6 +172,7 @@ def _getitem(call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Lay
     is_whole = [length == wanted for length, wanted in zip(taken.shape, shape, strict=True)]
     if all(is_whole):
         return taken
+    # zeros where other ranks have the elements, so that the sum over the ranks is the result
     padding = [
         (0, 0) if whole else (place, wanted - place - count)
         for whole, (place, count), wanted in zip(is_whole, places, shape, strict=True)
