@@ -54,10 +54,12 @@ def convolve(
         kwargs: the same by name.
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
+    # one group: XLA's partitioner has the right gradients, and splits channels too
     if original.__name__ == "conv" and not _has_groups(inputs, weights, *args, **kwargs):
         return convolve_transposed(distribution, original, inputs, weights, *args, **kwargs)
     divides = distribution.batch_plan(inputs.shape[0]).divides
     rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
+    # the kernel goes in whole, so that its gradient is a sum over the axes of the rows, and over no other
     by_own_rows = jax.shard_map(
         lambda own_rows, weights: original(own_rows, weights, *args, **kwargs),
         mesh=mesh(distribution.placement),
@@ -86,6 +88,7 @@ def convolve_transposed(
         kwargs: the same by name.
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
+    # the window's dims; the last two are channels, which may stay split
     weights = whole_on(weights, range(weights.ndim - 2), distribution.placement)
     return pool(distribution, original, inputs, weights, *args, **kwargs)
 
@@ -108,6 +111,7 @@ def pool(
 
     arguments = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
     last = backend.standardize_data_format(arguments.get("data_format")) == "channels_last"
+    # [rows, *positions, channels] or [rows, channels, *positions]
     positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
     outputs = original(whole_on(inputs, positions, distribution.placement), *args, **kwargs)
     return whole_on(outputs, positions, distribution.placement)
@@ -124,4 +128,5 @@ def _has_groups(
     from keras.src import backend
 
     channels = inputs.shape[-1 if backend.standardize_data_format(data_format) == "channels_last" else 1]
+    # the kernel has the channels of one group
     return kernel.shape[-2] != channels

@@ -29,6 +29,7 @@ def mesh(placement: Placement) -> Mesh:
 @functools.cache
 def _mesh(placement: Placement, axis_names: tuple[str, ...]) -> Mesh:
     """Names are a key of their own: equal placements may have others."""
+    # None: the devices that JAX computes on by default
     devices = jax.devices(placement.type)
     return Mesh(np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), axis_names)
 
@@ -61,6 +62,7 @@ def whole_on(value: jax.Array, dims: Collection[int], placement: Placement) -> j
 
 
 def _spec(layout: Layout) -> PartitionSpec:
+    # axes for each dim, because several may split one
     dims: list[tuple[str, ...]] = [() for _ in layout.shape]
     for axis, part in zip(layout.placement.axis_names, layout.nd_sbp, strict=True):
         if isinstance(part, Split):

@@ -60,12 +60,15 @@ def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> ob
         args: its arguments, among which may be batches that do not divide (`data.Uneven`).
     """
     distribution = expected()
+    # batches that do not divide come padded; inside the step the padding is cut off again
     logical = data.to_logical(args)
+    # traced before it is compiled: only then is it known which operations, of gradients too, a step has
     program, shape = jax.make_jaxpr(function, return_shape=True)(*logical)  # type: ignore[misc]
     hidden = sorted(set(_unproven_in_loops(program.jaxpr))) if data.has_uneven(args) else []
     if hidden:  # a loop's body is one program: no operation of it can be given gathered dims alone
         _warn(hidden, distribution.num_model_replicas)
         logical = data.to_logical(args, whole=True)
+    # a program takes and returns flat lists
     leaves = jax.tree.leaves(logical)
     if not all(map(splits_left_over_dims, _equations(program.jaxpr))):
         results = _evaluated(program, leaves, _LeftOver(distribution))
@@ -80,6 +83,7 @@ def splits_left_over_dims(equation: core.JaxprEqn) -> bool:
     Concatenations are where their parts are of equal length: with other parts along a split dim they are wrong.
     """
     if equation.primitive.name == "concatenate":
+        # [3, 2] and [3, 2] joined along dim 1 are right, [3, 2] and [3, 1] are wrong
         dim = equation.params["dimension"]
         return len({part.aval.shape[dim] for part in equation.invars}) == 1  # type: ignore[attr-defined]
     return equation.primitive.name in SPLITS_LEFT_OVER_DIMS
@@ -101,6 +105,7 @@ def _unproven_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
     """Names of unproven operations inside loops, branches and whatever else has a program of its own."""
     for equation in jaxpr.eqns:
         for inner in core.jaxprs_in_params(equation.params):
+            # its operations can be looked at one by one
             if equation.primitive.name in _INLINED:
                 yield from _unproven_in_loops(inner)
             elif equation.primitive.name != "shard_map":
@@ -113,10 +118,12 @@ class _LeftOver:
 
     def __init__(self, distribution: Distribution):
         self.placement = placement = distribution.placement
+        # each axis alone, those that split the batch together, and those that rules put on one dim
         groups = [(axis,) for axis in placement.axis_names] + [distribution.batch_axes, *distribution.joined_axes]
         self.sizes = {math.prod(placement.axis_size(axis) for axis in group) for group in groups}
 
     def __call__(self, value: jax.Array) -> jax.Array:
+        # by length alone: what XLA splits inside a program is known to XLA only
         left_over = [dim for dim, length in enumerate(value.shape) if any(length % size for size in self.sizes)]
         return whole_on(value, left_over, self.placement) if left_over else value
 
@@ -131,11 +138,13 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftO
     for equation in jaxpr.eqns:
         inputs = [var.val if isinstance(var, core.Literal) else values[var] for var in equation.invars]
         inner = _body(equation)
+        # a call with an unproven operation inside is opened, so that only that one is gathered
         if inner is not None and not all(map(splits_left_over_dims, _equations(inner.jaxpr))):
             outputs = _evaluated(inner, inputs, left_over)
         else:
             proven = splits_left_over_dims(equation)
             operands = inputs if proven else list(map(_gathered(left_over), inputs))
+            # the options under which the operation was traced (64 bits, a mesh)
             with equation.ctx.manager:
                 outputs = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
             outputs = outputs if equation.primitive.multiple_results else [outputs]

@@ -36,6 +36,7 @@ def along(before: int, after: int) -> Callable[..., Any]:
         distribution: Distribution, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Hook on functions of windows: neither the last dims of the argument nor those of the result are split."""
+        # complex signals are pairs of arrays, real part and imaginary part
         result = original(jax.tree.map(functools.partial(_unsplit, distribution, before), x), *args, **kwargs)
         return jax.tree.map(functools.partial(_unsplit, distribution, after), result)
 
@@ -45,6 +46,7 @@ def along(before: int, after: int) -> Callable[..., Any]:
 def _unsplit(distribution: Distribution, count: int, value: Any) -> jax.Array:
     """The value with its last dims gathered; where its rows do not divide, with all of them gathered."""
     value = jax.numpy.asarray(value)
+    # rows that do not divide are padded where they are split, and windows would count the padding
     divides = value.ndim > 0 and distribution.batch_plan(value.shape[0]).divides
     first = max(value.ndim - count, 0) if divides else 0
     return whole_on(value, range(first, value.ndim), distribution.placement)
@@ -74,11 +76,13 @@ def transform(
         lengths: of the transformed dims, the last ones.
     """
     divides = x.ndim > len(lengths) and distribution.batch_plan(x.shape[0]).divides
+    # rows left over: every rank transforms all of them
     rows = PartitionSpec(distribution.batch_axes or None) if divides else PartitionSpec()
 
     def row_major(value: jax.Array) -> jax.Array:
         return with_layout_constraint(value, MemoryLayout(tuple(range(value.ndim))))
 
+    # own rows, in a program of the rank's own: nothing is left to the partitioner
     by_rank = jax.shard_map(
         lambda own: row_major(original(row_major(own), kind, lengths)),
         mesh=mesh(distribution.placement),

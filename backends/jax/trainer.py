@@ -43,6 +43,7 @@ def jit(
         return partitioning.partitioned(function, args)
 
     compiled: Callable[..., object] = original(step, **options)  # type: ignore[assignment]
+    # with as many threads as ranks, steps may run ahead
     if not devices.must_await_steps():
         return compiled
 
@@ -85,6 +86,7 @@ def recover(model: keras.Model) -> None:
 
     Keras takes the values off during a loop and, when a step raises in `evaluate` or `predict`, does not put them back.
     """
+    # what the last finished step left is newer than what was remembered
     if getattr(model, "_jax_state", None):
         model.jax_state_sync()
     for variable, value in _purged.pop(model, []):

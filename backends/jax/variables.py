@@ -36,6 +36,7 @@ def initialize_with_initializer(
 
     An initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory.
     """
+    # Keras asks for a layout after the value is made; here the value depends on it
     if variable._layout is None:
         variable._layout = distribution.get_variable_layout(variable)
     layout = keras_layout(variable)
@@ -43,6 +44,7 @@ def initialize_with_initializer(
         return original(variable, initializer)
     sharding = engine_layout(layout.layout)
     value = creation.constant(initializer, variable._shape, variable._dtype, sharding)
+    # every device holds the whole value anyway: Keras's own way
     if value is None and layout.layout.is_broadcast:
         return original(variable, initializer)
     if value is None:
@@ -95,6 +97,7 @@ def from_logical(value: np.ndarray, sharding: Sharding, dtype: np.dtype | None =
 
 
 def _ranks(sharding: Sharding) -> dict[jax.Device, int]:  # pyright: ignore[reportInvalidTypeForm]
+    # a rank is an index among the devices of one platform: a GPU host has CPUs too
     platform = next(iter(sharding.device_set)).platform
     return {device: rank for rank, device in enumerate(jax.devices(platform))}
 

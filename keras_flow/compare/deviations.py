@@ -37,9 +37,11 @@ def drift(steps: int) -> float:
 def of_losses(actual: Sequence[float], expected: Sequence[float]) -> Deviation:
     """Loss at each step: `|a - b| <= 1e-5 |b| + 1e-7` for 20 steps."""
     a, b = np.asarray(actual, "float64"), np.asarray(expected, "float64")
+    # a run that stopped early or diverged: no share of a tolerance says how far off that is
     if a.shape != b.shape or not np.isfinite([*a, *b]).all():
         return Deviation(float("inf"), float("inf"))
     gap = np.abs(a - b)
+    # the tolerance grows with the step: 1.5 times at step 30
     limit = (LOSS_RELATIVE * np.abs(b) + LOSS_ABSOLUTE) * np.maximum(1.0, np.arange(1, len(b) + 1) / STEPS)
     return Deviation(float(gap.max()), float((gap / limit).max()))
 

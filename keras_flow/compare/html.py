@@ -68,6 +68,7 @@ def _table(result: Comparison) -> str:
         first = ' class="first"' if last not in (None, run.backend) else ""
         last = run.backend
         cells = [Text.from_markup(cell).plain for cell in row(run, metric)]
+        # cells of backend, layout and two more; then the deviations; `not <=` is true for nan as well
         over = [False] * 4 + [not run.loss_share <= 1, not run.weights_share <= 1] + [False] * 6
         rows.append(
             f"<tr{first}>"
@@ -80,6 +81,7 @@ def _table(result: Comparison) -> str:
 
 
 def _charts(result: Comparison) -> str:
+    # one scale for all charts, so that engines can be compared by eye
     top = max((loss for run in result.runs for loss in run.losses if isfinite(loss)), default=1.0)
     return "".join(
         _chart(backend, [run for run in result.runs if run.backend == backend], top)
@@ -131,6 +133,7 @@ def _holdings(result: Comparison) -> str:
 
 
 def _holding(run: RunResult, result: Comparison) -> str:
+    # the shapes of one device are the logical ones
     single = next(each for each in result.runs if each.backend == run.backend and each.layout == "1")
     whole = {path: shape for path, shape in single.shapes[0].items() if "seed_generator" not in path}
     paths = [path for path in run.shapes[min(run.shapes)] if "seed_generator" not in path]
@@ -154,6 +157,7 @@ def _bar(run: RunResult, rank: int, path: str, whole: list[int], x: int, y: int,
     """The outline of a variable, and in it the rank's share, filled, at the position of its block."""
     shard = run.shapes[rank][path]
     colour = _COLOURS[0]
+    # of the bar's width: where this rank's block begins, and how much of the variable it is
     start, share = 0.0, 1.0
     for full, part in zip(whole, shard, strict=True):
         if part < full:

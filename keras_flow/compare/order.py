@@ -35,6 +35,7 @@ class Ordered:
         return self._steps
 
     def __getitem__(self, index: int) -> tuple[object, object]:
+        # batch 7 of epochs of 3 batches is batch 1 of epoch 2
         epoch, batch = divmod(index, self.per_epoch)
         rows = self._order_of(epoch)[batch * self._batch : (batch + 1) * self._batch]
         batch_of = tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
@@ -44,6 +45,7 @@ class Ordered:
         return (self[index] for index in range(len(self)))
 
     def _order_of(self, epoch: int) -> np.ndarray:
+        # kept for the epoch: batches are asked for one by one
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(self._rows))
         return self._order[1]

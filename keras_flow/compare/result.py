@@ -84,6 +84,7 @@ class Comparison:
     def write(self, path: Path) -> None:
         """Write report.json. Numbers that are not finite become null, as JSON has none."""
         values = asdict(self)
+        # properties are no fields, and `asdict` leaves them out
         for run, source in zip(values["runs"], self.runs, strict=True):
             run["ranks_used"] = source.ranks_used
         path.write_text(json.dumps(_finite(values), indent=1, allow_nan=False))

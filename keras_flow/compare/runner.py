@@ -37,6 +37,7 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
     """
     console = console or Console()
     backends, skipped = chosen_backends(options.backends, options.skip_missing)
+    # one device first: the other layouts are compared with it
     layouts = ("1", *(name for name in options.layouts if name != "1"))
     check_layouts(options.file, layouts)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -117,6 +118,7 @@ def _run(job: CompareJob, action: str, progress: Progress) -> None:
     """
     folder = Path(job.folder)
     log = folder / f"log-{job.backend}-{action}.txt"
+    # an engine is chosen by environment before Keras is imported, so each has a process of its own
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": job.backend}
     command = [sys.executable, "-m", "keras_flow.compare.worker", action, str(folder / f"job-{job.backend}.json")]
     label = f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
@@ -131,6 +133,7 @@ def _run(job: CompareJob, action: str, progress: Progress) -> None:
                     progress.update(waiting, visible=False)
                 time.sleep(0.2)
             _follow(job, tasks, progress)
+        # an interrupt too: no process stays behind
         except BaseException:
             process.terminate()
             try:
