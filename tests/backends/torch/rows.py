@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -164,6 +165,66 @@ def metrics_of_the_users_own_get_all_rows() -> None:
         return keras.ops.max(y_pred, axis=0) - keras.ops.min(y_pred, axis=0)
 
     assert gathered(compared(lambda: model_with("mse", [spread]), ROWS))
+
+
+#: kind of prediction -> the activation that makes it, and targets of it from random numbers [rows, CLASSES]
+KINDS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "numbers": ("linear", lambda x: x),
+    "positive": ("softplus", lambda x: np.abs(x) + 1),
+    "binary": ("sigmoid", lambda x: (x > 0).astype("float32")),
+    "signs": ("tanh", np.sign),
+    "categories": ("softmax", lambda x: np.eye(CLASSES, dtype="float32")[x.argmax(-1)]),
+    "sparse": ("softmax", lambda x: x.argmax(-1)),
+    "distributions": ("softmax", lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
+    "labels": ("hard_sigmoid", lambda x: (x > 0).astype("int32")),
+}
+
+
+@check
+def every_loss_and_metric_of_keras() -> None:
+    """Each loss of Keras with all metrics of its kind, on rows that divide and rows that do not."""
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends import row_interaction
+    from tests.explainer.counting.torch import watching
+    from tests.sweep.cases import training
+
+    def trained(kind: str, name: str, reduction: str, rows: int, counts: list[Any] | None = None) -> Numbers:
+        activation, targets = KINDS[kind]
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(CLASSES, activation)])
+        metrics = [getattr(keras.metrics, metric)(**options) for metric, options in training._METRICS[kind].items()]
+        loss = getattr(keras.losses, name)(reduction=reduction)
+        # Keras's IoU of several labels a row takes no weights of rows
+        plain = [metric for metric in metrics if "IoU" in type(metric).__name__]
+        weighted = [metric for metric in metrics if metric not in plain]
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=plain, weighted_metrics=weighted)
+        x, _, weights = data(rows)
+        x, y = x[:, 0], targets(np.random.default_rng(3).standard_normal((rows, CLASSES)).astype("float32"))
+        before = [value.copy() for value in model.get_weights()]
+        first = model.train_on_batch(x, y, sample_weight=weights)
+        with watching() if counts is not None else contextlib.nullcontext([]) as counted:
+            logs = [first, model.train_on_batch(x, y), model.test_on_batch(x, y)]
+        if counts is not None:
+            counts += counted
+            # of rows that interact nothing is expected: each of Keras's classes is known, but for Circle
+            assert [metric.name for metric in metrics if row_interaction.of_metric(metric, 2)] == []
+            assert (row_interaction.of_loss(loss, 2) is not None) == (name in ("Circle", "Dice", "Tversky"))
+        updates = [after - was for after, was in zip(model.get_weights(), before, strict=True)]
+        return {**{f"logs {number}": np.array(log) for number, log in enumerate(logs)}, **dict(enumerate(updates))}
+
+    reductions = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
+    cases = [(kind, name) for kind, names in training._LOSSES.items() for name in names.split()]
+    for number, (kind, name) in enumerate([*cases, ("labels", "MeanSquaredError")]):
+        for rows in (8, 9):
+            reduction = reductions[(number + rows) % 3]
+            wanted = trained(kind, name, reduction, rows)
+            counts: list[Any] = []
+            with kf.DataParallel().scope():
+                found = trained(kind, name, reduction, rows, counts)
+            assert not off(wanted, found), (name, reduction, rows, off(wanted, found))
+            assert bool(gathered(counts)) == (name in ("Circle", "Dice", "Tversky")), (name, counts)
 
 
 @check
