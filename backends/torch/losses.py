@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,10 @@ from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
-from keras_flow.errors import FlowError
+from keras_flow.errors import ComputedWhole, FlowError
+
+#: what was said of losses and metrics that need all rows
+_said: set[str] = set()
 
 
 def own_rows(*tensors: object, of: object) -> OwnRows | None:
@@ -31,6 +35,19 @@ def own_rows(*tensors: object, of: object) -> OwnRows | None:
     # a weight for all rows, or targets that are broadcast to them, are cases for Keras's own code
     has_rows = all(isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows.rows,) for leaf in others)
     return rows if has_rows and all(leaf.rows == rows for leaf in leaves) else None
+
+
+def say_gathered(interaction: row_interaction.Interaction) -> None:
+    """Warn once that a loss or a metric needs the outputs of all rows."""
+    if interaction.text in _said:
+        return
+    _said.add(interaction.text)
+    warnings.warn(
+        f"{interaction.text}: every rank gathers the outputs of all rows and computes it whole (the numbers are those "
+        "of one device; what a rank receives grows with the ranks)",
+        ComputedWhole,
+        stacklevel=3,
+    )
 
 
 def least_rank(prediction: object) -> int:
@@ -46,7 +63,13 @@ def of_split_rows(
     if step is None or step.inside is not None:
         return None
     rows = own_rows(y_true, sample_weight, of=y_pred)
-    return None if rows is None or row_interaction.of_loss(loss, least_rank(y_pred)) is not None else (step, rows)
+    if rows is None:
+        return None
+    interaction = row_interaction.of_loss(loss, least_rank(y_pred))
+    if interaction is not None:
+        say_gathered(interaction)
+        return None
+    return step, rows
 
 
 def call(

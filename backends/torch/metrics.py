@@ -56,7 +56,10 @@ def update(
     parts = (y_true, y_pred, sample_weight)
     by_rows, rank = _by_rows(step, *parts), losses.least_rank(y_pred)
     for metric in metrics.metrics:  # type: ignore[attr-defined]
-        if by_rows is None or row_interaction.of_metric(metric, rank) is not None or not _is_built(metric):
+        interaction = row_interaction.of_metric(metric, rank)
+        if by_rows is None or interaction is not None or not _is_built(metric):
+            if by_rows is not None and interaction is not None:
+                losses.say_gathered(interaction)
             y_true, y_pred, sample_weight = (tree.map_structure(_whole, part) for part in parts)
             metric.update_state(y_true, y_pred, sample_weight=sample_weight)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -133,8 +134,11 @@ def losses_that_mix_rows_get_all_rows() -> None:
         difference = keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
         return difference * keras.ops.max(difference)
 
-    for loss in (own, keras.losses.Dice(), keras.losses.CosineSimilarity(axis=0)):
-        assert gathered(compared(lambda loss=loss: model_with({"steps": "mse", "rows": loss}), ROWS)), loss
+    for loss, name in ((own, "own"), (keras.losses.Dice(), "dice"), (keras.losses.CosineSimilarity(axis=0), "cosine")):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert gathered(compared(lambda loss=loss: model_with({"steps": "mse", "rows": loss}), ROWS)), loss
+        assert len([each for each in said if f"loss '{name}" in str(each.message)]) == 1, [str(each) for each in said]
 
 
 @check
