@@ -1,0 +1,273 @@
+"""Weak scaling of data parallel training: what a rank receives and holds as ranks are added, at fixed rows per rank.
+
+    python -m benchmarks.weak_scaling [--ranks 1,2,4,8] [--rows 8] [--steps 10]
+
+On torch bytes are counted by the operating system, on the loopback, per rank and step; beside keras_flow's `fit` stands
+torch's DistributedDataParallel around the same Keras model. Memory is the peak of what a step allocates, by torch's
+profiler.
+Beyond, to 65,536 ranks, it is what `dist.explain` says. Exit status 1 where 8 ranks receive more than 1.8 times what 2
+do, or any number of ranks more than 1.05 times DistributedDataParallel's bytes and 20 kB of scalars and counters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+WORDS = 4096
+#: of 8 ranks against 2, and of keras_flow against DistributedDataParallel with this much beside it
+GROWTH, OVER_DDP, SCALARS = 1.8, 1.05, 20_000
+BEYOND = (16, 256, 4096, 65536)
+
+
+def classifier() -> keras.Model:
+    """A classifier over many words: its outputs are larger than its weights."""
+    import keras
+
+    layers = [keras.Input((32,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(WORDS)]
+    return keras.Sequential(layers, name="classifier")
+
+
+def cnn() -> keras.Model:
+    """Convolutions with BatchNormalization."""
+    import keras
+
+    layers = [keras.Input((16, 16, 3))]
+    for filters in (16, 32):
+        layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.BatchNormalization()]
+    layers += [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
+    return keras.Sequential(layers, name="cnn")
+
+
+def transformer() -> keras.Model:
+    """A block with attention and dropout, and a word for each place of the sequence."""
+    import keras
+
+    words = keras.Input((16,), dtype="int32")
+    x = keras.layers.Embedding(256, 64)(words)
+    x = keras.layers.Add()([x, keras.layers.MultiHeadAttention(4, 16, dropout=0.1)(x, x)])
+    x = keras.layers.LayerNormalization()(x)
+    x = keras.layers.Dropout(0.1)(keras.layers.Dense(256, "relu")(x))
+    return keras.Model(words, keras.layers.Dense(256)(x), name="transformer")
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {"classifier": classifier, "cnn": cnn, "transformer": transformer}
+
+
+def compiled(name: str) -> keras.Model:
+    """The model, with the loss and the metric that users take."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = MODELS[name]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    return model
+
+
+def data_for(model: keras.Model, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """One batch."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    classes = model.output_shape[-1]
+    y = random.integers(0, classes, (rows, *model.output_shape[1:-1]))
+    if model.name == "transformer":
+        return random.integers(0, 256, (rows, *model.input_shape[1:])), y
+    return random.standard_normal((rows, *model.input_shape[1:])).astype("float32"), y
+
+
+def loopback() -> int:
+    """Bytes that all processes of this machine received on the loopback, ever."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[0])
+    raise RuntimeError("/proc/net/dev has no lo; this benchmark needs Linux")
+
+
+def measure(step: Callable[[], object], steps: int, ranks: int) -> dict[str, float]:
+    """Bytes that a rank received in a step, on average, and those that a step had allocated at most."""
+    import torch.distributed as dist
+
+    def together() -> None:
+        if ranks > 1:
+            dist.barrier()
+
+    for _ in range(3):  # all is made, and the ranks are connected
+        step()
+    together()
+    before = loopback()
+    together()
+    for _ in range(steps):
+        step()
+    together()
+    return {"bytes": (loopback() - before) / ranks / steps, "peak": min(most_allocated(step) for _ in range(3))}
+
+
+def most_allocated(step: Callable[[], object]) -> int:
+    """Most bytes that a step has allocated at one time, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    assert found.profiler is not None
+    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(itertools.accumulate(changes), default=0)
+
+
+def by_ddp(name: str, rows: int, ranks: int) -> Callable[[], object]:
+    """DistributedDataParallel around the Keras model, each rank with its own rows; no logs are reduced."""
+    import keras
+    import torch
+    import torch.distributed as dist
+
+    model = compiled(name)
+    x, y = data_for(model, rows * ranks)
+    model(x[:1])
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    own = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
+    own_x, own_y = keras.ops.convert_to_tensor(x[own]), keras.ops.convert_to_tensor(y[own])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(own_y, parallel(own_x, training=True)).backward()
+        optimizer.step()
+
+    return step
+
+
+def by_keras_flow(name: str, rows: int, ranks: int) -> Callable[[], object]:
+    """`train_on_batch` under `kf.DataParallel`."""
+    import keras_flow as kf
+
+    with kf.DataParallel().scope():
+        model = compiled(name)
+    x, y = data_for(model, rows * ranks)
+    return lambda: model.train_on_batch(x, y)
+
+
+WAYS = {"keras_flow": by_keras_flow, "DistributedDataParallel": by_ddp}
+
+
+def run(rows: int, steps: int, out: str) -> None:
+    """On every rank: each model in each way. Rank 0 writes."""
+    import torch
+
+    import keras_flow as kf
+
+    torch.set_num_threads(1)
+    ranks = kf.env.get_world_size()
+    found = {}
+    for name in MODELS:
+        for way, make in WAYS.items():
+            if ranks > 1 or way == "keras_flow":
+                found[f"{name}/{way}"] = measure(make(name, rows, ranks), steps, ranks)
+    if kf.env.get_rank() == 0:
+        Path(out).write_text(json.dumps(found))
+
+
+def explained(name: str, rows: int, ranks: int) -> tuple[int, int]:
+    """Bytes that a rank receives in a step on so many ranks, and those that it holds at the peak, by `explain`."""
+    import keras_flow as kf
+    from keras_flow.distributions.dry_run import dry_run
+
+    with dry_run(ranks):
+        distribution = kf.DataParallel(kf.Placement(range(ranks), axis_names=("data",)))
+        with distribution.scope():
+            found = distribution.explain(compiled(name), rows * ranks)
+    return sum(collective.received for collective in found.collectives), found.memory[0].peak
+
+
+def main(arguments: list[str]) -> int:
+    """Run, print and write the table; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks that are run, with commas")
+    parser.add_argument("--rows", type=int, default=8, help="rows of each rank")
+    parser.add_argument("--steps", type=int, default=10, help="steps that are counted")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/weak_scaling.md"))
+    options = parser.parse_args(arguments)
+    ranks = [int(part) for part in options.ranks.split(",")]
+    import keras_flow as kf
+
+    found: dict[int, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for count in ranks:
+            path = Path(folder) / f"{count}.json"
+            kf.run(run, devices=count, args=(options.rows, options.steps, str(path)))
+            found[count] = json.loads(path.read_text())
+            print(f"{count} ranks done", file=sys.stderr)
+    beyond = {name: [explained(name, options.rows, count) for count in (*ranks, *BEYOND)] for name in MODELS}
+    text, missed = table(found, beyond, ranks, options.rows)
+    options.out.write_text(text)
+    print(text)
+    return int(bool(missed))
+
+
+def table(
+    found: dict[int, dict[str, dict[str, float]]],
+    beyond: dict[str, list[tuple[int, int]]],
+    ranks: Sequence[int],
+    rows: int,
+) -> tuple[str, list[str]]:
+    """The page, and the targets that were missed."""
+    missed: list[str] = []
+    lines = []
+    for name in MODELS:
+        for way in WAYS:
+            cells = [found[count].get(f"{name}/{way}") for count in ranks]
+            of_bytes = " | ".join("–" if cell is None else f"{cell['bytes'] / 1e6:.3f}" for cell in cells)
+            of_peak = " | ".join("–" if cell is None else f"{cell['peak'] / 1e6:.2f}" for cell in cells)
+            lines.append(f"| {name}, {way} | {of_bytes} | {of_peak} |")
+        own = {count: found[count][f"{name}/keras_flow"]["bytes"] for count in ranks}
+        if {2, 8} <= own.keys() and own[8] > GROWTH * own[2]:
+            missed.append(f"{name}: 8 ranks receive {own[8] / own[2]:.2f} times what 2 do")
+        for count in ranks[1:] if ranks[0] == 1 else ranks:
+            ddp = found[count][f"{name}/DistributedDataParallel"]["bytes"]
+            if own[count] > OVER_DDP * ddp + SCALARS:
+                missed.append(f"{name}, {count} ranks: {own[count] / ddp:.2f} times DistributedDataParallel's bytes")
+    counts = [*ranks, *BEYOND]
+    further = [
+        f"| {name} | " + " | ".join(f"{received / 1e6:.3f}, {peak / 1e6:.2f}" for received, peak in cells) + " |"
+        for name, cells in beyond.items()
+    ]
+    heads = " | ".join(f"{count} rank{'s' * (count > 1)}" for count in ranks)
+    return (
+        f"""# Weak scaling
+
+Written by `python -m benchmarks.weak_scaling`: torch, {rows} rows on each rank. MB that a rank receives in a step,
+counted by the operating system on the loopback, and the most MB that a step has allocated at one time.
+
+| | {heads} | {" | ".join(f"peak, {count}" for count in ranks)} |
+|---|{"---|" * 2 * len(ranks)}
+{chr(10).join(lines)}
+
+By `dist.explain`: MB received by a rank in a step, and MB that it holds at the peak.
+
+| | {" | ".join(f"{count:,}" for count in counts)} |
+|---|{"---|" * len(counts)}
+{chr(10).join(further)}
+
+Targets missed: {"; ".join(missed) or "none"}.
+""",
+        missed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
