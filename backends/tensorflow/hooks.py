@@ -275,6 +275,23 @@ def _replicas() -> tuple[Hook, ...]:
             when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
+            "keras.src.backend.tensorflow.numpy",
+            "add",
+            replica_math.add,
+            "Keras takes a tensor [0, n] for a bias of length n",
+            when=replica_math.without_rows,
+        ),
+        *(
+            Hook(
+                "keras.src.backend.tensorflow.nn",
+                name,
+                replica_math.convolve,
+                "a convolution of no rows has the channels of its input",
+                when=replica_math.without_rows,
+            )
+            for name in ("conv", "conv_transpose", "depthwise_conv", "separable_conv")
+        ),
+        Hook(
             loss,
             "reduce_values",
             replica_math.reduce_values,

@@ -161,20 +161,25 @@ class MirroredSteps:
         if key not in self._functions:
             self._functions[key] = self._function(structure, total)
         outputs = self._functions[key](values)
-        return tree.map_structure(self._join, outputs) if self.joined else outputs
+        return tree.map_structure(functools.partial(self._join, total), outputs) if self.joined else outputs
+
+    def _rows(self, total: int, index: int) -> tuple[int, int]:
+        """Start and stop of the rows of a replica."""
+        first, last = balanced(total, self.strategy.num_replicas_in_sync, index)
+        # nothing is summed over predictions: a replica without rows repeats the first one, which `_join` leaves out
+        return (0, 1) if self.joined and first == last else (first, last)
 
     def _part(self, flat: list[tf.Tensor], total: int, index: int) -> list[tf.Tensor]:
-        first, last = balanced(total, self.strategy.num_replicas_in_sync, index)
+        first, last = self._rows(total, index)
         return [leaf[first:last] if leaf.shape.rank and leaf.shape[0] == total else leaf for leaf in flat]
 
     def _function(self, structure: object, total: int) -> Callable:
-        replicas = self.strategy.num_replicas_in_sync
         present = [leaf is not None for leaf in tree.flatten(structure)]
 
         def on_replica(values: list[tf.Tensor]) -> object:
             # known as the replica is traced, so that its rows are a slice of fixed length
             index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            first, last = balanced(total, replicas, index)
+            first, last = self._rows(total, index)
             left = iter(values)
             data = tree.pack_sequence_as(structure, [next(left) if is_there else None for is_there in present])
             with rows_here(ReplicaRows(first, last - first, total, self.distribution.batch_statistics)):
@@ -186,9 +191,10 @@ class MirroredSteps:
 
         return on_all if self.model.run_eagerly else compiled(on_all)
 
-    def _join(self, output: object) -> object:
+    def _join(self, total: int, output: object) -> object:
         with tf.device("CPU:0"):
-            return tf.concat(self.strategy.experimental_local_results(output), 0)
+            # with fewer rows than replicas the first ones have a row each
+            return tf.concat(self.strategy.experimental_local_results(output)[:total], 0)
 
     def _tell_optimizer(self) -> None:
         # Keras's optimizer looks for a strategy when it is made, which was outside of this one

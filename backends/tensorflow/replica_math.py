@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 
 import keras
 import tensorflow as tf
+from keras.src import backend as keras_backend
 from keras.src import ops
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses import loss as keras_loss
@@ -59,6 +60,34 @@ def rows_here(rows: ReplicaRows) -> Iterator[None]:
 def rows(*args: object, **kwargs: object) -> ReplicaRows | None:
     """The rows of the replica whose step is running, or None; also the condition of hooks on a replica's step."""
     return _rows.get()
+
+
+def without_rows(*args: object, **kwargs: object) -> ReplicaRows | None:
+    """Condition of the hook on `add`: a replica that has no rows, where a batch has fewer rows than replicas."""
+    here = rows()
+    return here if here is not None and here.count == 0 else None
+
+
+def add(_: object, original: Callable[..., tf.Tensor], x1: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
+    """Hook on `add`: a sum of tensors without rows.
+
+    Keras 3.15 takes a tensor of shape [0, 6] for a bias of length 6, and fails.
+    """
+    first, second = keras_backend.convert_to_tensor(x1), keras_backend.convert_to_tensor(x2)
+    dtype = keras_backend.result_type(first.dtype, second.dtype)
+    return tf.add(tf.cast(first, dtype), tf.cast(second, dtype))
+
+
+def convolve(
+    _: object, original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object
+) -> tf.Tensor:
+    """Hook on convolutions: of no rows, by way of a row of zeros, so that kernels have gradients, which are zeros.
+
+    With oneDNN TensorFlow 2.21 convolves a tensor [0, 2, 2, 3] by 4 filters to [0, 2, 2, 3].
+    """
+    inputs = tf.convert_to_tensor(inputs)
+    row = tf.zeros([1, *inputs.shape[1:]], inputs.dtype)
+    return original(tf.concat([inputs, row], 0), *args, **kwargs)[:0]
 
 
 def total_of(value: _Value) -> _Value:

@@ -202,8 +202,42 @@ def mirrored() -> None:
             raise AssertionError("a layer that may mix rows was accepted")
 
 
+def replicas_without_rows() -> None:
+    """Three rows on four replicas: training, evaluation and prediction of layers that fail on no rows at all."""
+
+    def run() -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        images = keras.Input((4, 4, 3))
+        x = keras.layers.SeparableConv2D(4, 2, padding="same")(keras.layers.AveragePooling2D(2)(images))
+        x = keras.layers.Conv2DTranspose(5, 2)(keras.layers.Conv2D(6, 2, padding="same")(x))
+        depthwise = keras.layers.DepthwiseConv2D(2, depth_multiplier=2)(images)
+        steps = keras.layers.Reshape((4, 12))(images)
+        both = keras.layers.Add()([keras.layers.GRU(5)(steps), keras.layers.GlobalAveragePooling2D()(x)])
+        both = keras.layers.Concatenate()([both, keras.layers.GlobalAveragePooling2D()(depthwise)])
+        model = keras.Model(images, keras.layers.Dense(2)(keras.layers.BatchNormalization()(both)))
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        x, y = np.random.RandomState(0).randn(3, 4, 4, 3).astype("float32"), np.ones((3, 2), "float32")
+        logs = [model.train_on_batch(x, y), model.train_on_batch(x, y), model.test_on_batch(x, y)]
+        return [model.predict(x, verbose=0), *map(np.asarray, logs), *model.get_weights()]
+
+    wanted = run()
+    with kf.DataParallel(strategy="mirrored").scope():
+        found = run()
+    for value, right in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(value, right, atol=1e-5)
+
+
 PROGRAMS = {
-    program.__name__: program for program in (created_sharded, any_order_of_ranks, steps, layouts, operations, mirrored)
+    program.__name__: program
+    for program in (
+        created_sharded,
+        any_order_of_ranks,
+        steps,
+        layouts,
+        operations,
+        mirrored,
+        replicas_without_rows,
+    )
 }
 PROGRAMS |= unsplit.PROGRAMS
 PROGRAMS["files_that_say_jit_compile"] = jit_of_files.trained_inside_and_outside_of_a_scope

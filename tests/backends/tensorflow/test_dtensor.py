@@ -3,7 +3,7 @@
 import pytest
 
 ENGINE = "tensorflow"
-NAMES = ("created_sharded", "steps", "layouts", "any_order_of_ranks", "operations", "mirrored")
+NAMES = ("created_sharded", "steps", "layouts", "any_order_of_ranks", "operations", "mirrored", "replicas_without_rows")
 UNSPLIT = (
     "split_classes",
     "sorted_features",
