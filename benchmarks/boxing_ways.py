@@ -136,7 +136,7 @@ class JaxWays(OneProcess):
         import jax.numpy as jnp
 
         def meet(block):
-            return jnp.full(plan.target.local_shape(0), jax.lax.psum(block.reshape(-1)[0], program.world.axes))
+            return jnp.full(plan.target.local_shape(0), jax.lax.psum(block.reshape(-1)[0], program.grid.axes))
 
         spec = program.sharding.spec
         run = jax.jit(jax.shard_map(meet, mesh=program.sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False))
