@@ -106,11 +106,11 @@ class _AllSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, groups):
         ctx.groups = groups
-        return split_rows.summed(value.clone(), groups)
+        return split_rows.summed(value.clone(memory_format=torch.contiguous_format), groups)
 
     @staticmethod
     def backward(ctx, grad):
-        return split_rows.summed(grad.contiguous().clone(), ctx.groups), None
+        return _AllSum.apply(grad, ctx.groups), None
 
 
 def step_on_all_rows(*args: object, **kwargs: object) -> RunningStep | None:

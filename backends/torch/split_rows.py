@@ -149,10 +149,6 @@ def gather(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
     return torch.cat([block[:length] for block, length in zip(out.split(longest), lengths, strict=True)])
 
 
-def _cut(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
-    return gathered(value)[rows.own(value.shape[0])]
-
-
 def total(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
     """The sum over the ranks of a number that each has of its own rows; for what all ranks compute alike from it."""
     return _Total.apply(value, rows)
@@ -165,6 +161,9 @@ def summed(value: torch.Tensor, groups: Sequence[torch_distributed.ProcessGroup]
     return value
 
 
+# Each of these is differentiated by another of them, so that gradients of gradients (a penalty on them) are right too.
+
+
 class _FromOwn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, rows):
@@ -174,19 +173,30 @@ class _FromOwn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         # times the ranks: the reducer divides by them, so that what every rank computes whole counts once
-        return _cut(grad, ctx.rows) * ctx.rows.count, None
+        return _ToOwn.apply(grad, ctx.rows) * ctx.rows.count, None
 
 
 class _ToOwn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, rows):
         ctx.rows = rows
-        return _cut(value, rows)
+        return gathered(value)[rows.own(value.shape[0])].clone()
 
     @staticmethod
     def backward(ctx, grad):
         # the inverse of `_FromOwn.backward`: inside, gradients are those of the own rows times the ranks
-        return gather(grad, ctx.rows) / ctx.rows.count, None
+        return _Gather.apply(grad / ctx.rows.count, ctx.rows), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, rows):
+        ctx.rows = rows
+        return gather(value, rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _ToOwn.apply(grad, ctx.rows) * ctx.rows.count, None
 
 
 class _Total(torch.autograd.Function):

@@ -378,6 +378,43 @@ def outputs_of_one_model_are_inputs_of_another() -> None:
 
 
 @check
+def a_penalty_on_gradients_is_that_of_one_device() -> None:
+    """Gradients of gradients, of inputs (WGAN-GP) and through statistics of all rows."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    class Critic(keras.Model):
+        def train_step(self, batch: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self.zero_grad()
+            x = keras.ops.convert_to_tensor(x).clone().requires_grad_()
+            output = self(x, training=True)
+            (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+            loss = keras.losses.MeanSquaredError()(y, output) + 10 * (slope.norm(dim=1) - 1).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad for v in self.trainable_variables], self.trainable_variables)
+            return {"loss": loss}
+
+    def trained(rows: int) -> Numbers:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        hidden = keras.layers.BatchNormalization()(keras.layers.Dense(5, "tanh")(inputs))
+        model = Critic(inputs, keras.layers.Dense(1, "softplus")(hidden))
+        model.compile(keras.optimizers.SGD(0.1))
+        x, y = data(rows)[0][:, 0], np.ones((rows, 1), "float32")
+        losses = [model.train_on_batch(x, y, return_dict=True)["loss"] for _ in range(2)]
+        return {"losses": np.asarray(losses), **dict(enumerate(model.get_weights()))}
+
+    for rows in (8, 7):
+        wanted = trained(rows)
+        with kf.DataParallel().scope():
+            assert not off(wanted, found := trained(rows)), (rows, off(wanted, found))
+
+
+@check
 def faults_in_the_sums_are_seen() -> None:
     """A net that would let them through is none."""
     import keras_flow as kf
