@@ -73,7 +73,7 @@ def add(_: object, original: Callable[..., tf.Tensor], x1: tf.Tensor, x2: tf.Ten
 
     Keras 3.15 takes a tensor of shape [0, 6] for a bias of length 6, and fails.
     """
-    first, second = keras_backend.convert_to_tensor(x1), keras_backend.convert_to_tensor(x2)
+    first, second = (cast("tf.Tensor", keras_backend.convert_to_tensor(x)) for x in (x1, x2))
     dtype = keras_backend.result_type(first.dtype, second.dtype)
     return tf.add(tf.cast(first, dtype), tf.cast(second, dtype))
 

@@ -12,9 +12,11 @@ import torch.distributed as torch_distributed
 from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.torch import core
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
 from keras_flow.current.batch import rows_of
 from keras_flow.errors import FlowError
@@ -69,12 +71,21 @@ def put_batch(data: object, distribution: Distribution) -> object:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
             return leaf
         mask = get_keras_mask(leaf)
-        on_mesh = from_logical(leaf, mesh, split if leaf.shape[0] == count else whole)
+        placements = split if leaf.shape[0] == count else whole
+        if isinstance(leaf, SplitRows) and leaf.own is not None and _is_own(leaf, mesh, placements):
+            on_mesh = layouts.from_local(leaf.own, leaf.shape, mesh, placements)
+        else:
+            on_mesh = from_logical(gathered(leaf), mesh, placements)
         if mask is not None:
             set_keras_mask(on_mesh, put(mask))
         return on_mesh
 
     return tree.map_structure(put, data)
+
+
+def _is_own(leaf: SplitRows, mesh: DeviceMesh, placements: layouts.TorchPlacements) -> bool:
+    """Whether the rows that this rank has are its piece of a DTensor."""
+    return layouts.local_slices(leaf.shape, mesh, placements)[0] == leaf.rows.own(leaf.shape[0])
 
 
 def refuse(x: object) -> None:
@@ -113,11 +124,19 @@ class BatchWatch:
         Raises:
             FlowError: on all ranks, naming the ranks and the input that differ.
         """
-        index, self._seen = self._seen, self._seen + 1
-        # by number: all ranks compare the same batches, so that none waits alone
-        if torch_distributed.is_initialized() and (index < _FIRST or index % _EVERY == 0):
+        is_due, index, self._seen = self.is_due(), self._seen, self._seen + 1
+        if torch_distributed.is_initialized() and is_due:
             _compare(data, index)
         return index == 0
+
+    def is_due(self) -> bool:
+        """Whether the next batch is one of those that are compared."""
+        # by number: all ranks compare the same batches, so that none waits alone
+        return self._seen < _FIRST or self._seen % _EVERY == 0
+
+
+#: of the loop that is running
+watch = BatchWatch()
 
 
 def _compare(data: object, index: int) -> None:

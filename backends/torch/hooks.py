@@ -12,6 +12,7 @@ from keras_flow.backends.torch import (
     mirrored,
     optimizer,
     random,
+    reading,
     relayout,
     saving,
     shapes,
@@ -107,6 +108,13 @@ def _trainer() -> tuple[Hook, ...]:
             "TorchEpochIterator.__init__",
             trainer.new_source,
             "the first batches of each data source are compared across ranks",
+        ),
+        Hook(
+            "keras.src.trainers.data_adapters.array_data_adapter",
+            "ArrayDataAdapter.get_torch_dataloader",
+            reading.loader,
+            "a rank reads its own rows of arrays and memory maps; Keras reads the whole batch on every rank",
+            when=reading.distribution_of_rows,
         ),
         Hook(
             "torch.autograd",

@@ -180,7 +180,8 @@ class _ToOwn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, rows):
         ctx.rows = rows
-        return gathered(value)[rows.own(value.shape[0])].clone()
+        whole = value.whole() if isinstance(value, SplitRows) else value
+        return whole[rows.own(value.shape[0])].clone()
 
     @staticmethod
     def backward(ctx, grad):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 #: model -> the distribution that its view was chosen for, and whether it is the consistent one
 _views: WeakKeyDictionary[keras.Model, tuple[Distribution, bool]] = WeakKeyDictionary()
-_watch = batches.BatchWatch()
 
 
 def enter(distribution: Distribution) -> None:
@@ -98,7 +97,7 @@ def make_function(
 def new_source(_: object, original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
     """Hook on `TorchEpochIterator.__init__`: a loop over new data begins."""
     batches.refuse(args[0] if args else kwargs.get("x"))
-    _watch.restart()
+    batches.watch.restart()
     return original(iterator, *args, **kwargs)
 
 
@@ -145,7 +144,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             return function(data)
         # before the checksums: a tensor and an array of the same numbers are equal
         data = batches.to_tensors(data)
-        is_first = _watch.see(data)
+        is_first = batches.watch.see(data)
         if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
             return function(data)
         consistent = _settled(model, distribution)
