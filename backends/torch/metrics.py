@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 Addition = tuple["keras.Variable", torch.Tensor, OwnRows]
 
 
-def update_all(step: RunningStep, original: Callable[..., object], metrics: object, *args: object) -> None:
+def update_all(
+    step: RunningStep, original: Callable[..., object], metrics: object, *args: object, **kwargs: object
+) -> None:
     """Hook on `CompileMetrics.update_state`: what the rows add to all metrics is reduced at once."""
     with torch.no_grad():
         step.additions = []
         try:
-            original(metrics, *args)
+            original(metrics, *args, **kwargs)
             _add(step.additions)
         finally:
             step.additions = None
