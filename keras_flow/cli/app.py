@@ -42,6 +42,7 @@ def main() -> None:
         sys.exit(error.exit_status if isinstance(error, RankError) else 1)
     except KeyboardInterrupt:
         print("keras-flow: interrupted; every rank was ended", file=sys.stderr)
+        # as a shell says it of a program that was interrupted: 128 + SIGINT
         sys.exit(130)
 
 

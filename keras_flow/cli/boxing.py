@@ -53,6 +53,7 @@ def boxing(
 
     for file, ending in ((png, ".png"), (svg, ".svg")):
         _check_file(file, ending)
+    # no lengths: a scalar
     lengths = tuple(_ints(shape, "shape")) if shape.strip() else ()
     before = Layout(placement(hierarchy, ranks), source, lengths)
     after = Layout(placement(target_hierarchy or hierarchy, target_ranks or ranks), target, lengths)
@@ -60,6 +61,7 @@ def boxing(
         topology = Topology.measured(measured, backend)
     else:
         topology = Topology(ranks_per_host, _link(inside, "inside"), _link(between, "between"))
+    # without links to weigh, the fewest bytes decide
     by_time = measured is not None or ranks_per_host is not None
     result = plan(before, after, dtype, topology=topology if by_time else None)
     if json_:
@@ -79,6 +81,7 @@ def boxing(
                 draw(result, file)
             except OSError as error:
                 raise FlowError(f"the picture {file} cannot be written: {error.strerror}") from error
+            # with --json standard output has the plan alone
             typer.echo(f"picture: {file}", err=json_)
 
 

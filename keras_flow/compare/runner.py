@@ -178,6 +178,7 @@ def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped
     failures: list[str] = []
     random_layers = False
     found_versions: dict[str, str] = {}
+    # each backend's evaluation of the weights of all
     evaluated = {job.backend: json.loads((folder / f"evaluated-{job.backend}.json").read_text()) for job in jobs}
     raw = {
         (job.backend, layout): json.loads((folder / f"run-{job.backend}-{layout}.json").read_text())
@@ -212,6 +213,7 @@ def _run_result(folder: Path, run: dict, raw: dict, evaluated: dict, named: int 
     weights = deviations.of_weights(
         _weights(folder, backend, layout), _weights(folder, backend, "1"), len(run["losses"])
     )
+    # two engines round differently, so this has a tolerance of its own
     between = None if backend == first else deviations.of_losses(run["losses"], raw[(first, layout)]["losses"]).value
     hierarchy = list(run["placement"]["hierarchy"]) if run["placement"] else [1]
     return RunResult(
@@ -247,6 +249,7 @@ def _failures(run: RunResult, random_layers: bool) -> list[str]:
         out.append(
             f"{name}: weights deviate by {run.weights_deviation:.2g}, {run.weights_share:.2g} times the tolerance"
         )
+    # a layout that silently ran on fewer ranks would agree with one device all the better
     if run.ranks_used < run.ranks_named:
         out.append(f"{name}: used {run.ranks_used} of the {run.ranks_named} ranks that it names")
     own = run.evaluated[run.backend]

@@ -29,6 +29,7 @@ def show(result: Comparison, console: Console) -> None:
             table.add_column(name, justify="right", no_wrap=True)
         last = None
         for run in result.runs:
+            # an empty row between backends
             if last is not None and last != run.backend:
                 table.add_row()
             last = run.backend
@@ -64,6 +65,7 @@ def heads(metric: str | None) -> tuple[str, ...]:
 def metric_name(result: Comparison) -> str | None:
     """The metric to show beside the loss."""
     names = [name for name in result.runs[0].evaluation if name != "loss"]
+    # accuracy, where there is one, says most
     return next((name for name in names if "acc" in name), names[0] if names else None)
 
 

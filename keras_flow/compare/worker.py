@@ -24,6 +24,7 @@ def main(action: str, path: str) -> int:
     import keras_flow as kf
     from keras_flow import user_file
 
+    # 4 for a layout of the file's own, whose size is known when the file has run
     ranks = max((user_file.ranks_of(name) or 4 for name in job.layouts), default=1)
     try:
         if action == "train":
@@ -54,6 +55,7 @@ def train(path: str) -> None:
     data = user_file.load_data(module)
     leads = env.process_index() == 0
     for layout, make in makers.items():
+        # only torch has other processes
         if make is None and not leads:
             continue  # one device: the other ranks' processes have nothing to do
         _train_one(job, module, data, layout, make, leads)
@@ -68,6 +70,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     from keras_flow.user_file import length_of
 
     folder = Path(job.folder)
+    # names begin anew, so that variables have the same paths in each run
     keras.utils.clear_session()
     keras.utils.set_random_seed(job.seed)
     distribution = make() if make is not None else None  # type: ignore[operator]
@@ -89,6 +92,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
         model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
+        # on torch a collective: all ranks call it, one writes
         weights = model.get_weights()
     explained = _explained(distribution, model, job.batch_size)
     _write_shards(folder, job.backend, layout, model)
@@ -158,11 +162,13 @@ def _write_shards(folder: Path, backend: str, layout: str, model: object) -> Non
     bytes_of: dict[str, int] = {}
     for variable in model.weights:  # type: ignore[attr-defined]
         layout_of = keras_layout(variable)
+        # one device has no layout to ask
         shards = {0: variable.numpy()} if layout == "1" else engine().shards(variable)
         declared[variable.path] = repr(list(layout_of.layout.nd_sbp)) if layout_of else "one device"
         for rank, shard in shards.items():
             shapes.setdefault(str(rank), {})[variable.path] = list(shard.shape)
             bytes_of[str(rank)] = bytes_of.get(str(rank), 0) + shard.nbytes
+            # what is declared and what is held are two things
             if layout_of and tuple(shard.shape) != layout_of.layout.local_shape(rank):
                 raise FlowError(
                     f"{variable.path}: rank {rank} holds {shard.shape}, its layout says "
@@ -192,6 +198,7 @@ def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
         def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
             self.losses.append(float(logs["loss"]))  # type: ignore[index]  # reading it waits for the step
             self.seconds.append(time.perf_counter() - self._began)
+            # every fifth step: the parent reads the file a few times a second
             if leads and (len(self.losses) % 5 == 0 or len(self.losses) == steps):
                 line = {
                     "backend": job.backend,

@@ -50,6 +50,7 @@ class OperatorCall:
 
     def at(self, name: str) -> int | None:
         """The index in `inputs` of the argument `name`; None where it is no tensor."""
+        # of a list of tensors the first
         return self.names.index(name) if name in self.names else None
 
 

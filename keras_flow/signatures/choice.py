@@ -81,6 +81,7 @@ def choose(call: OperatorCall, inputs: Sequence[Layout], dtypes: Sequence[str], 
     for number, signature in enumerate(signatures(call, placement.hierarchy)):
         received = changes = 0
         for layout, wanted, dtype in zip(inputs, signature[0], dtypes, strict=True):
+            # an input that has the layout already costs nothing; most inputs of a training step do
             if wanted != layout.nd_sbp:
                 received += _bytes(layout, wanted, dtype)
                 changes += 1
@@ -94,6 +95,7 @@ def choose(call: OperatorCall, inputs: Sequence[Layout], dtypes: Sequence[str], 
         )
         option = Option(*signature, received, owed, changes, elements)
         options.append((received + owed, changes, _splits_freely(option), elements, number, option))
+    # options themselves have no order: the number of each in the table decides last
     options.sort(key=lambda ranked: ranked[:-1])
     return Choice(options[0][-1], tuple(ranked[-1] for ranked in options[1 : 1 + _SHOWN]))
 
@@ -103,6 +105,7 @@ def signatures(call: OperatorCall, hierarchy: Sequence[int]) -> Iterator[tuple[t
     if not hierarchy:
         yield ((),) * len(call.inputs), ((),) * len(call.outputs)
         return
+    # axis by axis, outer first: 8 rows split over 2 leave 4 for the next axis to split
     ranks, *rest = hierarchy
     for signature in signatures_on_axis(replace(call, ranks=ranks)):
         # the next axis splits what this one leaves
@@ -144,6 +147,7 @@ def _is_uniform(signature: Signature, call: OperatorCall, ranks: int) -> bool:
 
     An engine's operators are asked to work on empty shards only where the tensor itself is empty.
     """
+    # 7 and 7 over 2 ranks are 4 and 3 on both; 7 and 5 would not fit together row by row
     lengths = _split_lengths(signature, call)
     same = len(lengths) <= 1 or (_divides(signature, call, ranks) and not call.is_uneven)
     return same and all(length - call.is_uneven >= ranks or length == 0 for length in lengths)
@@ -158,6 +162,7 @@ def _summands(placement: Placement, nd_sbp: NdSbp) -> int:
 
 def _splits_freely(option: Option) -> bool:
     """Whether an output is split on an axis on which all inputs are whole: nothing asked for it."""
+    # one tuple for each axis, with the sbp of every input there
     parts = zip(*option.inputs, strict=True)
     return any(
         all(part == broadcast for part in axis) and any(isinstance(out[number], Split) for out in option.outputs)

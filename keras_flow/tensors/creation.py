@@ -53,6 +53,7 @@ def tensor(value: ArrayLike, *, placement: Placement, sbp: SbpSpec, dtype: DType
                    [3 4]]
           rank 1: [[5 6]]
     """
+    # on the host, whole: it is given on every process
     array = np.asarray(value)
     if dtype is None:
         dtype = default_of_array(array)
@@ -137,10 +138,12 @@ def arange(
         >>> kf.arange(5, placement=kf.Placement([0, 1]), sbp="S(0)").to_local(rank=0)
         array([0, 1, 2], dtype=int32)
     """
+    # one number is the end, as in range()
     if stop is None:
         start, stop = 0, start
     if step == 0:
         raise FlowError(f"kf.arange from {start} to {stop} by steps of 0; a step is above or below 0")
+    # arange(0, 1, 0.3) has 4 values: 0, 0.3, 0.6, 0.9
     count = max(0, int(np.ceil((stop - start) / step)))
     named = dtype or default_of_values(np.asarray([start, stop, step]))
     return _from_blocks(
@@ -220,6 +223,7 @@ def randint(
         >>> kf.randint(0, 10, (3,), placement=kf.Placement([0, 1]), sbp="B", seed=1).dtype
         'int32'
     """
+    # 64 random bits for a range of 32: what is left of a bias is below 2**-32
     if not 0 < high - low < 2**32:
         raise FlowError(f"kf.randint draws from low up to below high, under 2**32 numbers; got low={low}, high={high}")
 
@@ -251,6 +255,7 @@ def _from_blocks(
         for rank in local_ranks():
             if placement.contains(rank):
                 value = block(layout.local_slices(rank)).astype(numpy_dtype(dtype))
+                # each value must be in the sum once
                 if not _holds_summand(layout.nd_sbp, placement, rank):
                     value = np.zeros_like(value)
                 shards[rank] = tensor_engine().put(value, rank)
@@ -282,9 +287,11 @@ def _random(
 
 def _seed(seed: Seed) -> tuple[int, int]:
     """Seed and stream. A `keras.random.SeedGenerator` moves on with each draw; without a seed rank 0 draws one."""
+    # two words, the second of which counts draws: the stream
     if isinstance(seed, keras.random.SeedGenerator):
         number, stream = np.asarray(keras.ops.convert_to_numpy(seed.next())).tolist()
         return number, stream
+    # nothing is drawn, and no seed is used up
     if seed is None and dry_run.is_on():
         return 0, 0
     if seed is None:  # `keras.utils.set_random_seed` seeds Python's generator too

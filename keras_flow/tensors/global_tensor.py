@@ -125,6 +125,7 @@ class GlobalTensor:
         """
         if placement is not None:
             check_placement(placement)
+        # an nd_sbp for the present placement is checked by the layout itself
         target = Layout(placement or self.placement, self.sbp if sbp is None else sbp, self.shape)
         if target == self.layout and grad_sbp is None:
             return self
@@ -162,6 +163,8 @@ class GlobalTensor:
             raise FlowError(f"rank {rank} is not of this process, which drives {list(here)}")
         if rank in self._shards:
             return self._shards[rank]
+        # a rank outside the placement holds nothing; with the dims of the tensor, so that code for shards runs there
+        # too
         return tensor_engine().put(np.zeros((0,) * self.ndim, numpy_dtype(self.dtype)), rank)
 
     def numpy(self) -> np.ndarray:
@@ -180,6 +183,7 @@ class GlobalTensor:
         as_numpy = tensor_engine().as_numpy
         if len(local_ranks()) == world_size():  # this process has all shards: nothing needs to be sent
             return combine(self.layout, {rank: as_numpy(value) for rank, value in self._shards.items()})
+        # the values are wanted by every process, also by those whose ranks have no shard
         world = Placement(range(world_size()), type=self.placement.type)
         everywhere = change_layout(self, Layout(world, (_sbp.broadcast,), self.shape))
         return as_numpy(next(iter(everywhere._shards.values())))
@@ -224,6 +228,7 @@ class GlobalTensor:
 
     def __index__(self) -> int:
         """The whole number in a tensor with one element, so that it can be an index or a length."""
+        # as numpy: 2.0 is no index
         if "int" not in self.dtype:
             raise TypeError(f"a global tensor of dtype {self.dtype} is no index: whole numbers are")
         return int(self._number("int"))
@@ -304,6 +309,7 @@ def change_layout(tensor: GlobalTensor, target: Layout) -> GlobalTensor:
     """
     if target == tensor.layout:
         return tensor
+    # cached by layouts: a training loop plans each change once
     plan = boxing.plan(tensor.layout, target, tensor.dtype)
     if (recorder := dry_run.recorder()) is not None:
         recorder.record_boxing(plan)

@@ -34,6 +34,7 @@ def arguments_by_name(function: Callable[..., Any], args: Sequence[Any], kwargs:
     """Parameter -> argument of a call, defaults included; lists of numbers that stand for tensors become arrays."""
     bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
+    # None means the global setting, on which the signature depends
     if "data_format" in bound.arguments:
         bound.arguments["data_format"] = bound.arguments["data_format"] or keras.config.image_data_format()
     return {name: _as_array(value) if name in _TENSORS else value for name, value in bound.arguments.items()}
@@ -44,6 +45,7 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, parameter in _signature(function).parameters.items():
+        # Keras's own default
         if name not in arguments:
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -58,6 +60,7 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _as_array(value: Any) -> Any:
+    # `ops.take(x, [0, 2])`: numbers only, as a list of tensors is several arguments
     is_sequence = isinstance(value, (list, tuple))
     if is_sequence and all(isinstance(leaf, (int, float, np.generic)) for leaf in tree.flatten(value)):
         return np.asarray(value)
@@ -81,6 +84,7 @@ def _conv(
     dilation_rate: Any = 1,
 ) -> Any:
     """`keras.ops.conv`, which computes with kernels of groups but does not describe the result."""
+    # only described: nothing is computed
     if isinstance(inputs, keras.KerasTensor):
         channels = inputs.shape[1 if data_format == "channels_first" else -1]
         if channels % kernel.shape[-2] == 0:
@@ -93,6 +97,7 @@ def _one_hot(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, sparse
     """`keras.ops.one_hot`, which puts the classes along any dim but describes only axes from -1 up to `ndim - 1`."""
     ndim = len(x.shape)
     if -1 <= axis <= ndim or not -ndim - 1 <= axis:  # an axis out of range stays so, for Keras to refuse
+        # the new last dim is axis ndim, which Keras computes and does not describe
         axis = -1 if axis == ndim else axis
     else:
         axis += ndim + 1
@@ -117,6 +122,7 @@ def _categorical_crossentropy(target: Any, output: Any, from_logits: bool = Fals
     result = keras.ops.categorical_crossentropy(target, output, from_logits, axis)
     if not isinstance(result, keras.KerasTensor):
         return result
+    # the classes are summed over, wherever they are
     kept = list(output.shape)
     del kept[axis]
     return keras.KerasTensor(kept, result.dtype)

@@ -32,10 +32,12 @@ def words(seed: int, stream: int, indices: np.ndarray) -> tuple[np.ndarray, ...]
         >>> [hex(int(word[0])) for word in words(0, 0, np.zeros(1, "uint64"))]
         ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
+    # 128 bits: the index in two words, the stream in two
     counter = [indices.astype(np.uint64) & _LOW, indices.astype(np.uint64) >> _SHIFT]
     counter += [np.full_like(counter[0], stream & 0xFFFFFFFF), np.full_like(counter[0], (stream >> 32) & 0xFFFFFFFF)]
     key = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
     for _ in range(_ROUNDS):
+        # 32 by 32 bits in 64: the high word and the low word of the product go separate ways
         first, second = counter[0] * _MULTIPLIERS[0], counter[2] * _MULTIPLIERS[1]
         counter = [
             (second >> _SHIFT) ^ counter[1] ^ np.uint64(key[0]),
@@ -50,6 +52,7 @@ def words(seed: int, stream: int, indices: np.ndarray) -> tuple[np.ndarray, ...]
 def indices_of(shape: Sequence[int], slices: Sequence[slice]) -> np.ndarray:
     """Row-major logical indices of a block: uint64, of the block's shape."""
     total = np.zeros((1,) * len(shape), np.uint64)
+    # the stride of a dim is the number of elements behind it: 12, 4 and 1 in [2, 3, 4]
     stride = 1
     for dim in reversed(range(len(shape))):
         along = np.arange(slices[dim].start, slices[dim].stop, dtype=np.uint64) * np.uint64(stride)
@@ -60,6 +63,7 @@ def indices_of(shape: Sequence[int], slices: Sequence[slice]) -> np.ndarray:
 
 def uniform(seed: int, stream: int, indices: np.ndarray) -> np.ndarray:
     """float64 in [0, 1), of 53 random bits."""
+    # two words are 64 bits, of which a float64 holds 53
     one, two, *_ = words(seed, stream, indices.ravel())
     bits = (one << _SHIFT) | two
     return ((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(indices.shape)
@@ -78,6 +82,7 @@ def integers(seed: int, stream: int, indices: np.ndarray, low: int, high: int) -
 
     By multiply and shift of 64 random bits (Lemire 2019), without rejection: the bias is below (high - low) / 2**64.
     """
+    # (bits * span) >> 64 in two halves, because the product has 96 bits
     high_word, low_word, *_ = words(seed, stream, indices.ravel())
     span = np.uint64(high - low)
     offset = (high_word * span + ((low_word * span) >> _SHIFT)) >> _SHIFT

@@ -73,6 +73,7 @@ _tape: ContextVar[Tape | None] = ContextVar("tape", default=None)
 
 def record(program: Callable[[], Result], leaves: Sequence[GlobalTensor]) -> tuple[Result, Tape]:
     """Run a program; returns its result and the tape of what it did to tensors that depend on `leaves`."""
+    # at first the arguments; each operator adds its results
     tape = Tape({id(leaf) for leaf in leaves})
     with _using(tape):
         return program(), tape
@@ -85,6 +86,7 @@ def is_recording() -> bool:
 
 def paused() -> AbstractContextManager[None]:
     """Inside, nothing is recorded."""
+    # walking back runs operators too, which are no part of the program
     return _using(None)
 
 
@@ -113,6 +115,7 @@ def record_operator(
     tape = _tape.get()
     assert tape is not None
     tape.records.append(OperatorRecord(tuple(inputs), tuple(boxed), tuple(results), dict(pullbacks)))
+    # what depends on them depends on the arguments
     tape.watched |= {id(tensor) for tensor in results}
 
 
