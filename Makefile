@@ -22,9 +22,9 @@ $(STAMP): pyproject.toml setup.py requirements-cpu.txt
 demo: venv
 	$(BIN)/keras-flow compare examples/digits.py --out demo-out
 
-# What needs no engine, in under a minute.
+# What needs no engine, in about a minute.
 check: lint types
-	$(BIN)/python -m pytest -q -m check
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m check
 
 # Two workers; all tests that ask for the ranks of one engine are run by the same one. What is marked `full` is left out.
 test: venv
