@@ -9,14 +9,34 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow.variables import to_host
+from keras_flow.errors import FlowError
 
 #: what a rank says whose operation was stopped because another rank's had failed
 _STOPPED = (tf.errors.CancelledError, tf.errors.AbortedError)
+#: of TensorFlow's message where the collectives of the process are ended for good, which is rare and a race: one
+#: rank's error reaches another rank's collective before it reaches that rank
+_ENDED = "Restart your program to reset"
 
 
-def root_cause(error: tf.errors.OpError, model: keras.Model) -> tf.errors.OpError:
+def root_cause(error: tf.errors.OpError, model: keras.Model) -> tf.errors.OpError | FlowError:
     """The cause of a step's error, which is often raised by a rank that another rank's error stopped."""
-    return next((each for each in (error, *settle(model)) if not isinstance(each, _STOPPED)), error)
+    errors = [error, *settle(model)]
+    cause = next((each for each in errors if not isinstance(each, _STOPPED)), None)
+    if any(_ENDED in each.message for each in errors):
+        return FlowError(
+            "TensorFlow has ended the collectives of this process, because a rank failed in a step while others waited "
+            f"for it ({'in this step: ' + cause.message if cause else 'an earlier error of this program says why'}). "
+            "The weights are as they were before that step and can be read and saved (model.get_weights(), "
+            "model.save(...)); to train on, start a new process and load them."
+        )
+    if cause is None:
+        return type(error)(
+            error.node_def,
+            error.op,
+            "A rank failed in this step, and TensorFlow tells only of a rank that waited for it; "
+            f"model.compile(..., run_eagerly=True) shows the operation that fails. {error.message}",
+        )
+    return cause
 
 
 def settle(model: keras.Model) -> list[tf.errors.OpError]:

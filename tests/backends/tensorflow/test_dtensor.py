@@ -17,9 +17,10 @@ UNSPLIT = (
     "counted_categories",
     "grouped_attention",
     "replicas_draw",
-    "failed_steps",
     "called_after_build",
 )
+#: a step that fails may end the collectives of its process, so these have processes of their own
+ENDING = ("failed_steps", "ended_collectives")
 FILES = ("files_that_say_jit_compile",)
 
 
@@ -40,5 +41,14 @@ def test_program(name: str, on_ranks) -> None:
     on_ranks(ENGINE)(run, name)
 
 
+@pytest.mark.parametrize("name", ENDING)
+def test_program_that_may_end_collectives(name: str, on_ranks) -> None:
+    pool = on_ranks(ENGINE)
+    try:
+        pool(run, name)
+    finally:
+        pool.close()
+
+
 def test_every_program_is_run(on_ranks) -> None:
-    assert sorted(on_ranks(ENGINE)(names)) == sorted((*NAMES, *UNSPLIT, *FILES))
+    assert sorted(on_ranks(ENGINE)(names)) == sorted((*NAMES, *UNSPLIT, *ENDING, *FILES))
