@@ -1,9 +1,10 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
 The three implementations have the same files: `devices`, `layouts`, `boxing`, `tensors`, `variables`, `creation`,
-`data`, `trainer`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by comparing two
-files; `tests/backends/test_parallel_folders.py` lists it with reasons. numpy, the reference of boxing and of global
-tensors, has `devices`, `boxing` and `tensors`. What must be known before an engine is loaded is in `engines.py`.
+`random`, `data`, `trainer`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by
+comparing two files; `tests/backends/test_parallel_folders.py` lists it with reasons. numpy, the reference of boxing and
+of global tensors, has `devices`, `boxing` and `tensors`. What must be known before an engine is loaded is in
+`engines.py`.
 
 The module `keras_flow.backends.<engine>` itself is the backend, since a module may satisfy a protocol: its `__init__`
 imports each name below from the file that has it, so that a search finds every name once. (Two of them, `hooks` and
@@ -144,6 +145,26 @@ class Capabilities:
         return self.uneven_batches == "mirrored" and mirrored_view and plan.rows >= plan.replicas
 
 
+@dataclass(frozen=True)
+class RandomPart:
+    """The elements of a random draw that are made in one place (`logical_random.py`).
+
+    Attributes:
+        shape: logical shape of the draw.
+        slices: the elements, one slice for each dim.
+        finish: what makes the engine's tensor of the caller from their values; None where the values are that.
+    """
+
+    shape: tuple[int, ...]
+    slices: tuple[slice, ...]
+    finish: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def whole(cls, shape: Sequence[int], finish: Callable[[Any], Any] | None = None) -> RandomPart:
+        """All elements of a draw."""
+        return cls(tuple(shape), tuple(slice(0, length) for length in shape), finish)
+
+
 class TensorEngine(Protocol):
     """What global tensors need of an engine; numpy, the reference, has no more than this.
 
@@ -270,6 +291,39 @@ class Backend(TensorEngine, Protocol):
 
     def double_precision(self) -> AbstractContextManager[object]:
         """Inside, the engine computes in float64 where it is asked to."""
+        ...
+
+    # ---- random.py
+    def random_part(
+        self, shape: tuple[int, ...], inputs: Any, noise_shape: Sequence[int | None] | None, is_whole: bool
+    ) -> RandomPart | None:
+        """Which elements of a draw are made here.
+
+        Args:
+            shape: of the draw, as a layer's code sees it: of its own rows where it computes these alone.
+            inputs: the tensor that a mask is for, or None.
+            noise_shape: the mask's, as the caller gave it.
+            is_whole: the draw is for all rows.
+
+        Returns:
+            None where the engine draws by its own hook, or refuses.
+        """
+        ...
+
+    def random_words(self, state: Any) -> tuple[Any, Any]:
+        """The two 32-bit words of a seed: numbers, or scalars of the program that is being traced."""
+        ...
+
+    def random_fractions(self, words: tuple[Any, Any], tag: int, part: RandomPart) -> Any:
+        """`philox.fractions` of the elements of `part`, float32."""
+        ...
+
+    def random_offsets(self, high: Any, low: Any, span: int) -> Any:
+        """`philox.offsets` of two draws of fractions: whole numbers from 0 up, below `span`."""
+        ...
+
+    def reorder(self, x: Any, keys: Any, axis: int) -> Any:
+        """`x` with its entries along an axis in the order of `keys` [length], equal ones as they were."""
         ...
 
     # ---- hooks.py

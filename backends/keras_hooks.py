@@ -13,7 +13,7 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import dry_run_hooks, weights_files
+from keras_flow.backends import dry_run_hooks, logical_random, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, recorded_calls
@@ -74,7 +74,7 @@ def _keras_alone(distribution: Distribution) -> Iterator[None]:
     outer = distribution_lib.distribution()
     distribution_lib.set_distribution(None)
     try:
-        with backend().on_rank(distribution.placement.ranks[0]):
+        with backend().on_rank(distribution.placement.ranks[0]), logical_random.as_under(distribution):
             yield
     finally:
         distribution_lib.set_distribution(outer)

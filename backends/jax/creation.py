@@ -22,6 +22,7 @@ from keras import initializers
 from keras.src.initializers.random_initializers import compute_fans  # private: the fans of VarianceScaling
 from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
 
+from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
 
 #: elements of a block; a draw needs several times as many bytes while it runs
@@ -52,6 +53,13 @@ def drawn(
     initializer: Callable[..., object], shape: tuple[int, ...], dtype: str, sharding: Sharding
 ) -> jax.Array | None:
     """The value of a new variable, or None where it cannot be drawn in blocks: then XLA partitions the whole draw."""
+    if is_drawn(initializer) and logical_random.drawing() is not None:
+
+        def block(index: tuple[slice, ...] | None) -> np.ndarray:
+            slices = [slice(*part.indices(length)[:2]) for part, length in zip(index or (), shape, strict=True)]
+            return np.asarray(logical_random.block_of(initializer, shape, dtype, slices))
+
+        return jax.make_array_from_callback(shape, sharding, block)
     if (
         not is_drawn(initializer)
         or dtype != "float32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_flow.backends import logical_random
 from keras_flow.backends.hooking import Hook, layout_over_ranks
 from keras_flow.backends.jax import convolutions, data, layers, signals, trainer, variables
 
@@ -10,7 +11,7 @@ _KERAS = "keras.src.backend.jax"
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_trainer(), *_layers(), *_operations())
+    return (*_variables(), *_trainer(), *_layers(), *_random(), *_operations())
 
 
 def _variables() -> tuple[Hook, ...]:
@@ -103,6 +104,10 @@ def _layers() -> tuple[Hook, ...]:
             when=layers.wants_replica_statistics,
         ),
     )
+
+
+def _random() -> tuple[Hook, ...]:
+    return logical_random.hooks(f"{_KERAS}.random")
 
 
 def _operations() -> tuple[Hook, ...]:

@@ -15,6 +15,11 @@ from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layou
 from keras_flow.backends.tensorflow.probes import all_reduce as all_reduce
 from keras_flow.backends.tensorflow.probes import devices_seen as devices_seen
 from keras_flow.backends.tensorflow.probes import free_memory as free_memory
+from keras_flow.backends.tensorflow.random import random_fractions as random_fractions
+from keras_flow.backends.tensorflow.random import random_offsets as random_offsets
+from keras_flow.backends.tensorflow.random import random_part as random_part
+from keras_flow.backends.tensorflow.random import random_words as random_words
+from keras_flow.backends.tensorflow.random import reorder as reorder
 from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
 from keras_flow.backends.tensorflow.tensors import agree_on as agree_on
 from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy

@@ -14,6 +14,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
 
+from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
 
 #: most elements of one draw that is cut into columns
@@ -84,7 +85,16 @@ def constant(
 
 def drawn(initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dtensor.Layout) -> list[np.ndarray] | None:
     """The components of a new variable, drawn in blocks of the whole draw; None where it cannot be drawn so."""
-    if layout.is_fully_replicated() or not is_drawn(initializer) or dtype != "float32":
+    if layout.is_fully_replicated() or not is_drawn(initializer):
+        return None
+    if logical_random.drawing() is not None:
+        with making_values():
+            blocks = {
+                index: np.asarray(logical_random.block_of(initializer, shape, dtype, [slice(*part) for part in index]))
+                for index in dict.fromkeys(_blocks(shape, layout))
+            }
+        return [blocks[index] for index in _blocks(shape, layout)]
+    if dtype != "float32":
         return None
     with making_values():
         return _drawn(_draw_of(initializer, shape, dtype), layout)
@@ -117,17 +127,8 @@ def _draw_of(initializer: Callable, shape: tuple[int, ...], dtype: str) -> Draw:
 def _drawn(draw: Draw, layout: dtensor.Layout) -> list[np.ndarray]:
     """Each rank's elements: a draw is a flat sequence, so rows `a:b` of it are made alone and cut to columns."""
     rows, columns = draw.shape[0], int(np.prod(draw.shape[1:]))
-    empty = np.empty
-    out: dict[tuple, np.ndarray] = {}
-    order = []
-    for where in layout.mesh.local_device_locations():
-        index = []
-        for dim, spec in enumerate(layout.sharding_specs):
-            size = draw.shape[dim] // (1 if spec == dtensor.UNSHARDED else layout.mesh.dim_size(spec))
-            start = 0 if spec == dtensor.UNSHARDED else where[spec] * size
-            index.append((start, start + size))
-        order.append(tuple(index))
-        out.setdefault(tuple(index), empty([b - a for a, b in index], "float32"))
+    order = _blocks(draw.shape, layout)
+    out = {index: np.empty([b - a for a, b in index], "float32") for index in order}
     smallest = max(1, min(b - a for (a, b), *_ in order) if layout.sharding_specs[0] != dtensor.UNSHARDED else rows)
     parts = layout.mesh.num_local_devices()
     step = max(1, min(smallest, -(-rows // parts), _CHUNK // max(1, columns)))
@@ -140,6 +141,19 @@ def _drawn(draw: Draw, layout: dtensor.Layout) -> list[np.ndarray]:
                 inner = tuple(slice(a, b) for a, b in index[1:])
                 shard[low - index[0][0] : high - index[0][0]] = block[(slice(low - first, high - first), *inner)]
     return [out[index] for index in order]
+
+
+def _blocks(shape: tuple[int, ...], layout: dtensor.Layout) -> list[tuple[tuple[int, int], ...]]:
+    """Start and stop along each dim of the block of each rank, in the order of `dtensor.pack`."""
+    blocks = []
+    for where in layout.mesh.local_device_locations():
+        block = []
+        for length, spec in zip(shape, layout.sharding_specs, strict=True):
+            size = length // (1 if spec == dtensor.UNSHARDED else layout.mesh.dim_size(spec))
+            start = 0 if spec == dtensor.UNSHARDED else where[spec] * size
+            block.append((start, start + size))
+        blocks.append(tuple(block))
+    return blocks
 
 
 def _rows(draw: Draw, first: int, last: int) -> np.ndarray:

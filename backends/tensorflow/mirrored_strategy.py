@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src import tree
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import logical_random, row_interaction
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.trace import compiled
@@ -182,7 +182,9 @@ class MirroredSteps:
             first, last = self._rows(total, index)
             left = iter(values)
             data = tree.pack_sequence_as(structure, [next(left) if is_there else None for is_there in present])
-            with rows_here(ReplicaRows(first, last - first, total, self.distribution.batch_statistics)):
+            rows = ReplicaRows(first, last - first, total, self.distribution.batch_statistics)
+            # a replica's thread has no distribution, which Keras keeps for each thread
+            with rows_here(rows), logical_random.as_under(self.distribution):
                 return self.step(data)
 
         def on_all(values: list[object]) -> object:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as keras_random
 from tensorflow.experimental import dtensor
+from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
+from tensorflow.python.ops import random_ops_util
 
-from keras_flow.backends.tensorflow import creation, mirrored_strategy
+from keras_flow import philox
+from keras_flow.backends.interface import RandomPart
+from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_math
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
@@ -108,8 +114,11 @@ def shuffle(
     """Hook on `random.shuffle`: every rank draws the whole order; the gradient goes back by the inverse order."""
     words = _words(seed)
     shape = cast("Sequence[int]", [tf.shape(x)[axis]])  # TensorFlow's stub leaves out lengths that are tensors
-    drawn = _whole(tf.random.stateless_uniform(shape=shape, seed=words), distribution)
-    order = _whole(tf.argsort(drawn), distribution)
+    return _reordered(x, tf.random.stateless_uniform(shape=shape, seed=words), axis, distribution)
+
+
+def _reordered(x: tf.Tensor, keys: tf.Tensor, axis: int, distribution: Distribution) -> tf.Tensor:
+    order = _whole(tf.argsort(_whole(keys, distribution), stable=True), distribution)
 
     def ordered(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
         return cast("tf.Tensor", whole_dims(tf.gather(whole_dims(values, (axis,)), places, axis=axis), (axis,)))
@@ -137,6 +146,74 @@ def seed_on_mesh(seed: object) -> object | None:
     if not tf.executing_eagerly() or not is_dtensor(seed):
         return None
     return seed if dtensor.get_default_mesh() is None or creation.creating_values() else None
+
+
+# ---- random="logical"
+
+
+def random_part(
+    shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
+) -> RandomPart | None:
+    """Which elements of a draw are made here: a replica's own rows; on a mesh all, on every rank.
+
+    DTensor draws the same on every rank or other values on each, so that a rank cannot draw its part alone.
+    """
+    here = replica_math.rows()
+    if here is not None:
+        # an order of all rows is refused by the replica's own hook
+        return None if is_whole else replica_math.part_of_draw(shape, inputs, noise_shape, here)
+    distribution = distribution_of_draw()
+    if distribution is None:
+        return RandomPart.whole(shape)
+    return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
+
+
+def random_words(state: tf.Tensor) -> tuple[Any, Any]:
+    """The two 32-bit words of a seed: numbers, or scalars of the graph that is being made."""
+    if tf.executing_eagerly():
+        first, second = (int(word) & 0xFFFFFFFF for word in np.asarray(to_logical(state)))
+        return first, second
+    words = tf.cast(tf.math.floormod(tf.cast(state, "int64"), 2**32), "uint64")
+    return words[0], words[1]
+
+
+def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> tf.Tensor:
+    """`philox.fractions` of the elements of a part, float32: TensorFlow's own Philox, from the part's first counter."""
+    if isinstance(words[0], int):
+        return tf.constant(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
+    if not part.shape:
+        return random_fractions(words, tag, RandomPart.whole((1,)))[0]
+    rows = part.slices[0]
+    lines = (*part.shape[:-1], philox.counters_of_line(part.shape[-1]))
+    # parts are whole rows, which are a range of counters; of a vector they may begin within one
+    first = rows.start // 4 if len(lines) == 1 else rows.start * math.prod(lines[1:])
+    last = philox.counters_of_line(rows.stop) if len(lines) == 1 else rows.stop * math.prod(lines[1:])
+    flat = random_ops.stateless_random_uniform_v2(
+        [4 * (last - first)],
+        key=tf.reshape(words[0] + tf.constant(tag << 32, "uint64"), [1]),
+        counter=tf.stack([tf.constant(first, "uint64"), words[1]]),
+        alg=random_ops_util.Algorithm.PHILOX.value,
+    )
+    if len(lines) == 1:
+        return flat[rows.start - 4 * first : rows.stop - 4 * first]
+    padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])
+    return tf.slice(padded, [0] * len(lines), [rows.stop - rows.start, *part.shape[1:]])
+
+
+def random_offsets(high: tf.Tensor, low: tf.Tensor, span: int) -> tf.Tensor:
+    """`philox.offsets` of two draws of fractions, in operations that DTensor has."""
+    upper, lower = (tf.cast(part * 2.0**23, "int64") for part in (high, low))
+    first = upper * 2**9 + lower // 2**14
+    second = tf.math.floormod(lower, 2**14) * 2**18
+    return (first * span + (second * span) // 2**32) // 2**32
+
+
+def reorder(x: tf.Tensor, keys: tf.Tensor, axis: int) -> tf.Tensor:
+    """`x` with its entries along an axis in the order of `keys` [length]."""
+    distribution = distribution_of_draw()
+    if distribution is None:
+        return cast("tf.Tensor", tf.gather(x, tf.argsort(keys, stable=True), axis=axis))
+    return _reordered(x, keys, axis, distribution)
 
 
 def _words(seed: object) -> tf.Tensor:

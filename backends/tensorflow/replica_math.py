@@ -19,7 +19,8 @@ from keras.src import ops
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses import loss as keras_loss
 
-from keras_flow.backends.tensorflow.trace import layer_in_call
+from keras_flow.backends.interface import RandomPart
+from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -251,6 +252,19 @@ def draw(
     if not _has_rows(shape, here.count):
         return original(shape, *args, **kwargs)
     return _own_rows(lambda whole: original(whole, *args, **kwargs), shape, here)
+
+
+def part_of_draw(
+    shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, here: ReplicaRows
+) -> RandomPart | None:
+    """The elements of a draw by logical index that a replica makes; None where its rows cannot be told."""
+    if inputs is not None and _is_for_all_rows(noise_shape, here):
+        return RandomPart.whole(shape)
+    if not _has_rows(list(shape), here.count):
+        return RandomPart.whole(shape)
+    times = shape[0] // here.count if here.count else 0
+    rows = slice(here.first * times, (here.first + here.count) * times)
+    return RandomPart((here.total * times, *shape[1:]), (rows, *(slice(0, length) for length in shape[1:])))
 
 
 def _has_rows(shape: list, count: int) -> bool:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import smart_cond
 
 from keras_flow.backends.tensorflow import replicated_operations
+from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
 
 #: attribute of an operation with its name: DTensor prints attributes in its errors, and no names
@@ -148,12 +148,6 @@ def after(operation: tf.Operation) -> None:
         trace.layers[operation.name] = trace.layer_of(scope), operation.type
         if path := _path_in_call():
             trace.scopes[scope] = path
-
-
-def layer_in_call() -> object:
-    """The innermost layer whose call is running. Keras's name scopes hold their layers; private, Keras 3.15."""
-    scopes = global_state.get_global_attribute("name_scope_stack") or ()
-    return next((scope.caller for scope in reversed(scopes) if scope.caller is not None), None)
 
 
 def _path_in_call() -> str:

@@ -13,6 +13,7 @@ from keras.src.distribution import distribution_lib
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends import logical_random
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.backends.tensorflow.trace import compiled
@@ -35,6 +36,7 @@ class WholeStep:
 
     def __init__(self, model: keras.Model, step: Callable, distribution: Distribution):
         self.model = model
+        self.distribution = distribution
         self.device = rank_devices()[distribution.placement.ranks[0]]
         self._function = compiled(step)
         self._copies: dict[int, tf.Variable] = {}
@@ -50,7 +52,7 @@ class WholeStep:
         copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]
         distribution_lib.set_distribution(None)
         try:
-            with _standing_in(variables, copies), tf.device(self.device):
+            with _standing_in(variables, copies), tf.device(self.device), logical_random.as_under(self.distribution):
                 outputs = self._function(to_tensors(data, self.model))
         finally:
             distribution_lib.set_distribution(current)

@@ -15,6 +15,11 @@ from keras_flow.backends.torch.layouts import engine_layout as engine_layout
 from keras_flow.backends.torch.probes import all_reduce as all_reduce
 from keras_flow.backends.torch.probes import devices_seen as devices_seen
 from keras_flow.backends.torch.probes import free_memory as free_memory
+from keras_flow.backends.torch.random import random_fractions as random_fractions
+from keras_flow.backends.torch.random import random_offsets as random_offsets
+from keras_flow.backends.torch.random import random_part as random_part
+from keras_flow.backends.torch.random import random_words as random_words
+from keras_flow.backends.torch.random import reorder as reorder
 from keras_flow.backends.torch.tensors import agree_on as agree_on
 from keras_flow.backends.torch.tensors import as_numpy as as_numpy
 from keras_flow.backends.torch.tensors import from_engine as from_engine

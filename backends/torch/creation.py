@@ -18,6 +18,7 @@ from keras.src.backend.torch import random as keras_random
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
 from keras_flow.backends.torch import layouts
 
@@ -61,7 +62,12 @@ def drawn(
     A user's own initialiser needs it, and Orthogonal; a GPU's generator is no stream.
     """
     # where nothing is split every rank makes the whole value anyway
-    if not is_drawn(initializer) or core.get_device() != "cpu" or not any(part.is_shard() for part in placements):
+    if not is_drawn(initializer) or not any(part.is_shard() for part in placements):
+        return None
+    if logical_random.drawing() is not None:
+        slices = layouts.local_slices(shape, mesh, placements)
+        return layouts.from_local(logical_random.block_of(initializer, shape, dtype, slices), shape, mesh, placements)
+    if core.get_device() != "cpu":
         return None
     token = _target.set(Target(shape, mesh, placements))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_flow.backends import logical_random
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
@@ -250,6 +251,8 @@ def _random() -> tuple[Hook, ...]:
             )
             for name in ("normal", "uniform", "truncated_normal")
         ),
+        # last, so that these are asked before the hooks above on the same functions
+        *logical_random.hooks(f"{_KERAS}.random"),
     )
 
 

@@ -6,18 +6,23 @@ import pickle
 import random as python_random
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
 import torch
 import torch.distributed as torch_distributed
 from keras.src.backend.common import global_state
+from keras.src.backend.torch import core
 from keras.src.random import seed_generator as keras_seeds
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
-from keras_flow.backends.torch.variables import from_logical
+from keras_flow import philox
+from keras_flow.backends.interface import RandomPart
+from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
+from keras_flow.backends.torch.variables import from_logical, to_logical
+from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowWarning
 
 _WHAT = ("Python's random", "NumPy's", "torch's", "Keras's seed generator")
@@ -98,10 +103,19 @@ def dropout(
         return original(inputs, rate, noise_shape, seed)
     # the mask of all rows, of which this rank takes its own
     shape = (step.inside.logical(inputs.shape[0]), *inputs.shape[1:])
-    if noise_shape is not None and noise_shape[0] == inputs.shape[0]:
+    own = int(inputs.shape[0])
+    if noise_shape is not None and noise_shape[0] == own and not has_one_mask(noise_shape, own):
         noise_shape = (shape[0], *noise_shape[1:])
     mask = original(torch.ones(shape, dtype=inputs.dtype, device=inputs.device), rate, noise_shape, seed)
     return inputs * mask[step.inside.own(shape[0])]
+
+
+def has_one_mask(noise_shape: Sequence[int | None] | None, own: int) -> bool:
+    """Whether all rows have one mask. On a rank with one row, a spatial dropout asks for the same shape."""
+    if not noise_shape or noise_shape[0] != 1:
+        return False
+    # one row asks for [1, ...] too: then only the layer's own noise_shape tells the two apart
+    return own != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
 def draw(
@@ -119,3 +133,61 @@ def draw(
     with computing(step, None):  # a draw may be made of another (truncated_normal)
         value = original((rows.logical(int(shape[0])), *shape[1:]), *args, **kwargs)
     return value[rows.own(value.shape[0])]
+
+
+# ---- random="logical"
+
+
+def random_part(
+    shape: tuple[int, ...], inputs: torch.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
+) -> RandomPart | None:
+    """Which elements of a draw this rank makes: its rows where it computes these alone, its block of a mask."""
+    step = current_step()
+    if isinstance(inputs, DTensor):
+        return _part_of_mask(shape, inputs)
+    if step is None or step.inside is None or is_whole or not shape:
+        return RandomPart.whole(shape)
+    rows, own = step.inside, int(shape[0] if inputs is None else inputs.shape[0])
+    logical = rows.logical(own)
+    if inputs is not None and (shape[0] not in (own, logical) or has_one_mask(noise_shape, own)):
+        return RandomPart.whole(shape)
+    inner = shape[1:]
+    return RandomPart((logical, *inner), (rows.own(logical), *(slice(0, length) for length in inner)))
+
+
+def _part_of_mask(shape: tuple[int, ...], inputs: DTensor) -> RandomPart:
+    """The block of a mask for this rank's block of a distributed tensor; a dim of length 1 is not split."""
+    mesh = inputs.device_mesh
+    placements = tuple(
+        part if isinstance(part, Shard) and shape[part.dim] == inputs.shape[part.dim] else Replicate()
+        for part in inputs.placements
+    )
+    slices = layouts.local_slices(shape, mesh, placements)
+    return RandomPart(shape, slices, lambda values: layouts.from_local(values, shape, mesh, placements))
+
+
+def random_words(state: torch.Tensor) -> tuple[int, int]:
+    """The two 32-bit words of a seed."""
+    first, second = (int(word) & 0xFFFFFFFF for word in to_logical(state).tolist())
+    return first, second
+
+
+def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torch.Tensor:
+    """`philox.fractions` of the elements of a part: on the host, where NumPy is faster than torch's own generator."""
+    drawn = philox.words_of_block(words[0] | tag << 32, words[1], part.shape, part.slices)
+    # the rest of `philox.fractions` by torch, which has threads
+    bits = torch.from_numpy(np.ascontiguousarray(drawn).view(np.int32)).bitwise_and_(philox.FRACTION_BITS)
+    return bits.to(core.get_device()).to(torch.float32).mul_(2.0**-23)
+
+
+def random_offsets(high: torch.Tensor, low: torch.Tensor, span: int) -> torch.Tensor:
+    """`philox.offsets` of two draws of fractions, by torch, which has threads."""
+    upper, lower = ((part * 2.0**23).to(torch.int64) for part in (high, low))
+    first = upper.bitwise_left_shift_(9).bitwise_or_(lower >> 14)
+    second = lower.bitwise_and_(2**14 - 1).bitwise_left_shift_(18).mul_(span).bitwise_right_shift_(32)
+    return first.mul_(span).add_(second).bitwise_right_shift_(32)
+
+
+def reorder(x: torch.Tensor, keys: torch.Tensor, axis: int) -> torch.Tensor:
+    """`x` with its entries along an axis in the order of `keys` [length]."""
+    return torch.index_select(x, axis, torch.argsort(keys, stable=True))

@@ -64,6 +64,7 @@ class Distribution(distribution_lib.Distribution):
         strict: whether a split that cannot be held is an error.
         mirrored_view: whether rows may be computed by local tensors inside a layer's call.
         batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
+        random: `"logical"` or `"stock"`: whose random numbers `keras.random` gives.
         strategy: an engine's own strategy that the user asked for by name, or None.
         uneven_notice: warns once that the batch size does not divide.
     """
@@ -76,6 +77,7 @@ class Distribution(distribution_lib.Distribution):
     uneven_notice: UnevenNotice
     mirrored_view = False
     batch_statistics = "global"
+    random = "stock"
     strategy: str | None = None
 
     @property

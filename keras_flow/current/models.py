@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
 
 from keras_flow.current.distribution import Distribution, active
@@ -57,3 +58,9 @@ def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
         if id(variable) not in seen:
             seen.add(id(variable))
             yield variable
+
+
+def layer_in_call() -> object:
+    """The innermost layer whose call is running. Keras's name scopes hold their layers; private, Keras 3.15."""
+    scopes = global_state.get_global_attribute("name_scope_stack") or ()
+    return next((scope.caller for scope in reversed(scopes) if scope.caller is not None), None)

@@ -53,6 +53,8 @@ class FlowDistribution(Distribution):
         activations: layouts of layer outputs by layer path.
         batch_axes: axes that split dimension 0 of every batch.
         strict: raise where a split does not divide or the engine cannot hold it; else it is broadcast with a warning.
+        random: `"logical"`: draws of `keras.random` depend on the seed and the logical index alone, equal for every
+            layout and engine, and a rank draws its own part; `"stock"`: those of stock Keras on one device.
         verify: `"first_batch"` proves on the first batch of each model's first `fit` that a step has the numbers of one
             device, before anything is trained; see the method `verify`.
 
@@ -68,8 +70,11 @@ class FlowDistribution(Distribution):
         activations: Rules | None = None,
         batch_axes: Sequence[str] = (),
         strict: bool = False,
+        random: str = "stock",
         verify: str | None = None,
     ):
+        if random not in ("logical", "stock"):
+            raise FlowError(f'random is "logical" or "stock", got {random!r}')
         if verify not in (None, "first_batch"):
             raise FlowError(f'verify is None or "first_batch", got {verify!r}')
         engine = backend()
@@ -90,6 +95,7 @@ class FlowDistribution(Distribution):
         # in the order of the placement, whatever order the user named them in
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.strict = strict
+        self.random = random
         self.uneven_notice = UnevenNotice()
         #: models whose first batch was verified; None where no verification was asked for
         self._verified: WeakSet[keras.Model] | None = WeakSet() if verify else None

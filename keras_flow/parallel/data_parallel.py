@@ -21,6 +21,9 @@ class DataParallel(ExplainedDistribution):
             asks TensorFlow for MirroredStrategy.
         batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
             the mean of them for its moving statistics.
+        random: `"stock"`: `keras.random` and initial weights give what stock Keras draws on one device with this
+            engine; `"logical"`: values that depend on the seed and the logical index alone, equal for every layout
+            and every engine, of which a rank draws its part.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
 
@@ -46,6 +49,7 @@ class DataParallel(ExplainedDistribution):
         *,
         strategy: str | None = None,
         batch_statistics: str = "global",
+        random: str = "stock",
         verify: str | None = None,
     ):
         if batch_statistics not in ("global", "replica"):
@@ -63,4 +67,4 @@ class DataParallel(ExplainedDistribution):
             placement = Placement(range(world.size), axis_names=("data",))
         self.strategy = strategy
         self.batch_statistics = batch_statistics
-        super().__init__(placement, batch_axes=placement.axis_names, verify=verify)
+        super().__init__(placement, batch_axes=placement.axis_names, random=random, verify=verify)

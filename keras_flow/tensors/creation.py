@@ -14,13 +14,14 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from keras_flow import philox
 from keras_flow import sbp as _sbp
 from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, PartialSum, SbpSpec
-from keras_flow.tensors import dry_run, philox
+from keras_flow.tensors import dry_run
 from keras_flow.tensors.dtypes import check_dtype, default_of_array, default_of_values, numpy_dtype, standard_name
 from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.ranks import check_placement, local_ranks

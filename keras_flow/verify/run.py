@@ -112,7 +112,9 @@ def _of_model(
     distribution: FlowDistribution, model: keras.Model, full_batch: Batch, own_step: bool, tolerance: float
 ) -> Iterator[ComparedNumber]:
     """The comparisons of a model that one device can hold."""
-    single = FlowDistribution(Placement([distribution.placement.ranks[0]], ("data",)), batch_axes=("data",))
+    single = FlowDistribution(
+        Placement([distribution.placement.ranks[0]], ("data",)), batch_axes=("data",), random=distribution.random
+    )
     with restored(model, distribution) as state:
         for number, batch in enumerate(_batches(full_batch, distribution.num_model_replicas)):
             try:

@@ -16,10 +16,6 @@ ROOT = Path(engines.__file__).parent
 
 #: files that one engine has, or two -> why the others have none
 FILES = {
-    "random": (
-        ("tensorflow", "torch"),
-        "on JAX every draw is a function of seed and position already (partitionable threefry)",
-    ),
     "optimizer": (("tensorflow", "torch"), "on JAX the update is a part of the step that XLA partitions"),
     "operations": (
         ("tensorflow", "torch"),
@@ -122,6 +118,8 @@ NAMES = {
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"
         ),
+        "draw dropout": "JAX draws the stock values of a rank's part by itself",
+        "has_one_mask": "ranks compute their rows alone; on TensorFlow replicas do",
         "align": "ranks are processes with random states of their own",
     },
     "trainer": {

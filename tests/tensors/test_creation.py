@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from keras_flow.tensors import philox
+from keras_flow import philox
 from tests.tensors.checking import LINE, MESH
 from tests.tensors.engines import on_engines, on_every_engine, on_numpy
 

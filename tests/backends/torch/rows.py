@@ -464,6 +464,35 @@ def ranks_read_their_own_rows_of_arrays() -> None:
 
 
 @check
+def one_mask_for_all_rows_is_one_where_ranks_have_one_row() -> None:
+    """A noise shape [1, ...] is one mask for all rows, also on a rank that has a single row."""
+    import keras
+
+    import keras_flow as kf
+
+    x, y = np.ones((4, 3, 6), "float32"), np.zeros((4, 18), "float32")
+
+    def losses() -> list[float]:
+        keras.utils.set_random_seed(2)
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                layers.Input((3, 6)),
+                layers.Dropout(0.5, noise_shape=(1, 1, 6), seed=3),
+                layers.SpatialDropout1D(0.5, seed=4),
+                layers.Flatten(),
+                layers.Dense(18),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return [float(model.train_on_batch(x, y)) for _ in range(4)]
+
+    wanted = losses()
+    with kf.DataParallel().scope():
+        np.testing.assert_allclose(losses(), wanted, rtol=1e-5)
+
+
+@check
 def faults_in_the_sums_are_seen() -> None:
     """A net that would let them through is none."""
     import keras_flow as kf

@@ -1,0 +1,316 @@
+"""`random="logical"`: what `keras.random` draws under a distribution depends on the seed and the logical index alone.
+
+The 32 bits of an element are Philox (`keras_flow/philox.py`) of its index in the logical tensor, so that they are equal
+for every layout, number of ranks and engine, and a rank draws its own elements only. From these bits each function of
+`keras.random` is computed here, once for all engines, by one element's own bits:
+
+    uniform            fraction * (maxval - minval) + minval
+    normal             the inverse of the normal distribution, sqrt(2) * erfinv(2 * fraction - 1)
+    truncated_normal   the same between the two cuts
+    dropout            keeps an element where its fraction is not below the rate
+    randint            multiply and shift of two words (Lemire 2019)
+    categorical        the largest of logits + Gumbel noise (Gumbel 1954)
+    shuffle            the order of one fraction for each position
+    gamma, beta        Marsaglia and Tsang (2000), with a fixed number of attempts
+
+`binomial` stays the engine's: equal for every layout, not for every engine. An engine says which elements are drawn
+here (`random_part`) and draws their fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # private: Keras asks itself so
+from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
+
+from keras_flow.backends.active import backend
+from keras_flow.backends.hooking import Hook
+from keras_flow.backends.interface import RandomPart
+from keras_flow.current.distribution import Distribution, active
+
+#: without its annotations, which have the None of backends that lack an operation
+ops: Any = keras.ops
+#: bits of a half-precision number in [0.5, 1): a fraction with more would be rounded up to 1
+_HALF_BITS = {"float16": 11, "bfloat16": 8}
+#: attempts of a gamma draw; each fails for at most 5 %, so that one value in 10**10 is the last attempt's
+_ATTEMPTS = 8
+#: between fractions, which are multiples of 2**-23: the smallest is above 0 then, and the largest below 1
+_HALF_STEP = np.float32(2.0**-24)
+
+#: a step of a distribution that draws so runs without it (one rank alone, a replica)
+_alone: ContextVar[bool] = ContextVar("keras_flow_logical_random", default=False)
+_block: ContextVar[tuple[tuple[int, ...], tuple[slice, ...]] | None] = ContextVar("keras_flow_block", default=None)
+
+
+def drawing(*args: object, **kwargs: object) -> bool | None:
+    """Condition of the hooks below: draws are by logical index. Keras's inference of shapes draws nothing."""
+    distribution = active()
+    is_logical = _alone.get() if distribution is None else distribution.random == "logical"
+    return True if is_logical and not in_symbolic_scope() else None
+
+
+@contextmanager
+def as_under(distribution: Distribution) -> Iterator[None]:
+    """Inside, draws are those of a distribution that is not active, for steps that run without one."""
+    token = _alone.set(distribution.random == "logical")
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def block_of(initializer: Callable[..., Any], shape: Sequence[int], dtype: str, slices: Sequence[slice]) -> Any:
+    """A block of what an initialiser of `initializers.DRAWN` gives for a shape; no other element is drawn."""
+    token = _block.set((tuple(shape), tuple(slices)))
+    try:
+        return initializer(tuple(shape), dtype=dtype)
+    finally:
+        _block.reset(token)
+
+
+def hooks(module: str) -> tuple[Hook, ...]:
+    """The hooks of an engine whose functions of `keras.random` are in `module`; outside of its own ones."""
+    functions = (uniform, normal, truncated_normal, dropout, randint, categorical, shuffle, gamma, beta)
+    why = 'random="logical": bits by logical index, equal for every layout and engine'
+    return tuple(Hook(module, function.__name__, function, why, when=drawing) for function in functions)
+
+
+# ---- the functions of keras.random
+
+
+def uniform(
+    _: object,
+    original: Callable[..., Any],
+    shape: Sequence[int],
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+    dtype: str | None = None,
+    seed: object = None,
+) -> Any:
+    """Hook on `random.uniform`."""
+    draw = _ElementDraw.of(shape, seed)
+    if draw is None:
+        return original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed)
+    name = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+    fractions = draw.fractions()
+    if name in _HALF_BITS:
+        steps = np.float32(2.0 ** _HALF_BITS[name])
+        fractions = ops.floor(fractions * steps) / steps
+    return draw.finished(_scaled(ops.cast(fractions, name), maxval - minval, minval))
+
+
+def normal(
+    _: object,
+    original: Callable[..., Any],
+    shape: Sequence[int],
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: str | None = None,
+    seed: object = None,
+) -> Any:
+    """Hook on `random.normal`."""
+    draw = _ElementDraw.of(shape, seed)
+    if draw is None:
+        return original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed)
+    return draw.finished(_scaled(_cast(draw.normals(), dtype), stddev, mean))
+
+
+def truncated_normal(
+    _: object,
+    original: Callable[..., Any],
+    shape: Sequence[int],
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: str | None = None,
+    seed: object = None,
+) -> Any:
+    """Hook on `random.truncated_normal`: cut at two standard deviations."""
+    draw = _ElementDraw.of(shape, seed)
+    if draw is None:
+        return original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed)
+    return draw.finished(_scaled(_cast(draw.normals(within=2.0), dtype), stddev, mean))
+
+
+def dropout(
+    _: object,
+    original: Callable[..., Any],
+    inputs: Any,
+    rate: float,
+    noise_shape: Sequence[int | None] | None = None,
+    seed: object = None,
+) -> Any:
+    """Hook on `random.dropout`."""
+    if not 0.0 < rate < 1.0:
+        return original(inputs, rate, noise_shape, seed)
+    lengths = tuple(inputs.shape)
+    asked = tuple(noise_shape) if noise_shape is not None else (None,) * len(lengths)
+    shape = tuple(length if wanted is None else wanted for length, wanted in zip(lengths, asked, strict=True))
+    draw = _ElementDraw.of(shape, seed, inputs, asked)
+    if draw is None:
+        return original(inputs, rate, noise_shape, seed)
+    kept = draw.finished(draw.fractions() >= np.float32(rate))
+    return ops.where(kept, inputs / (1.0 - rate), ops.zeros_like(inputs))
+
+
+def randint(
+    _: object,
+    original: Callable[..., Any],
+    shape: Sequence[int],
+    minval: Any,
+    maxval: Any,
+    dtype: str = "int32",
+    seed: object = None,
+) -> Any:
+    """Hook on `random.randint`."""
+    is_known = isinstance(minval, int | np.integer) and isinstance(maxval, int | np.integer)
+    draw = _ElementDraw.of(shape, seed) if is_known and 0 < maxval - minval <= 2**31 else None
+    if draw is None:
+        return original(shape, minval, maxval, dtype=dtype, seed=seed)
+    offsets = backend().random_offsets(draw.fractions(0), draw.fractions(1), int(maxval - minval))
+    return draw.finished(ops.cast(offsets + minval, dtype))
+
+
+def categorical(
+    _: object,
+    original: Callable[..., Any],
+    logits: Any,
+    num_samples: int,
+    dtype: str = "int32",
+    seed: object = None,
+) -> Any:
+    """Hook on `random.categorical`: logits [rows, classes] to samples [rows, num_samples]."""
+    rows, classes = logits.shape
+    draw = _ElementDraw.of((rows, num_samples, classes), seed)
+    if draw is None:
+        return original(logits, num_samples, dtype=dtype, seed=seed)
+    noise = -ops.log(-ops.log(draw.fractions() + _HALF_STEP))
+    return ops.cast(ops.argmax(ops.expand_dims(logits, 1) + draw.finished(noise), axis=-1), dtype)
+
+
+def shuffle(_: object, original: Callable[..., Any], x: Any, axis: int = 0, seed: object = None) -> Any:
+    """Hook on `random.shuffle`: one order along the axis."""
+    draw = _ElementDraw.of((x.shape[axis],), seed, is_whole=True)
+    if draw is None:
+        return original(x, axis=axis, seed=seed)
+    return backend().reorder(x, draw.fractions(), axis)
+
+
+def gamma(
+    _: object,
+    original: Callable[..., Any],
+    shape: Sequence[int],
+    alpha: Any,
+    dtype: str | None = None,
+    seed: object = None,
+) -> Any:
+    """Hook on `random.gamma`."""
+    draw = _ElementDraw.of(shape, seed)
+    if draw is None:
+        return original(shape, alpha, dtype=dtype, seed=seed)
+    return draw.finished(_cast(draw.gammas(alpha), dtype))
+
+
+def beta(
+    _: object,
+    original: Callable[..., Any],
+    shape: Sequence[int],
+    alpha: Any,
+    beta: Any,
+    dtype: str | None = None,
+    seed: object = None,
+) -> Any:
+    """Hook on `random.beta`: a gamma draw over the sum of two."""
+    draw = _ElementDraw.of(shape, seed)
+    if draw is None:
+        return original(shape, alpha, beta, dtype=dtype, seed=seed)
+    first, second = draw.gammas(alpha), draw.gammas(beta, first_tag=2 * _ATTEMPTS + 1)
+    return draw.finished(_cast(first / (first + second), dtype))
+
+
+def _cast(values: Any, dtype: str | None) -> Any:
+    return ops.cast(values, dtype or keras.config.floatx())
+
+
+def _scaled(values: Any, factor: Any, shift: Any) -> Any:
+    # by default nothing changes: then two passes over the values are saved
+    values = values if isinstance(factor, float) and factor == 1.0 else values * factor
+    return values if isinstance(shift, float) and shift == 0.0 else values + shift
+
+
+class _ElementDraw:
+    """One call of a function of `keras.random`: the words of its seed, and the elements that are drawn here."""
+
+    def __init__(self, words: tuple[Any, Any], part: RandomPart):
+        self._words, self._part = words, part
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        seed: object,
+        inputs: Any = None,
+        noise_shape: Sequence[int | None] | None = None,
+        is_whole: bool = False,
+    ) -> _ElementDraw | None:
+        """The draw of a shape, or None where the engine has a way of its own (or refuses).
+
+        Args:
+            shape: of the draw, as the caller sees it: of its own rows, where it computes these alone.
+            seed: the argument of a function of `keras.random`.
+            inputs: what the draw is multiplied with, for a mask.
+            noise_shape: of the mask; None for lengths that are those of the inputs.
+            is_whole: the draw is for all rows, wherever it is made.
+        """
+        if not all(isinstance(length, int | np.integer) for length in shape):
+            return None
+        block = _block.get()
+        if block is not None and block[0] == tuple(shape):
+            part: RandomPart | None = RandomPart(*block)
+        else:
+            part = backend().random_part(tuple(int(n) for n in shape), inputs, noise_shape, is_whole)
+        return None if part is None else cls(backend().random_words(_seed_state(seed)), part)
+
+    def fractions(self, tag: int = 0) -> Any:
+        """float32 in [0, 1); draws of other tags are independent."""
+        return backend().random_fractions(self._words, tag, self._part)
+
+    def normals(self, tag: int = 0, within: float = math.inf) -> Any:
+        """float32, standard normal, cut at `within` on both sides."""
+        centred = self.fractions(tag) * np.float32(2.0) + (2 * _HALF_STEP - np.float32(1.0))
+        if within < math.inf:
+            centred = centred * np.float32(math.erf(within / math.sqrt(2.0)))
+        return ops.erfinv(centred) * np.float32(math.sqrt(2.0))
+
+    def gammas(self, alpha: Any, first_tag: int = 0) -> Any:
+        """float32, of shape parameter `alpha` and scale 1."""
+        alpha = ops.convert_to_tensor(alpha, "float32")
+        # a gamma of alpha < 1 is one of alpha + 1 times a power of a fraction (section 6 of the paper)
+        shift = ops.cast(alpha < 1.0, "float32")
+        d = alpha + shift - 1.0 / 3.0
+        c = 1.0 / ops.sqrt(9.0 * d)
+        cubes = None
+        for attempt in reversed(range(_ATTEMPTS)):
+            z = self.normals(first_tag + 2 * attempt)
+            u = self.fractions(first_tag + 2 * attempt + 1) + _HALF_STEP
+            v = ops.power(ops.maximum(1.0 + c * z, 1e-6), 3.0)
+            accepted = ops.log(u) < 0.5 * z * z + d - d * v + d * ops.log(v)
+            # the first attempt that is accepted counts, so later ones are overwritten
+            cubes = v if cubes is None else ops.where(accepted, v, cubes)
+        power = self.fractions(first_tag + 2 * _ATTEMPTS) + _HALF_STEP
+        return d * cubes * ops.where(shift > 0, ops.power(power, 1.0 / ops.maximum(alpha, 1e-6)), 1.0)
+
+    def finished(self, values: Any) -> Any:
+        """What the caller gets of values that were computed for the elements drawn here."""
+        return values if self._part.finish is None else self._part.finish(values)
+
+
+def _seed_state(seed: object) -> Any:
+    # JAX's functions take the two words themselves too
+    return seed if getattr(seed, "shape", None) == (2,) else draw_seed(seed)  # type: ignore[arg-type]

@@ -1,0 +1,173 @@
+"""`random="logical"`: draws by logical index are those of NumPy's Philox, under every layout and on every engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from keras_flow import philox
+
+ENGINES = ("jax", "tensorflow", "torch")
+#: rows -> the losses of `training`; recorded once, since each engine runs in processes of its own
+LOSSES = {
+    8: [1.131999, 1.2051567, 0.9881281],
+    7: [0.8135676, 0.795453, 0.7002932],
+    4: [1.5540589, 0.9373838, 1.2138538],
+    3: [1.3186964, 2.4859493, 1.79592],
+}
+
+
+def whole(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(0, length) for length in shape)
+
+
+def draws() -> dict[str, np.ndarray]:
+    """Draws of `keras.random` outside of a step, with the seed 7."""
+    import keras
+    from keras import ops
+
+    import keras_flow as kf
+
+    random = keras.random
+    with kf.DataParallel(random="logical").scope():
+        values = {
+            "uniform": random.uniform((5, 7), -1.0, 3.0, seed=7),
+            "normal": random.normal((5, 7), 2.0, 3.0, seed=7),
+            "truncated_normal": random.truncated_normal((5, 7), seed=7),
+            "randint": random.randint((5, 7), -3, 2**30, seed=7),
+            "vector": random.uniform((6,), seed=7),
+            "number": random.uniform((), seed=7),
+            "half": random.uniform((64, 64), dtype="bfloat16", seed=7),
+            "dropout": random.dropout(ops.ones((5, 7)), 0.3, seed=7),
+            "order": random.shuffle(ops.arange(50), seed=7),
+            "categorical": random.categorical(ops.zeros((6, 4)), 100, seed=7),
+            "gamma": random.gamma((20000,), ops.cast(0.5, "float32"), seed=7),
+            "beta": random.beta((20000,), ops.cast(2.0, "float32"), ops.cast(3.0, "float32"), seed=7),
+        }
+        generator = keras.random.SeedGenerator(7)
+        random.uniform((3,), seed=generator)
+        values["second"] = random.uniform((5, 7), seed=generator)
+    return {name: ops.convert_to_numpy(ops.cast(value, "float32")) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_draws_are_those_of_the_reference(engine: str, on_ranks) -> None:
+    drawn = on_ranks(engine)(draws)
+    fractions = philox.fractions(7, 0, (5, 7), whole((5, 7)))
+    np.testing.assert_array_equal(drawn["uniform"], fractions * 4 - 1)
+    np.testing.assert_array_equal(drawn["second"], philox.fractions(7, 1, (5, 7), whole((5, 7))))
+    np.testing.assert_array_equal(drawn["vector"], philox.fractions(7, 0, (6,), whole((6,))))
+    np.testing.assert_array_equal(drawn["number"], philox.fractions(7, 0, (), ()))
+    kept = fractions >= np.float32(0.3)
+    np.testing.assert_allclose(drawn["dropout"], np.where(kept, 1 / 0.7, 0), rtol=1e-6)
+    assert (drawn["dropout"] == 0).tolist() == (~kept).tolist()
+    low = philox.fractions(7 | 1 << 32, 0, (5, 7), whole((5, 7)))
+    exact = philox.offsets(fractions, low, 2**30 + 3) - 3
+    np.testing.assert_array_equal(drawn["randint"], exact.astype("float32"))
+    keys = philox.fractions(7, 0, (50,), whole((50,)))
+    np.testing.assert_array_equal(drawn["order"], np.argsort(keys, kind="stable"))
+    # the normal distribution's own function takes normals back to fractions; half a step off, as zero has no inverse
+    back = np.vectorize(_normal_cdf)((drawn["normal"].astype("float64") - 2) / 3)
+    np.testing.assert_allclose(back, fractions + 2.0**-24, atol=1e-6)
+    cut = np.vectorize(_normal_cdf)(drawn["truncated_normal"].astype("float64"))
+    np.testing.assert_allclose((cut - _normal_cdf(-2)) / (1 - 2 * _normal_cdf(-2)), fractions + 2.0**-24, atol=1e-6)
+    assert drawn["half"].max() < 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_moments(engine: str, on_ranks) -> None:
+    """Means and variances are those of the distributions, within five standard errors."""
+    drawn = on_ranks(engine)(draws)
+    for name, mean, variance in (("gamma", 0.5, 0.5), ("beta", 0.4, 0.04)):
+        values = drawn[name].astype("float64")
+        error = 5 * np.sqrt(variance / len(values))
+        assert abs(values.mean() - mean) < error, name
+        assert abs(values.var() / variance - 1) < 0.15, name
+        assert (values > 0).all(), name
+    counts = np.bincount(drawn["categorical"].astype(int).ravel(), minlength=4)
+    assert (abs(counts - 150) < 5 * np.sqrt(600 * 0.25 * 0.75)).all(), counts
+    assert len(np.unique(drawn["categorical"].sum(-1))) > 1  # rows differ
+
+
+def training() -> dict[int, dict[str, list[float]]]:
+    """rows -> layout -> losses of three steps of a model that draws in every way that layers do."""
+    import keras
+    from keras import layers
+
+    import keras_flow as kf
+
+    split = kf.sbp.split
+    mesh = kf.Placement([[0, 1], [2, 3]], ("data", "model"))
+    rules = {"up/kernel": {"model": split(1)}, "down/kernel": {"model": split(0)}}
+    makers = {
+        "one rank": lambda: kf.DataParallel(kf.Placement([0], ("data",)), random="logical"),
+        "dp4": lambda: kf.DataParallel(random="logical"),
+        "2x2": lambda: kf.ModelParallel(mesh, rules=rules, random="logical"),
+        "tp4": lambda: kf.ModelParallel(
+            kf.Placement(range(4), ("model",)), rules={"up/kernel": {"model": split(1)}}, random="logical"
+        ),
+    }
+    if keras.backend.backend() == "tensorflow":
+        makers["mirrored4"] = lambda: kf.DataParallel(strategy="mirrored", random="logical")
+    numbers = np.random.default_rng(0)
+    losses: dict[int, dict[str, list[float]]] = {}
+    # divides by four, does not, one row for each rank, fewer rows than ranks
+    for rows in (8, 7, 4, 3):
+        x, y = (numbers.normal(size=(rows, width)).astype("float32") for width in (6, 3))
+        for name, maker in makers.items():
+            with maker().scope():
+                keras.utils.set_random_seed(3)
+                keras.random.uniform((1,))  # Keras's global generator takes a seed of Python's when it is first used
+                keras.utils.set_random_seed(3)
+                model = keras.Sequential(
+                    [
+                        layers.Input((6,)),
+                        layers.Dense(8, name="up"),
+                        layers.Dropout(0.4),
+                        layers.GaussianNoise(0.1),
+                        layers.Reshape((2, 4)),
+                        layers.Dropout(0.3, noise_shape=(None, 1, 4)),
+                        layers.SpatialDropout1D(0.3),
+                        layers.Dropout(0.3, noise_shape=(1, 1, 4)),
+                        layers.Flatten(),
+                        layers.Dense(3, name="down", kernel_initializer="random_normal"),
+                    ]
+                )
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                losses.setdefault(rows, {})[name] = [float(model.train_on_batch(x, y)) for _ in range(3)]
+    return losses
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_is_the_same_under_every_layout_and_engine(engine: str, on_ranks) -> None:
+    losses = on_ranks(engine)(training)
+    for rows, by_layout in losses.items():
+        for layout, values in by_layout.items():
+            np.testing.assert_allclose(values, by_layout["one rank"], rtol=2e-6, err_msg=f"{rows} rows, {layout}")
+        # and on every engine
+        np.testing.assert_allclose(by_layout["one rank"], LOSSES[rows], rtol=2e-6)
+
+
+def test_a_rank_draws_its_own_elements() -> None:
+    """Blocks of a draw are those of the whole, for lines that do not divide by the four elements of a counter."""
+    for shape in ((7,), (5, 6), (3, 4, 9)):
+        every = philox.words_of_block(11, 2, shape, whole(shape))
+        for cut in (slice(0, 1), slice(1, 3), slice(2, 3), slice(3, 3)):
+            slices = (*(slice(0, length) for length in shape[:-1]), cut)
+            np.testing.assert_array_equal(philox.words_of_block(11, 2, shape, slices), every[slices])
+            if len(shape) > 1:
+                slices = (cut, *(slice(1, length) for length in shape[1:]))
+                np.testing.assert_array_equal(philox.words_of_block(11, 2, shape, slices), every[slices])
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    import keras_flow as kf
+
+    with pytest.raises(kf.FlowError, match='random is "logical" or "stock"'):
+        kf.ModelParallel(kf.Placement([0], ("data",)), random="philox")
+
+
+def _normal_cdf(x: float) -> float:
+    from math import erf, sqrt
+
+    return 0.5 * (1 + erf(x / sqrt(2)))
