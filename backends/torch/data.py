@@ -109,14 +109,17 @@ class BatchWatch:
     """Finds ranks that are fed different batches, which would train on without any error.
 
     It compares checksums of the first batches of a data source and of every 100th.
+
+    Attributes:
+        seen: batches of the source so far.
     """
 
     def __init__(self) -> None:
-        self._seen = 0
+        self.seen = 0
 
     def restart(self) -> None:
         """A new data source: look at its first batches."""
-        self._seen = 0
+        self.seen = 0
 
     def see(self, data: object) -> bool:
         """Compare this batch where it is due. Returns whether it is the first of its source.
@@ -124,15 +127,16 @@ class BatchWatch:
         Raises:
             FlowError: on all ranks, naming the ranks and the input that differ.
         """
-        is_due, index, self._seen = self.is_due(), self._seen, self._seen + 1
+        is_due, index, self.seen = self.is_due(), self.seen, self.seen + 1
         if torch_distributed.is_initialized() and is_due:
             _compare(data, index)
         return index == 0
 
-    def is_due(self) -> bool:
-        """Whether the next batch is one of those that are compared."""
+    def is_due(self, number: int | None = None) -> bool:
+        """Whether the batch of this number is one of those that are compared; None: the next one."""
         # by number: all ranks compare the same batches, so that none waits alone
-        return self._seen < _FIRST or self._seen % _EVERY == 0
+        number = self.seen if number is None else number
+        return number < _FIRST or number % _EVERY == 0
 
 
 #: of the loop that is running
@@ -175,6 +179,9 @@ def _roles(data: object) -> tuple[object, ...]:
 
 
 def _checksum(leaf: object) -> tuple[str, int]:
+    # of which a rank has its own rows: there is nothing to compare but the batch's shape
+    if isinstance(leaf, SplitRows):
+        return (f"{leaf.dtype} of shape {list(leaf.shape)}", 0)
     if not isinstance(leaf, torch.Tensor):
         return (type(leaf).__name__, zlib.crc32(repr(leaf).encode()))
     # of the bytes: equal values have equal bytes here, and nan compares as well

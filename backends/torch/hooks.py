@@ -118,6 +118,13 @@ def _trainer() -> tuple[Hook, ...]:
             when=reading.distribution_of_rows,
         ),
         Hook(
+            "keras.src.trainers.data_adapters.torch_data_loader_adapter",
+            "TorchDataLoaderAdapter.get_torch_dataloader",
+            reading.users_loader,
+            "the same of a DataLoader",
+            when=reading.distribution_of_rows,
+        ),
+        Hook(
             "torch.autograd",
             "grad",
             mirrored.autograd_grad,

@@ -415,55 +415,6 @@ def a_penalty_on_gradients_is_that_of_one_device() -> None:
 
 
 @check
-def ranks_read_their_own_rows_of_arrays() -> None:
-    """In the order of Keras's shuffle; the first batches are read whole, to be compared among the ranks."""
-    import keras
-
-    import keras_flow as kf
-    from keras_flow.backends.torch import reading
-
-    rows, batch, epochs = 47, 8, 2
-    x, y = np.random.default_rng(0).standard_normal((rows, 6)).astype("float32"), np.arange(rows) % CLASSES
-
-    def trained(mixes: bool) -> Numbers:
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((6,))
-        hidden = keras.layers.Lambda(lambda x: x)(inputs) if mixes else inputs
-        model = keras.Model(inputs, keras.layers.Dense(CLASSES, "softmax")(hidden))
-        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
-        weights = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
-        history = model.fit(
-            x, y, batch_size=batch, epochs=epochs, class_weight=weights, validation_split=0.2, verbose=0
-        )
-        logs = {name: np.asarray(values) for name, values in history.history.items()}
-        return {
-            **logs,
-            "predicted": model.predict(x, batch_size=batch, verbose=0),
-            **dict(enumerate(model.get_weights())),
-        }
-
-    class Counting(reading.OwnRowsDataset):
-        def __init__(self, whole: Any, placement: kf.Placement) -> None:
-            super().__init__(whole, placement)
-            original = whole.__getitems__
-
-            def counted(indices: Sequence[int]) -> object:
-                read.append(len(indices))
-                return original(indices)
-
-            self.whole = mock.Mock(__getitems__=counted)
-
-    for mixes in (False, True):
-        read: list[int] = []
-        wanted = trained(mixes)
-        with kf.DataParallel().scope(), mock.patch.object(reading, "OwnRowsDataset", Counting):
-            assert not off(wanted, found := trained(mixes)), off(wanted, found)
-        # 47 rows, 10 of them for validation: batches of 8 (the last of 5) are blocks of 2 (of 2 or 1)
-        assert {1, 2} & set(read) and read.count(2) >= 8, read
-        assert read.count(8) <= 3 * (1 + 2 * epochs), read
-
-
-@check
 def one_mask_for_all_rows_is_one_where_ranks_have_one_row() -> None:
     """A noise shape [1, ...] is one mask for all rows, also on a rank that has a single row."""
     import keras

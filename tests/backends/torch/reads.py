@@ -1,0 +1,132 @@
+"""Checks of reading: each rank of data parallel reads the rows that it computes, in the order of one device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.backends.torch.registry import check
+from tests.backends.torch.rows import CLASSES, Numbers, off
+
+
+@check
+def ranks_read_their_own_rows_of_arrays() -> None:
+    """In the order of Keras's shuffle; the first batches are read whole, to be compared among the ranks."""
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import reading
+
+    rows, batch, epochs = 47, 8, 2
+    x, y = np.random.default_rng(0).standard_normal((rows, 6)).astype("float32"), np.arange(rows) % CLASSES
+
+    def trained(mixes: bool) -> Numbers:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Lambda(lambda x: x)(inputs) if mixes else inputs
+        model = keras.Model(inputs, keras.layers.Dense(CLASSES, "softmax")(hidden))
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        weights = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
+        history = model.fit(
+            x, y, batch_size=batch, epochs=epochs, class_weight=weights, validation_split=0.2, verbose=0
+        )
+        logs = {name: np.asarray(values) for name, values in history.history.items()}
+        return {
+            **logs,
+            "predicted": model.predict(x, batch_size=batch, verbose=0),
+            **dict(enumerate(model.get_weights())),
+        }
+
+    class Counting(reading.OwnRowsDataset):
+        def __init__(self, whole: Any, placement: kf.Placement) -> None:
+            super().__init__(whole, placement)
+            original = whole.__getitems__
+
+            def counted(indices: Sequence[int]) -> object:
+                read.append(len(indices))
+                return original(indices)
+
+            self.whole = mock.Mock(__getitems__=counted)
+
+    for mixes in (False, True):
+        read: list[int] = []
+        wanted = trained(mixes)
+        with kf.DataParallel().scope(), mock.patch.object(reading, "OwnRowsDataset", Counting):
+            assert not off(wanted, found := trained(mixes)), off(wanted, found)
+        # 47 rows, 10 of them for validation: batches of 8 (the last of 5) are blocks of 2 (of 2 or 1)
+        assert {1, 2} & set(read) and read.count(2) >= 8, read
+        assert read.count(8) <= 3 * (1 + 2 * epochs), read
+
+
+@check
+def ranks_fetch_their_own_samples_of_a_loader() -> None:
+    """With workers too, and not where samples draw random numbers or a batch depends on all of its samples."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    rows, batch = 83, 8
+    x, y = np.random.default_rng(0).standard_normal((rows, 6)).astype("float32"), np.arange(rows) % CLASSES
+
+    class Samples(torch.utils.data.Dataset):
+        def __init__(self, draws: bool) -> None:
+            self.fetched, self.draws = 0, draws
+
+        def __len__(self) -> int:
+            return rows
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            self.fetched += 1
+            return x[index] * np.float32(np.random.uniform(0.5, 1.5) if self.draws else 1.0), y[index]
+
+    def trained(draws: bool = False, **options: Any) -> tuple[Numbers, int, int]:
+        keras.utils.set_random_seed(0)
+        samples = Samples(draws)
+        generator = torch.Generator()
+        generator.manual_seed(5)
+        loader = torch.utils.data.DataLoader(samples, batch, shuffle=True, generator=generator, **options)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(CLASSES, "softmax")])
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", kf.FlowWarning)
+            history = model.fit(loader, epochs=2, verbose=0)
+        logs = {name: np.asarray(values) for name, values in history.history.items()}
+        told = [str(warning.message) for warning in said if "reads whole batches" in str(warning.message)]
+        return {**logs, **dict(enumerate(model.get_weights()))}, samples.fetched, len(told)
+
+    def padded(samples: list) -> Any:
+        return torch.utils.data.default_collate(samples)
+
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "workers": {"num_workers": 2, "persistent_workers": True},
+        "drop_last": {"drop_last": True},
+        "draws": {"draws": True},
+        "collate_fn": {"collate_fn": padded},
+    }
+    for name, options in cases.items():
+        wanted, all_fetched, _ = trained(**options)
+        with kf.DataParallel().scope():
+            found, fetched, told = trained(**options)
+        assert not off(wanted, found), (name, off(wanted, found))
+        whole = name in ("draws", "collate_fn")
+        assert told == whole, (name, told)
+        # the first three batches are whole in each epoch, and of the last, 3 rows on 4 ranks, all are
+        if name != "workers":
+            assert fetched == all_fetched if whole else fetched < 0.65 * all_fetched, (name, fetched, all_fetched)
+
+    sampler = torch.utils.data.DistributedSampler(Samples(False), 4, 0)
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(CLASSES)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        try:
+            model.fit(torch.utils.data.DataLoader(Samples(False), batch, sampler=sampler), verbose=0)
+        except kf.FlowError as error:
+            assert "DistributedSampler" in str(error)
+        else:
+            raise AssertionError("a sampler for each rank was taken")
