@@ -54,6 +54,7 @@ def checked_name() -> str:
             f"Set the environment variable KERAS_BACKEND to one of these before keras is imported."
         )
     engine = ENGINES[name]
+    # not by an import, which would take seconds and load the engine
     if engine.module not in sys.modules and importlib.util.find_spec(engine.module) is None:
         raise FlowError(
             f"The active Keras backend is {name!r}, but its engine is not installed: no module named "
@@ -74,8 +75,10 @@ def backend_name() -> str:
     Keras is asked where it is loaded already; it is not loaded for this, because that loads the engine.
     """
     config = sys.modules.get("keras.src.backend.config")
+    # `keras.config` may have been changed by code, which no variable or file shows
     if config is not None and hasattr(config, "backend"):
         return config.backend()
+    # from here on the order of Keras's own reading: the variable before the file
     from_environment = os.environ.get("KERAS_BACKEND")
     if from_environment:
         return from_environment

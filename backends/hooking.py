@@ -103,6 +103,7 @@ def _owner(module: str, name: str) -> tuple[object, str]:
     try:
         for part in path:
             target = getattr(target, part)
+        # asked for now, so that a missing name is found as hooks are installed and not in a step
         getattr(target, attribute)
     except AttributeError as error:
         import keras

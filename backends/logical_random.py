@@ -151,6 +151,7 @@ def dropout(
         return original(inputs, rate, noise_shape, seed)
     lengths = tuple(inputs.shape)
     asked = tuple(noise_shape) if noise_shape is not None else (None,) * len(lengths)
+    # as the caller sees it, who may have a rank's own rows
     shape = tuple(length if wanted is None else wanted for length, wanted in zip(lengths, asked, strict=True))
     draw = _ElementDraw.of(shape, seed, inputs, asked)
     if draw is None:

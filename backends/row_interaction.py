@@ -216,25 +216,33 @@ def of_layer_itself(layer: keras.Layer) -> Interaction | None:
 
 def _by_class(layer: keras.Layer) -> Interaction | None:
     name = type(layer).__name__
+    # by the class alone: whatever its `call` does, it may do it along the rows
     if not type(layer).__module__.startswith("keras.src.layers"):
         kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
         return Interaction("own code", f"{layer.name!r} is {kind}, which may mix rows")
+    # softmax along axis 0 is an activation function too
     if _has_unknown_function(layer):
         return Interaction("function", f"layer {layer.name!r} has a custom activation function, which may mix rows")
+    # a state [rows, units] belongs to the rows of the batch before
     if getattr(layer, "stateful", False):
         return Interaction("state", f"layer {layer.name!r} is stateful: its state is of the batch's rows")
     if name == "EinsumDense":
+        # the first letter of an equation is the batch: it must be first again in the result
         keeps = _keeps_first_letter(layer.equation)
         return None if keeps else Interaction("along rows", f"layer {layer.name!r} contracts or moves dimension 0")
+    # of the many layers with an axis, only those in the table do something along it
     axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
     if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, _rank_of(layer))):
         return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
+    # a vector without a batch dim is one sample, whose entries are no rows
     if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and _rank_of(layer) in (None, 0, 1):
         return Interaction("along rows", f"layer {layer.name!r} takes a vector for one sample")
+    # with a noise shape its mask may be one for all rows
     if name == "AlphaDropout" and layer.noise_shape is None:
         return None
     if name in _LAYERS | _PREPROCESSING | _CELLS | _ALONG_AXIS | _RECURRENT | _WRAPPERS:
         return None
+    # a layer of a later Keras is unknown until somebody has looked at it
     kind = "own code" if name == "Lambda" else "unknown"
     return Interaction(kind, f"layer {layer.name!r} ({name}) is not known to act row by row")
 
@@ -244,8 +252,10 @@ def of_operations(model: keras.Layer) -> Iterator[Interaction]:
     graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
     if not isinstance(graph, Functional):
         return
+    # an added loss is a number of the whole batch already
     if getattr(graph, "_losses_override", None) or graph._losses:
         yield Interaction("added loss", f"model {graph.name!r} calls add_loss, which is over all rows")
+    # an input without dims has no rows, which differs from an unknown number of them (None)
     rows = {tensor.shape[0] if len(tensor.shape) else () for tensor in tree.flatten(graph.inputs)}
     if len(rows) > 1 or () in rows:
         yield Interaction("shape", f"the inputs of {graph.name!r} have different numbers of rows")
@@ -253,6 +263,7 @@ def of_operations(model: keras.Layer) -> Iterator[Interaction]:
         for node in nodes:
             operation = node.operation
             is_layer = isinstance(operation, keras.Layer)
+            # an output that lost the batch dim has mixed the rows on the way
             if any(not len(x.shape) or x.shape[0] not in rows for x in tree.flatten(node.output_tensors)):
                 text = f"the output of {operation.name!r} in {graph.name!r} has no batch dimension"
                 yield Interaction("shape", text, "" if is_layer else type(operation).__name__)

@@ -47,6 +47,7 @@ def blocks(value: np.memmap, index: Sequence[slice]) -> Iterator[tuple[slice, np
     rows = value.shape[0]
     first, last, _ = (index[0] if index else slice(None)).indices(rows)
     size = value.dtype.itemsize * math.prod(value.shape[1:])
+    # whole rows, because a window of a file is one range of bytes
     step = max(1, BLOCK // max(size, 1))
     for start in range(first, last, step):
         count = min(step, last - start)

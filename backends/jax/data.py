@@ -86,11 +86,13 @@ def distribute_data_input(
             f"a sparse input of shape {list(batch.shape)} cannot be split over the ranks on JAX: convert it to a dense "
             "array, or keep it sparse on a single device"
         )
+    # on the host, so that each device is given its rows alone
     host = np.asarray(batch)
     layout = distribution.batch_layout(host.shape)
     plan = distribution.batch_plan(host.shape[0] if host.ndim else 0)
     if plan.divides:
         return _put(host, engine_layout(layout))
+    # of zeros, never computed with: the step slices them off before the model sees the batch
     padding = np.zeros((plan.padded_rows - plan.rows, *host.shape[1:]), host.dtype)
     split = Layout(layout.placement, {axis: sbp.split(0) for axis in distribution.batch_axes}, host.shape)
     sharding = engine_layout(split)

@@ -48,6 +48,7 @@ def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
             return tensor
         check_activation(distribution.placement, nd_sbp, tensor.shape, path)
         layout = Layout(distribution.placement, nd_sbp, tensor.shape)
+        # in a step XLA is told and may pad; outside of one an array must have equal shards
         if isinstance(tensor, Tracer):
             return jax.lax.with_sharding_constraint(tensor, engine_layout(layout))
         return jax.device_put(tensor, engine_layout(layout)) if layout.divides else tensor

@@ -204,6 +204,7 @@ def _wanted_sums(step: Step, axes: tuple[int, ...]) -> dict[frozenset[int], list
     for rank in ranks:
         senders: dict[Piece, set[int]] = {}
         for message in receives(exchange, rank, "reduce"):
+            # what was summed before is no summand of a group
             if message.origin != "source":
                 return {}
             senders.setdefault(message.piece, set()).add(message.sender)

@@ -68,6 +68,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, jax.Array]] | None:
     if isinstance(sharding, NamedSharding):
         devices = np.vectorize(ranks.__getitem__, otypes=[int])(sharding.mesh.devices)
         return _layout(devices, sharding.mesh.axis_names, sharding.spec, value.shape), shards
+    # an array that was never given a layout
     if len(shards) == 1:
         return Layout(Placement(list(shards)), broadcast, value.shape), shards
     raise FlowError(f"a layout with named axes is needed to read an array; this one has {sharding}")
@@ -83,6 +84,7 @@ def _layout(ranks: np.ndarray, names: Sequence[str], spec: PartitionSpec, shape:
         for axis in (axes,) if isinstance(axes, str) else axes or ():
             parts[axis] = Split(dim)
     order = list(range(len(names)))
+    # a spec may name an inner axis first; then the placement takes the axes in that order
     if any(isinstance(axes, tuple) and list(axes) != sorted(axes, key=names.index) for axes in spec):
         named = [names.index(axis) for axis in parts]
         order = [*named, *(place for place in order if place not in named)]

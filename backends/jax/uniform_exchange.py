@@ -47,7 +47,9 @@ def run_uniform(step: Step, flat: jax.Array, grid: RankGrid) -> jax.Array:
     buffers = {"source": Buffer(source, grid, flat.reshape(source.local_shape(grid.ranks[0])))}
     for phase in step.phases:
         name = WRITES[phase]
+        # a phase may add to what the phase before has written
         target = buffers.setdefault(name, Buffer(step.exchange.layout_of(name), grid))
+        # XLA's own collectives where one of them is the whole phase; messages, round by round, elsewhere
         sums = scattered_sums(step) if phase == "reduce" and grid.on_axes else None
         if sums is not None:
             _reduce_scatter(step, sums, buffers["source"], target)
@@ -141,6 +143,7 @@ class Buffer:
             )
             for rank in self.grid.ranks
         }
+        # then every rank has one piece already, and nothing is to be put together
         is_whole = all(len(recipe) == 1 and recipe[0][0] == self.shape for recipe in recipes.values())
         return self.grid.by_recipe(recipes, self._assembled, is_cheap=is_whole)
 
@@ -318,6 +321,7 @@ def _concatenated(blocks: Sequence[tuple[tuple[int, ...], jax.Array]], shape: tu
     dims = {dim for start, _ in blocks for dim in range(len(shape)) if start[dim]}
     if len(dims) != 1 or any(block.ndim != len(shape) for block in values):
         return None
+    # one block may be longer than another, but across the other dims all must be alike
     (dim,) = dims
     others = {block.shape[:dim] + block.shape[dim + 1 :] for block in values}
     fills = sum(block.shape[dim] for block in values) == shape[dim] and others == {shape[:dim] + shape[dim + 1 :]}

@@ -44,6 +44,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
     """By central differences: numpy differentiates nothing, and a reference should not do it as the engines do."""
+    # a trial run in float64 tells the dtypes of the results, before anything is refused
     with _keeping_float64():
         in64 = function(*(np.asarray(value, "float64") for value in values))
     halves = sorted({str(one.dtype) for one in in64 if np.asarray(one).dtype.itemsize < 4})
@@ -119,6 +120,7 @@ def _by_differences(
         gradient = np.empty(value.shape)
         for place in np.ndindex(value.shape):
             before = value[place]
+            # relative to the element, because a step below its rounding unit would change nothing
             step = 2.0 ** (math.frexp(max(1.0, abs(before)))[1] - 18)
             ends = []
             for end in (before + step, before - step):

@@ -69,6 +69,7 @@ def histogram(
     edges = tf.cast(tf.linspace(least, most, bins + 1), x.dtype)
     values = tf.reshape(x, [-1])
     places = tf.searchsorted(edges[1:-1], values, side="right")
+    # values beyond the range count in no bin, and those at its upper end in the last
     inside = (values >= tf.cast(least, x.dtype)) & (values <= tf.cast(most, x.dtype))
     chosen = tf.equal(places[:, None], np.arange(bins, dtype="int32")) & inside[:, None]
     return tf.reduce_sum(tf.cast(chosen, x.dtype), 0), edges
@@ -183,6 +184,7 @@ def _extreme(reduce: Callable[..., tf.Tensor], data: tf.Tensor, of_segment: tf.T
         result = reduce(tf.where(of_segment, values[:, None], tf.constant(of_none, values.dtype)), 0)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            # ties share the gradient, as the gradient of `reduce_max` has it
             chosen = of_segment & tf.equal(values[:, None], result)
             share = upstream / tf.reduce_sum(tf.cast(chosen, values.dtype), 0)
             return tf.reduce_sum(tf.where(chosen, share, tf.zeros((), values.dtype)), 1)
@@ -194,6 +196,7 @@ def _extreme(reduce: Callable[..., tf.Tensor], data: tf.Tensor, of_segment: tf.T
 
 def _product(data: tf.Tensor, of_segment: tf.Tensor) -> tf.Tensor:
     """The product of each segment's rows; the gradient is the product of the others, of which some may be zero."""
+    # rows of other segments count as factors of 1
     unit = tf.ones((), data.dtype)
 
     def product(values: tf.Tensor) -> tf.Tensor:
@@ -204,11 +207,13 @@ def _product(data: tf.Tensor, of_segment: tf.Tensor) -> tf.Tensor:
         result, is_zero = product(values), tf.equal(values, 0)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            # a product with one zero has a gradient at that zero only; with two, none at all
             zeros = tf.reduce_sum(tf.cast(of_segment & is_zero[:, None], values.dtype), 0)
             without = product(tf.where(is_zero, unit, values))
             others = tf.where(
                 is_zero[:, None],
                 tf.where(zeros > 1, tf.zeros((), values.dtype), without),
+                # dividing by a zero is avoided here, because `where` would keep the NaN of the gradient's other branch
                 result / tf.where(is_zero, unit, values)[:, None],
             )
             return tf.reduce_sum(tf.where(of_segment, upstream * others, tf.zeros((), values.dtype)), 1)

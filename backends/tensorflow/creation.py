@@ -89,6 +89,7 @@ def drawn(initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dte
         return None
     if logical_random.drawing() is not None:
         with making_values():
+            # ranks that hold the same block share one draw
             blocks = {
                 index: np.asarray(logical_random.block_of(initializer, shape, dtype, [slice(*part) for part in index]))
                 for index in dict.fromkeys(_blocks(shape, layout))
@@ -129,6 +130,7 @@ def _drawn(draw: Draw, layout: dtensor.Layout) -> list[np.ndarray]:
     rows, columns = draw.shape[0], int(np.prod(draw.shape[1:]))
     order = _blocks(draw.shape, layout)
     out = {index: np.empty([b - a for a, b in index], "float32") for index in order}
+    # a chunk of rows is one draw that all ranks with elements in it share
     smallest = max(1, min(b - a for (a, b), *_ in order) if layout.sharding_specs[0] != dtensor.UNSHARDED else rows)
     parts = layout.mesh.num_local_devices()
     step = max(1, min(smallest, -(-rows // parts), _CHUNK // max(1, columns)))
@@ -167,6 +169,7 @@ def _rows(draw: Draw, first: int, last: int) -> np.ndarray:
     start, stop = first * columns, last * columns
     skipped = start // 4
     key, counter, algorithm = random_ops_util.get_key_counter_alg(tf.constant(draw.seed), "auto_select")
+    # two words of 64 bits, of which the low one counts
     low, high = (int(word) for word in cast("tf.Tensor", counter).numpy())
     total = low + (high << 64) + skipped * counters
     counter = tf.constant(np.array([total & (2**64 - 1), (total >> 64) & (2**64 - 1)], np.uint64))

@@ -100,6 +100,7 @@ def _refuse(tensor: tf.Tensor | tf.SparseTensor | tf.RaggedTensor, model: keras.
     if not kind and tensor.dtype != tf.string:
         return
     what = f"a {kind} tensor" if kind else "text"
+    # with the layer's name, because a batch may have several inputs
     layers = [layer.name for layer in model._flatten_layers() if _reads(layer, kind)] if model is not None else []
     reader = f" (read by layer {', '.join(map(repr, layers))})" if layers else ""
     cure = (

@@ -89,6 +89,7 @@ def _count(type: str) -> int:
 
 def _too_few(devices: int, available: int, type: str) -> str:
     have = f"{available} device{'s' if available > 1 else ''} of type {type!r}"
+    # accelerators are what the machine has; CPU devices are virtual, and can be as many as asked for at first
     if type != "cpu":
         return (
             f"kf.init was asked for {devices} ranks, but TensorFlow has {have}; a rank needs a device of its own. "

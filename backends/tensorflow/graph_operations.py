@@ -56,11 +56,13 @@ def create(
     What such an operation returns is gathered too.
     """
     trace.before(graph, op_type, inputs)
+    # `whole` makes operations itself, which come here again
     if not _laying.get():
         token = _laying.set(True)
         try:
             name = (kwargs.get("name") or "").removesuffix("/")
             inputs = [
+                # shapes are constants, which DTensor wants to see as such
                 whole(value) if place != _SHAPES.get(op_type) and _is_whole(op_type, name, value) else value
                 for place, value in enumerate(inputs)
             ]
@@ -69,6 +71,7 @@ def create(
         finally:
             _laying.reset(token)
     operation = original(graph, op_type, inputs, *args, **kwargs)
+    # after it exists, because an error of DTensor names it by its final name
     trace.after(operation)
     return operation
 

@@ -243,12 +243,14 @@ def _mapped(coordinate: tf.Tensor, length: int, fill_mode: str) -> tf.Tensor:
     if fill_mode == "NEAREST" or length <= 1:
         return _bounded(coordinate, length)
     if fill_mode == "REFLECT":
+        # an image mirrored at its edge repeats after twice its length
         twice = 2.0 * length
         below = twice * _truncated(-coordinate / twice) + coordinate
         below = tf.where(below < -length, below + twice, -below - 1)
         above = coordinate - twice * _truncated(coordinate / twice)
         above = tf.where(above >= length, twice - above - 1, above)
     else:
+        # wrapped around; the division by length - 1 is TensorFlow's own, and its results are to be equal
         below = coordinate + length * (_truncated(-coordinate / (length - 1)) + 1)
         above = coordinate - length * _truncated(coordinate / (length - 1))
     outside = tf.where(coordinate < 0, below, tf.where(coordinate > length - 1, above, coordinate))

@@ -182,6 +182,7 @@ def _mean_and_variance(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance by sums that `total` completes; with a mask as Keras does it, with its epsilon."""
     if mask is None:
+        # counted like masked entries: the rows of the other ranks are in the total
         weight = tf.ones_like(inputs)
         used, more = inputs, 0.0
     else:
@@ -189,6 +190,7 @@ def _mean_and_variance(
         used, more = tf.where(weight > 0, inputs, 0), epsilon()
     count = total(tf.reduce_sum(weight, axes, keepdims=True)) + more
     mean = tf.math.divide_no_nan(total(tf.reduce_sum(used, axes, keepdims=True)), count)
+    # by the deviations, as Keras does it: a difference of mean squares would lose digits
     squares = tf.where(weight > 0, tf.square(inputs - mean), 0)
     variance = tf.math.divide_no_nan(total(tf.reduce_sum(squares, axes, keepdims=True)), count)
     return tf.reshape(mean, [-1]), tf.reshape(variance, [-1])

@@ -108,6 +108,7 @@ def layout_on(layout: Layout, view: MeshView) -> dtensor.Layout:
     if layout.has_partial:
         raise FlowError(f"{layout}: TensorFlow's DTensor has no layout for partial_sum; use split or broadcast")
     for dim in range(len(layout.shape)):
+        # axes that the view has joined to one of the mesh count as one
         used = {view.axes[axis] for axis in layout.axes_of_dim(dim)}
         if len(used) > 1:
             raise FlowError(

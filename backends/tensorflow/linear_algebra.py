@@ -170,6 +170,7 @@ def solve(
         result = _eliminated(tf.linalg.matrix_transpose(matrix) if adjoint else matrix, rhs).solution
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            # by the transposed system, as in `tf.linalg.solve`'s own gradient: the inverse is never made
             of_rhs = solve(_, original, matrix, upstream, not adjoint)
             return -tf.matmul(*((result, of_rhs) if adjoint else (of_rhs, result)), transpose_b=True), of_rhs
 

@@ -227,6 +227,7 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
     Raises:
         FlowError: a layer, operation, loss, metric or step that is not Keras's own or works along the rows.
     """
+    # such a step may gather, index or compare rows by itself, which nothing here can see
     if type(model).train_step is not keras.Model.train_step or type(model).test_step is not keras.Model.test_step:
         raise FlowError(f'strategy="mirrored": model {model.name!r} has its own train_step or test_step; {_INSTEAD}')
     for layer in model._flatten_layers():
@@ -236,6 +237,7 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
                 f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
                 f"replica sees its own rows only; {_INSTEAD}"
             )
+        # the graph of a functional model has operations that belong to no layer
         for operation in (
             interaction.operation for interaction in row_interaction.of_operations(layer) if interaction.operation
         ):
@@ -244,12 +246,15 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
                 f"replica sees its own rows only; {_INSTEAD}"
             )
     parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
+    # what the user named in `compile`, before Keras wraps it: a wrapper's class is always Keras's own
     asked = [
         getattr(part, name, None) for part in parts for name in ("_user_loss", "_user_metrics") if part is not None
     ]
     for function in tree.flatten(asked):
+        # `LossFunctionWrapper` and `MeanMetricWrapper` hold a user's function under different names
         function = getattr(function, "fn", None) or getattr(function, "_fn", None) or function
         module = getattr(function, "__module__", None) or type(function).__module__
+        # a name is one of Keras's own losses or metrics, whose sums over rows are scaled by replica
         if function is not None and not isinstance(function, str) and not module.startswith("keras."):
             name = getattr(function, "__name__", type(function).__name__)
             raise FlowError(f'strategy="mirrored": rows may interact in the loss or metric {name!r}; {_INSTEAD}')

@@ -125,6 +125,7 @@ def _reordered(x: tf.Tensor, keys: tf.Tensor, axis: int, distribution: Distribut
 
     @tf.custom_gradient
     def shuffled(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        # TensorFlow's gradient of a gather is a scatter, for which DTensor has no rule
         return ordered(values, order), lambda upstream: ordered(upstream, _whole(tf.argsort(order), distribution))
 
     return cast("tf.Tensor", shuffled(tf.convert_to_tensor(x)))

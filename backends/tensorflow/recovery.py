@@ -20,6 +20,7 @@ _ENDED = "Restart your program to reset"
 
 def root_cause(error: tf.errors.OpError, model: keras.Model) -> tf.errors.OpError | FlowError:
     """The cause of a step's error, which is often raised by a rank that another rank's error stopped."""
+    # the first error is that of the rank whose thread was asked first, whichever failed first
     errors = [error, *settle(model)]
     cause = next((each for each in errors if not isinstance(each, _STOPPED)), None)
     if any(_ENDED in each.message for each in errors):

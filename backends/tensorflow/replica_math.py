@@ -109,6 +109,7 @@ def reduce_values(
     """Hook on `losses.reduce_values`: divide the replica's sum by the count of all replicas."""
     if reduction in (None, "none", "sum"):
         return original(values, sample_weight, reduction)
+    # rows are summed already, perhaps with a division that one replica cannot undo
     if tuple(values.shape) == ():
         raise FlowError(
             'strategy="mirrored": a loss returns one number for the batch, which a replica cannot compute from its own '
@@ -119,6 +120,7 @@ def reduce_values(
         count = ops.sum(sample_weight)
     else:
         count = tf.size(values)
+    # the count of all replicas, so that the replicas' losses and gradients add up to the logical ones
     return ops.divide_no_nan(loss, tf.stop_gradient(total_of(ops.cast(count, loss.dtype))))
 
 
@@ -131,6 +133,7 @@ def apply_mask(
     reduction: str | None,
 ) -> object:
     """Hook on `losses.apply_mask`: count total and valid entries of all replicas."""
+    # other reductions divide by no count of entries
     if mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return original(sample_weight, mask, dtype, reduction)
     total = total_of(ops.cast(tf.size(mask), dtype))

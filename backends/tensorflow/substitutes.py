@@ -42,6 +42,7 @@ def reverse(
 
 def _reversed(original: Callable[..., tf.Tensor], tensor: tf.Tensor, dim: int) -> tf.Tensor:
     length = tensor.shape[dim]
+    # DTensor has no rule for ReverseV2, but a lookup of constant places it partitions; these need the length
     if length is None:
         return original(tensor, [dim])
 
@@ -89,10 +90,12 @@ def cumprod(
     """
     x = tf.convert_to_tensor(x)
     length = x.shape[axis] if x.shape.rank else None
+    # Keras asks for neither of the first two; the number of steps needs a length
     if exclusive or reverse or length is None:
         return original(x, axis, exclusive, reverse, name)
     x, distance = cast("tf.Tensor", whole_dims(x, (axis,))), 1
     while distance < length:
+        # a split and a pad, because DTensor partitions slices along other dims wrongly
         first, _ = tf.split(x, [length - distance, distance], axis)
         pads: Sequence = [(distance, 0) if dim == axis % x.shape.rank else (0, 0) for dim in range(x.shape.rank)]
         x = x * tf.pad(first, pads, constant_values=1)

@@ -167,6 +167,7 @@ def make_predict_function(
     if model.predict_function is not None and not force:
         return
     _refuse_jit(model)
+    # one for each loop, which holds its compiled programs
     steps = Steps(model, model.predict_step, distribution)
 
     def function(batches: list) -> object:

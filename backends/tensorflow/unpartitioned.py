@@ -96,9 +96,11 @@ def _what_fails(trace: Trace, error: Exception) -> str:
         path, kind, why = trace.given_up
         return f", at operation {kind}" + (f" of {path!r}" if path else "") + f": {why}"
     kind, name = _operation(error)
+    # in the order in which they were traced, each once
     paths = dict.fromkeys(
         path for each, (path, operation) in trace.layers.items() if path and name in (each, None) and operation == kind
     )
     layers = ", ".join(map(repr, paths))
+    # DTensor puts what it was doing in front of the cause, and a C++ trace behind it
     first = str(error).split(" error: ", 1)[-1].splitlines()[0][:300]
     return (f", at operation {kind}" if kind else "") + (f" of {layers}" if layers else "") + f": {first!r}"

@@ -209,6 +209,7 @@ def _steps(plan: BoxingPlan) -> tuple[Step, ...]:
     steps: list[Step] = []
     for step in plan.steps:
         source, target = step.exchange.source, step.exchange.target
+        # pieces of different lengths would need padding on each axis
         if step.kind != "all_gather" or not source.divides:
             steps.append(step)
             continue

@@ -68,9 +68,11 @@ def put_batch(data: object, distribution: Distribution) -> object:
     whole = layouts.replicated(mesh)
 
     def put(leaf: object) -> object:
+        # strings stay on the host, and numbers are the same on every rank
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
             return leaf
         mask = get_keras_mask(leaf)
+        # a leaf with another first dim has no rows: a table for all of them, say
         placements = split if leaf.shape[0] == count else whole
         if isinstance(leaf, SplitRows) and leaf.own is not None and _is_own(leaf, mesh, placements):
             on_mesh = layouts.from_local(leaf.own, leaf.shape, mesh, placements)

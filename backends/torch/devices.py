@@ -107,6 +107,7 @@ def _part(rank: int) -> None:
 
 def _chosen_type(type: str | None) -> str:
     keras_device = str(keras_torch.get_device())
+    # Keras has chosen its device when it was imported, and cannot change it now
     present = "gpu" if keras_device.startswith("cuda") else keras_device.split(":")[0]
     wanted = type or present
     if wanted == "gpu" and not torch.cuda.is_available():

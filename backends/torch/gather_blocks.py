@@ -75,6 +75,7 @@ class Asking:
         Raises:
             FlowError: it is split, and not the value of a variable.
         """
+        # this rank has all of it
         if not _is_split(tensor):
             return tensor.to_local().detach().cpu()
         if not self.has(tensor):
@@ -83,6 +84,7 @@ class Asking:
                 f"{list(tensor.shape)} that is no variable's value: the other ranks do not compute it. Write variables "
                 "as they are"
             )
+        # block by block into one host tensor: never more than one block more than the value
         filled = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
         for index, block in self.blocks(tensor):
             filled[index] = block
@@ -102,6 +104,7 @@ def answer(variables: Sequence[keras.Variable]) -> None:
     """On the other ranks: answer until rank 0 has no more questions."""
     number = torch.empty(1, dtype=torch.int64)
     while True:
+        # rank 0 alone knows which variable the writer wants next, and when it is done
         torch_distributed.broadcast(number, src=0)
         if number.item() == _END:
             return
@@ -109,7 +112,9 @@ def answer(variables: Sequence[keras.Variable]) -> None:
         for index, block in _own_blocks(tensor):
             bounds = [bound for part in index for bound in (part.start, part.stop)]
             torch_distributed.send(torch.tensor([1, *bounds]), 0)
+            # as bytes, whatever the dtype is
             torch_distributed.send(block.view(torch.uint8), 0)
+        # a header that begins with 0 ends the answer
         torch_distributed.send(torch.zeros(1 + 2 * tensor.ndim, dtype=torch.int64), 0)
 
 

@@ -30,16 +30,19 @@ _VIEWS = ("squeeze_", "unsqueeze_", "t_", "transpose_")
 
 def handlers() -> Iterator[tuple[torch._ops.OpOverload, Callable[..., object]]]:
     """A handler for each of torch's operators that write into their first argument."""
+    # found by their schemas, so that an operator of a later torch is covered
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, name = schema.name.partition("::")
         if namespace != "aten" or not schema.arguments or not name.endswith("_") or name.startswith(_NOT_ELEMENTS):
             continue
         written = schema.arguments[0].alias_info
         operator = getattr(getattr(aten, name, None), schema.overload_name or "default", None)
+        # a trailing underscore alone does not say that an operator writes
         if operator is None or written is None or not written.is_write:
             continue
         if name in _VIEWS:
             yield operator, functools.partial(_view, cast("torch._ops.OpOverload", _functional(operator)))
+        # those change shapes and strides, and write no element
         elif torch.Tag.inplace_view not in operator.tags:
             yield operator, functools.partial(_compute, _functional(operator))
 
@@ -134,6 +137,7 @@ def _write_own(target: DTensor, new: torch.Tensor) -> None:
         piece = new.redistribute(mesh, placements)._local_tensor
     else:
         piece = new.expand(target.shape)[layouts.local_slices(target.shape, mesh, placements)]
+    # a value that is written replaces a sum, so that one rank of the axis has it and the others zeros
     if _is_first_summand(target):
         local.copy_(piece)
     else:

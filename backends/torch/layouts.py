@@ -139,6 +139,7 @@ def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
 
     def constrained(leaf: object) -> object:
         shape = getattr(leaf, "shape", None)
+        # a layer may return numbers or None beside its tensors
         if shape is None:
             return leaf
         check_activation(placement, nd_sbp, shape, path)
@@ -153,6 +154,7 @@ def _constrained(leaf: DTensor, wanted: TorchPlacements) -> DTensor:
     for axis, part in enumerate(wanted):
         if isinstance(part, Shard):
             dim = part.dim % len(shape)
+            # two axes may split one dim: their product must divide it
             parts[dim] *= leaf.device_mesh.size(axis)
             if shape[dim] % parts[dim]:
                 parts[dim] //= leaf.device_mesh.size(axis)
@@ -160,8 +162,10 @@ def _constrained(leaf: DTensor, wanted: TorchPlacements) -> DTensor:
             else:
                 part = Shard(dim)
         placements.append(part)
+    # the usual case, which costs no collective and keeps the tensor's mask
     if tuple(placements) == leaf.placements:
         return leaf
+    # Keras keeps masks as attributes of tensors, and a new tensor has none
     mask = get_keras_mask(leaf)
     result = leaf.redistribute(leaf.device_mesh, placements)
     if mask is not None:

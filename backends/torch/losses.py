@@ -60,11 +60,13 @@ def of_split_rows(
 ) -> tuple[RunningStep, OwnRows] | None:
     """Condition of the hook on `Loss.__call__`: the step and the prediction's rows, where losses of rows add up."""
     step = current_step()
+    # inside a layer's call rows are plain tensors, of which a loss would see this rank's alone
     if step is None or step.inside is not None:
         return None
     rows = own_rows(y_true, sample_weight, of=y_pred)
     if rows is None:
         return None
+    # asked last, because it looks into the loss: most calls are decided before
     interaction = row_interaction.of_loss(loss, least_rank(y_pred))
     if interaction is not None:
         say_gathered(interaction)
@@ -105,6 +107,7 @@ def reduce_values(
     """Hook on `reduce_values`: sums over the rows of all ranks."""
     if reduction in (None, "none"):
         return original(values, sample_weight, reduction)
+    # a loss of another shape would be summed all the same, and divided by the wrong number
     own = rows.own(rows.rows)
     if values.shape[:1] != (own.stop - own.start,):
         raise FlowError(
@@ -115,8 +118,10 @@ def reduce_values(
     if reduction == "sum":
         return loss
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        # the weights of all rows: a rank's rows may weigh more than another's
         divisor = split_rows.total(sample_weight.sum(), rows).to(loss.dtype)
     else:
+        # known without asking the others, so that no second number is reduced
         divisor = core.convert_to_tensor(rows.rows * math.prod(values.shape[1:]), dtype=loss.dtype)
     return numpy.divide_no_nan(loss, divisor)
 

@@ -78,6 +78,7 @@ def _by_rows(
     """The rows that this rank has of all parts, and the parts of them; None where they are not split by rows alone."""
     parts = (y_true, y_pred, sample_weight)
     if step.consistent:
+        # in the consistent view all parts must be split along the rows by the same axes, and along nothing else
         layout = rowwise_calls.layout_of(parts, {})
         if layout is None:
             return None

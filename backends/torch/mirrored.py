@@ -92,6 +92,7 @@ def _has_statistics(layer: keras.Layer) -> bool:
 def _split(leaf: object, rows: OwnRows, layer: keras.Layer) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    # the layer's output must have as many rows, because the others' are known by that alone
     start_stop = rows.own(rows.rows)
     own = start_stop.stop - start_stop.start
     if not leaf.ndim or leaf.shape[0] != own:

@@ -190,6 +190,7 @@ def _register_along_a_dim() -> None:
                 for part in (R, *(S(k) for k in range(x.ndim) if k != dim % x.ndim))
             ]
 
+    # here the rules themselves are right, and only count dims as they were given
     strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     for operator in (aten.slice_backward.default, aten.select_backward.default):
         strategies[operator] = functools.partial(_with_dim_from_the_front, strategies[operator])
@@ -220,6 +221,7 @@ def _unbind(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict
 
 def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     whole, *rest = args
+    # handlers receive arguments as the caller gave them, by place or by name
     dim = rest[0] if rest else kwargs.get("dim")
     keep = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
     if dim is not None:
@@ -301,6 +303,7 @@ def _remember_by_all_arguments() -> None:
     ):
         for operator in rules:
             info = infos.get(operator) or RuntimeSchemaInfo()
+            # from the first argument that says a shape on, arguments are part of the cache's key
             places = [k for k, one in enumerate(operator._schema.arguments) if not one.kwarg_only and _says_shapes(one)]
             names = [one.name for one in operator._schema.arguments if one.kwarg_only and _says_shapes(one)]
             infos[operator] = RuntimeSchemaInfo(

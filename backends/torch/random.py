@@ -149,6 +149,7 @@ def random_part(
         return RandomPart.whole(shape)
     rows, own = step.inside, int(shape[0] if inputs is None else inputs.shape[0])
     logical = rows.logical(own)
+    # a noise shape may name the rows of the whole batch, or 1 for one mask for all
     if inputs is not None and (shape[0] not in (own, logical) or has_one_mask(noise_shape, own)):
         return RandomPart.whole(shape)
     inner = shape[1:]

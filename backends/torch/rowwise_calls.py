@@ -81,6 +81,7 @@ def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
     first = next((leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, DTensor)), None)
     if first is None:
         return args, kwargs
+    # a split of features is gathered, since the layer computes on plain tensors
     placements = tuple(part if part == Shard(0) else Replicate() for part in first.placements)
 
     def by_rows(leaf: object) -> object:
@@ -137,6 +138,7 @@ def to_local(leaf: object) -> object:
     piece = leaf.to_local()
     mask = get_keras_mask(leaf)
     if mask is not None:
+        # a mask of another layout would have other rows than the tensor
         if isinstance(mask, DTensor) and mask.placements != leaf.placements:
             mask = mask.redistribute(mask.device_mesh, leaf.placements)
         set_keras_mask(piece, to_local(mask))

@@ -114,6 +114,7 @@ def own_part(leaf: object, rows: OwnRows) -> object:
     """This rank's rows of a logical tensor that is equal on all ranks or split by the same rows; with their mask."""
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
+    # the usual case: nothing is gathered to be cut again
     if isinstance(leaf, SplitRows) and leaf.own is not None and leaf.rows == rows:
         return leaf.own
     piece = _ToOwn.apply(leaf, rows) if leaf.requires_grad else leaf[rows.own(leaf.shape[0])]

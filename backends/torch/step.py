@@ -121,6 +121,7 @@ def running(step: RunningStep) -> Iterator[RunningStep]:
     token = _step.set(step)
     try:
         if step.consistent:
+            # constants and masks that a layer makes are plain tensors, equal on all ranks
             with implicit_replication():
                 yield step
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -82,7 +82,9 @@ def to_engine(layout: Layout, shards: Mapping[int, torch.Tensor]) -> DTensor:
     """A DTensor with this rank's shard as its local tensor."""
     if not layout.divides:
         raise FlowError(f"a torch DTensor splits unevenly in another way: {layout}. Change the layout first")
+    # a rank outside of the placement has no shard, and takes part all the same
     local = next(iter(shards.values()), torch.empty(0))
+    # those of a contiguous logical tensor: `from_local` would compute them from the shard
     stride = torch.empty(layout.shape, device="meta").stride()
     return DTensor.from_local(
         local,
@@ -100,10 +102,16 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, torch.Tensor]] | None:
         return None
     mesh = value.device_mesh
     placement = Placement(mesh.mesh.tolist(), mesh.mesh_dim_names)
-    nd_sbp = tuple(layouts.to_sbp(part) or sbp.partial_sum for part in value.placements)
-    layout = Layout(placement, nd_sbp, tuple(value.shape))
+    nd_sbp = [layouts.to_sbp(part) for part in value.placements]
+    if None in nd_sbp:
+        raise FlowError(
+            f"this DTensor's placements are {list(value.placements)}; a global tensor's are Shard, Replicate and "
+            'Partial with "sum". Redistribute it first'
+        )
+    layout = Layout(placement, cast("sbp.NdSbp", tuple(nd_sbp)), tuple(value.shape))
     rank = world().local_ranks[0]
     local = value.to_local()
+    # torch splits 5 rows over 4 ranks into 2, 2, 1 and 0; ours are 2, 1, 1 and 1
     if placement.contains(rank) and tuple(local.shape) != layout.local_shape(rank):
         raise FlowError(
             f"this DTensor's shards are not those of the balanced split: {layout}, found {list(local.shape)}"

@@ -66,6 +66,7 @@ def initialize_with_initializer(
     Then this rank makes only its piece, where that is possible.
     """
     layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
+    # whole on every rank: data parallel, or nothing of it is split
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
         return
@@ -102,10 +103,12 @@ def initialize(
 def direct_assign(_: object, original: Callable[..., None], variable: keras.Variable, value: object) -> None:
     """Hook on `Variable._direct_assign`: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
     stored = variable._value
+    # the mirrored view has whole weights on every rank; a DTensor comes from a consistent step
     if not isinstance(stored, DTensor):
         original(variable, to_logical(value))
         return
     with torch.no_grad():
+        # each rank has the logical value and cuts its own piece, without communication
         if not isinstance(value, DTensor):
             tensor = core.convert_to_tensor(value).to(stored.dtype).expand(stored.shape)
             stored.to_local().copy_(tensor[layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)])
@@ -276,6 +279,7 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     for variable in variables:
         stored = variable._value
         if isinstance(stored, DTensor):
+            # on all ranks, since it is a collective; the value is kept where it is wanted alone
             full = to_logical(stored.detach())
             if here:
                 gathered.append((variable, torch.nn.Parameter(full, requires_grad=stored.requires_grad)))

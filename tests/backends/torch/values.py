@@ -57,6 +57,27 @@ def values_that_are_read_are_those_of_the_whole_tensor() -> None:
 
 
 @check
+def a_mean_of_ranks_is_no_global_tensor() -> None:
+    """A DTensor whose summands are averaged, or compared, would be read as their sum."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    import keras_flow as kf
+
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("axis",))
+    summed = kf.global_tensor(DTensor.from_local(torch.ones(3), mesh, [Partial()]))
+    np.testing.assert_array_equal(summed.numpy(), [4, 4, 4])
+    for reduction in ("avg", "max"):
+        try:
+            kf.global_tensor(DTensor.from_local(torch.ones(3), mesh, [Partial(reduction)]))
+        except kf.FlowError as error:
+            assert 'Partial with "sum"' in str(error), error
+        else:
+            raise AssertionError(f"{reduction} was taken for a sum")
+
+
+@check
 def a_subclassed_model_can_be_called_before_it_is_trained() -> None:
     import keras
 
