@@ -73,6 +73,7 @@ class Layout:
                         f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} "
                         f"does not have: {legal}"
                     )
+                # counted from the front, so that equal layouts compare equal
                 part = Split(part.dim % len(shape))
             parts.append(part)
         object.__setattr__(self, "placement", placement)

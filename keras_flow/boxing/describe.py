@@ -32,6 +32,7 @@ def describe(plan: BoxingPlan) -> str:
         return "\n".join([*lines, "nothing to do: the layouts are the same"])
     for number, step in enumerate(plan.steps, 1):
         lines += [f"{number}. {step}", f"   {KINDS[step.kind].does}", f"   groups: {_groups(step)}"]
+    # ranks of a large plan are alike but for their blocks, so some of them tell the peak
     asked = plan.ranks if len(plan.ranks) <= ASKED else plan.ranks[:: len(plan.ranks) // SAMPLE]
     of_asked = "" if asked == plan.ranks else f" of {len(asked)} that were looked at"
     if of_asked and any(step.closed_loads is None for step in plan.steps):

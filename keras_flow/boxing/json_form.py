@@ -191,6 +191,7 @@ def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> St
     for row in value["shares"]:
         _check_fields(row, {"box", "ranges"}, f"{where}, shares")
         box = tuple((start, stop) for start, stop in row["box"])
+        # the later one would silently take the place of the first
         if box in table:
             raise FlowError(f"{where}: the box {row['box']} stands twice in its shares")
         table[box] = tuple(
@@ -199,8 +200,10 @@ def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> St
     exchange = Exchange(source, target, tuple(value["apart"]), table)
     _check_exchange(exchange, where)
     step = Step(value["kind"], tuple(value["phases"]), exchange)
+    # phases follow from the layouts; the file says them for readers that do not compute
     if step.phases != exchange.phases:
         raise FlowError(f"{where}: its phases are {list(step.phases)}, its layouts need {list(exchange.phases)}")
+    # a kind decides which collective an engine calls, whatever the messages say
     if not fits_kind(step):
         raise FlowError(
             f"{where}: from {_sbp.text(source.nd_sbp)} to {_sbp.text(target.nd_sbp)} with apart {value['apart']} is no "

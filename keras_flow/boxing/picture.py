@@ -31,6 +31,7 @@ def draw(plan: BoxingPlan, file: Path) -> None:
         raise FlowError(
             f"a picture shows up to {MOST} ranks, this plan has {len(plan.ranks)}: leave out --png and --svg"
         )
+    # ranks of a placement may be any numbers in any order; rows of the picture are theirs
     number = {rank: position for position, rank in enumerate(plan.ranks)}
     received = [[0] * len(plan.ranks) for _ in plan.ranks]
     for rank in plan.ranks:

@@ -69,6 +69,7 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     if unknown or not names:
         raise FlowError(f"unknown backend {unknown}: legal are {', '.join(legal)}")
     present, skipped = [], {}
+    # each once, in the order that was asked for: the first is the one that others are compared with
     for name in dict.fromkeys(names):
         if versions.installed(name) is not None:
             present.append(name)

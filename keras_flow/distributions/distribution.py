@@ -360,6 +360,7 @@ def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) ->
             f"the placement is of type {placement.type!r}, this job runs on {type!r} devices: "
             f"leave the type out, or start with kf.init(type={placement.type!r}) where such devices exist"
         )
+    # the largest rank counts and not their number: a placement may leave ranks out
     if max(placement.ranks) >= size:
         need = max(placement.ranks) + 1
         raise FlowError(

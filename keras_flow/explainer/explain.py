@@ -226,11 +226,13 @@ def _constrain(step: StepCost, call: graphs.LayerCall, distribution: FlowDistrib
                 continue
             whole = step.local(key, without=axis)
             why = "activations ask for another layout"
+            # one axis after the other, as the engines change layouts of activations
             rest = {name: dim for name, dim in step.splits[key].items() if name != axis}
             step.splits[key] = rest if after is None else {**rest, axis: after}
             if after is None:
                 step.send("all_gather", (axis,), whole, "forward", call.path, "output", why)
             elif before is None:
+                # forward a part is cut without communication, so its gradient is gathered
                 step.send("all_gather", (axis,), whole, "backward", call.path, "output gradient", why)
             else:
                 size = step.local(key)
@@ -288,6 +290,7 @@ def _joined(collectives: Sequence[Collective]) -> list[Collective]:
     groups: dict[tuple[str, ...], list[Collective]] = {}
     rest = []
     for collective in collectives:
+        # sums only: a reduce-scatter belongs to one variable's layout
         together = collective.phase == "gradients" and collective.kind == "all_reduce"
         (groups.setdefault(collective.axes, []) if together else rest).append(collective)
     for axes, parts in groups.items():

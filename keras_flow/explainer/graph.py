@@ -137,6 +137,7 @@ def _function_of(layer: object) -> keras.Model | None:
 def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callable[[object], bool]) -> list[int]:
     """Append the calls of a functional model; returns the keys of its outputs."""
     known = {id(tensor): key for tensor, key in zip(function._inputs, keys, strict=True)}
+    # Keras counts depth from the outputs, so the deepest nodes run first
     for depth in sorted(function._nodes_by_depth, reverse=True):
         for node in function._nodes_by_depth[depth]:
             if node.is_input:
@@ -147,6 +148,7 @@ def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callabl
             inner = _function_of(operation)
             if inner is not None:
                 results = _walk(graph, inner, inputs, is_leaf)
+            # a layer whose inside is not looked into, because its cost is known as a whole
             elif is_leaf(operation):
                 results = [graph.new(tensor) for tensor in outputs]
                 graph.calls.append(LayerCall(operation, path_of(operation), tuple(inputs), tuple(results)))

@@ -26,6 +26,7 @@ def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
         if not blamed:
             continue
         linked = [(first.layer, second.layer) for first, second in chains(step)]
+        # pairs that cost what they should are not to be taken apart for a neighbour's sake
         good = [
             pair for pair in linked if _is_pair(step, axis, *pair) and not blamed.keys() & {id(layer) for layer in pair}
         ]
@@ -33,9 +34,11 @@ def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
         for first, second in linked:
             is_paired = bool(done & {id(first), id(second)})
             is_blamed = bool(blamed.keys() & {id(first), id(second)})
+            # a layer can be in one pair only, the first that fits in the order of the model
             if is_paired or not is_blamed or first.kernel.shape[1] % step.axes[axis]:
                 continue
             done |= {id(first), id(second)}
+            # split by columns, then by rows (Megatron): one sum after the second instead of gathers at each
             _rule(rules, first, {axis: 1}, {axis: 0})
             _rule(rules, second, {axis: 0}, {})
         for key, layer in blamed.items():

@@ -111,6 +111,7 @@ def _collectives(explanation: Explanation, most: int | None) -> RenderableType:
     shown: Sequence[Collective] = explanation.collectives
     if most is not None and len(shown) > most:
         largest = {id(collective) for collective in sorted(shown, key=lambda collective: -collective.received)[:most]}
+        # the largest, in the order of the step and not of their sizes
         shown = [collective for collective in shown if id(collective) in largest]
     for collective in shown:
         over = ", ".join(f"{axis}={explanation.placement[axis]}" for axis in collective.axes)
@@ -125,6 +126,7 @@ def _collectives(explanation: Explanation, most: int | None) -> RenderableType:
         )
         table.add_row(*(escape(cell) for cell in cells))
     if len(shown) < len(explanation.collectives):
+        # what is left out is still counted, so that the rows add up to the title
         rest = explanation.received - sum(collective.received for collective in shown)
         table.add_row("", f"{len(explanation.collectives) - len(shown)} smaller ones", "", amount(rest), "", "", "")
     return table

@@ -62,12 +62,14 @@ def _heads(step: StepCost, placed: Sequence[tuple[keras.Variable, VariableLayout
     notes = {id(variable): given.note for variable, given in placed}
     for call in step.graph.calls:
         layer = call.layer
+        # attention layers of Keras have their projections by these names (private, Keras 3.15)
         if not hasattr(layer, "_query_dense"):
             continue
         named = (("_query_dense", "query heads"), ("_key_dense", "key and value heads"))
         for name, what in named:
             kernel = getattr(layer, name).kernel
             note = notes.get(id(kernel), "")
+            # the note of a fallback: a split that divides has none
             if "does not divide" not in note:
                 continue
             heads = kernel.shape[1]

@@ -58,6 +58,7 @@ def run(
     """
     ranks = agreed_devices(devices)
     named = dict(kwargs or {})
+    # without this each rank would start ranks of its own, which start ranks
     if payload.is_loading():
         raise FlowError(
             "kf.run was called while a rank was importing the module that holds main: every rank would start ranks of "
@@ -76,6 +77,7 @@ def run(
             command=(sys.executable, "-m", "keras_flow.launch.child", "main"),
             timeout=launcher.stated_timeout(timeout),
             show_all=show_all,
+            # as this process found it, perhaps from Keras's file, which may change before the ranks read it
             env={"KERAS_BACKEND": engine},
         )
         launcher.launch(job, folder)

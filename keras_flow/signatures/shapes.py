@@ -32,12 +32,14 @@ def _groups(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
     """
     left = [dim for dim, length in enumerate(before) if length != 1]
     right = [dim for dim, length in enumerate(after) if length != 1]
+    # a product of 0 agrees with anything
     if 0 in before:
         return
     i = j = 0
     while i < len(left) and j < len(right):
         first, second = left[i], right[j]
         joined_left, joined_right = before[first], after[second]
+        # the smaller product takes the next dim, until both groups hold equally many elements
         while joined_left != joined_right:
             if joined_left < joined_right:
                 i += 1

@@ -129,6 +129,7 @@ def explain(program: object, *args: object, **kwargs: object) -> OperatorExplana
     forward, backward = OperatorRecorder(), OperatorRecorder()
     with recorded_by(forward):
         if isinstance(program, Operator):
+            # one tensor given twice has two gradients, which are told apart by identity
             args, kwargs = gradients.distinct((args, kwargs))
             leaves = gradients.floats_of((args, kwargs))
             result, records = tape.record(lambda: program(*args, **kwargs), leaves)
@@ -136,6 +137,7 @@ def explain(program: object, *args: object, **kwargs: object) -> OperatorExplana
             chosen, result, records = program.record(args, kwargs)
             leaves = gradients.floats_of(chosen)
     with recorded_by(backward):
+        # of any value: the layouts of gradients do not depend on it
         cotangents = [(output, gradients.cotangent_of_ones(output)) for output in gradients.floats_of(result)]
         by_id = gradients.walk_back(records, cotangents) if cotangents else {}
     lines = [_gradient_line(leaf, by_id) for leaf in leaves] if cotangents else []

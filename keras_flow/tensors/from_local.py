@@ -71,6 +71,7 @@ def _arrays_of_ranks(local: object, placement: Placement) -> dict[int, Any]:
     arrays = {}
     for rank in mine:
         value = shards[rank]
+        # values of the host take the dtypes of `kf.tensor`; arrays of the engine keep theirs
         if isinstance(value, (np.ndarray, np.generic, list, tuple, float, int)):
             array = np.asarray(value)
             value = tensor_engine().put(array.astype(numpy_dtype(default_of_array(array)), copy=False), rank)
@@ -90,11 +91,13 @@ def _layout_of_shards(placement: Placement, nd_sbp: NdSbp, shapes: Mapping[int, 
     for dim in range(len(first)):
         axes = [axis for axis, part in enumerate(nd_sbp) if isinstance(part, Split) and part.dim % len(first) == dim]
         if axes:
+            # one line of ranks along the axes of the split: ranks beside it hold the same blocks
             others = [axis for axis in range(placement.ndim) if axis not in axes]
             line = [rank for rank in placement.ranks if all(placement.coordinates(rank)[axis] == 0 for axis in others)]
             logical[dim] = sum(shapes[rank][dim] for rank in line)
     layout = Layout(placement, nd_sbp, logical)
     for rank, shape in shapes.items():
+        # checked for all ranks, since every process knows all shapes, so that all raise
         if shape != layout.local_shape(rank):
             raise FlowError(
                 f"kf.to_global: rank {rank} has a shard {list(shape)}; in a balanced split of {logical} as "

@@ -106,6 +106,7 @@ def _attach() -> None:
     }
     for method, name in (_TWO_SIDED | _COMPARISONS).items():
         methods[f"__{method}__"] = _binary(getattr(ops, name))
+    # Python asks the right operand where the left one, a number or an array, does not know tensors
     for method, name in _TWO_SIDED.items():
         methods[f"__r{method}__"] = _binary(getattr(ops, name), swapped=True)
     for method, name in _UNARY.items():
