@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo check test test-full lint types wheel
+.PHONY: venv demo check test test-full coverage lint types wheel
 
 venv: $(STAMP)
 
@@ -41,6 +41,14 @@ test-full: test
 	$(BIN)/python -m tests.sweep.support --from sweep-out --fresh
 	for backend in jax torch tensorflow; do $(BIN)/python -m tests.models.worker --backend $$backend --out models-out/$$backend.jsonl || exit 1; done
 	$(BIN)/python -m tests.models.worker --docs models-out
+
+# Lines that `make test` runs, in all processes; about twice its time.
+coverage: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage>=7.10'
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --sort=cover
 
 lint: venv
 	$(BIN)/ruff check .

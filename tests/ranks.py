@@ -35,6 +35,8 @@ START, CALL = 240.0, 280.0
 #: seconds for the other ranks once one has failed: they may have failed too, or wait for it
 _GRACE = 5.0
 _KEY, _LOG = "KERAS_FLOW_TEST_KEY", "log.txt"
+#: set by coverage in the processes that it measures, which write their counts as they end
+_MEASURED = "COVERAGE_PROCESS_CONFIG"
 
 
 class RankError(AssertionError):
@@ -93,6 +95,10 @@ class Pool:
         for connection in self._connections:
             connection.close()
         if self._process is not None:
+            # processes end by themselves when their connections do; only those that are measured are waited for
+            if _MEASURED in os.environ and not self._is_busy:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(30.0)
             for child in psutil.Process(self._process.pid).children(recursive=True) if self._is_running() else ():
                 child.kill()
             self._process.kill()
