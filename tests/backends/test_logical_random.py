@@ -148,6 +148,62 @@ def test_training_is_the_same_under_every_layout_and_engine(engine: str, on_rank
         np.testing.assert_allclose(by_layout["one rank"], LOSSES[rows], rtol=2e-6)
 
 
+def numbers_of_a_compiled_step() -> set[str]:
+    """Shapes of unsigned numbers, which only draws have, in XLA's program of a rank for rows split over four."""
+    import re
+
+    import jax
+    import jax.numpy as jnp
+    import keras
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import keras_flow as kf
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    x = jax.device_put(jnp.ones((512, 64)), NamedSharding(mesh, PartitionSpec("data")))
+    w = jax.device_put(jnp.ones((64, 256)), NamedSharding(mesh, PartitionSpec()))
+
+    def loss(x: jax.Array, w: jax.Array, seed: jax.Array) -> jax.Array:
+        return (keras.random.dropout(x @ w, 0.3, seed=seed) ** 2).mean()  # type: ignore[operator, return-value]
+
+    with kf.DataParallel(random="logical").scope():
+        program = jax.jit(jax.grad(loss, argnums=1)).lower(x, w, jnp.array([1, 0], jnp.uint32)).compile().as_text()
+    return set(re.findall(r"u32\[\d+,\d+\]", program))
+
+
+def test_xla_cuts_a_draw_as_it_is_used(on_ranks) -> None:
+    assert on_ranks("jax")(numbers_of_a_compiled_step) == {"u32[128,256]"}
+
+
+def elements_of_a_rank() -> list[int]:
+    """Elements that this rank draws, of each draw in a step of data parallel on 7 rows."""
+    from unittest import mock
+
+    import keras
+    from keras import layers
+
+    import keras_flow as kf
+
+    drawn = []
+    original = philox.words_of_block
+
+    def counted(seed: int, stream: int, shape: tuple[int, ...], slices: tuple[slice, ...]) -> np.ndarray:
+        words = original(seed, stream, shape, slices)
+        drawn.append(words.size)
+        return words
+
+    with kf.DataParallel(random="logical").scope():
+        model = keras.Sequential([layers.Input((6,)), layers.Dense(8), layers.Dropout(0.4), layers.GaussianNoise(0.1)])
+        model.compile("sgd", "mse")
+        with mock.patch.object(philox, "words_of_block", counted):
+            model.train_on_batch(np.ones((7, 6), "float32"), np.ones((7, 8), "float32"))
+    return drawn
+
+
+def test_a_process_draws_its_own_rows(on_ranks) -> None:
+    assert on_ranks("torch").on_each(elements_of_a_rank) == [[2 * 8, 2 * 8]] * 3 + [[8, 8]]
+
+
 def test_a_rank_draws_its_own_elements() -> None:
     """Blocks of a draw are those of the whole, for lines that do not divide by the four elements of a counter."""
     for shape in ((7,), (5, 6), (3, 4, 9)):
