@@ -118,10 +118,11 @@ class BatchWatch:
 
     def __init__(self) -> None:
         self.seen = 0
+        self.batches: int | None = None
 
-    def restart(self) -> None:
-        """A new data source: look at its first batches."""
-        self.seen = 0
+    def restart(self, batches: int | None) -> None:
+        """A new data source, of so many batches (None: not known): look at its first ones."""
+        self.seen, self.batches = 0, batches
 
     def see(self, data: object) -> bool:
         """Compare this batch where it is due. Returns whether it is the first of its source.
@@ -131,7 +132,7 @@ class BatchWatch:
         """
         is_due, index, self.seen = self.is_due(), self.seen, self.seen + 1
         if torch_distributed.is_initialized() and is_due:
-            _compare(data, index)
+            _compare(data, index, self.batches)
         return index == 0
 
     def is_due(self, number: int | None = None) -> bool:
@@ -145,11 +146,21 @@ class BatchWatch:
 watch = BatchWatch()
 
 
-def _compare(data: object, index: int) -> None:
+def _compare(data: object, index: int, batches: int | None) -> None:
     mine = {name: _checksum(leaf) for name, leaf in _named(data)}
-    everyone: list[dict[str, tuple[str, int]]] = [{} for _ in range(torch_distributed.get_world_size())]
+    sent: list[tuple[int | None, dict[str, tuple[str, int]]]]
+    sent = [(None, {}) for _ in range(torch_distributed.get_world_size())]
     # a checksum for each input, not the input: a few bytes for each rank
-    torch_distributed.all_gather_object(everyone, mine)
+    torch_distributed.all_gather_object(sent, (batches, mine))
+    everyone = [facts for _, facts in sent]
+    lengths = [length for length, _ in sent]
+    if len(set(lengths)) > 1:
+        other = next(rank for rank, length in enumerate(lengths) if length != lengths[0])
+        raise FlowError(
+            f"the ranks are fed data of different lengths: rank 0 has {lengths[0]} batches, rank {other} has "
+            f"{lengths[other]}, and would wait for the others without end. Every rank must have the same logical data; "
+            "do not shard it by rank"
+        )
     for name in sorted({name for facts in everyone for name in facts}):
         differ = [rank for rank, facts in enumerate(everyone) if facts.get(name) != everyone[0].get(name)]
         if differ:

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -94,11 +94,12 @@ def make_function(
     return getattr(model, name)
 
 
-def new_source(_: object, original: Callable[..., object], iterator: object, *args: object, **kwargs: object) -> object:
+def new_source(_: object, original: Callable[..., object], iterator: Any, *args: object, **kwargs: object) -> object:
     """Hook on `TorchEpochIterator.__init__`: a loop over new data begins."""
     batches.refuse(args[0] if args else kwargs.get("x"))
-    batches.watch.restart()
-    return original(iterator, *args, **kwargs)
+    result = original(iterator, *args, **kwargs)
+    batches.watch.restart(iterator.data_adapter.num_batches)
+    return result
 
 
 def remat(

@@ -130,3 +130,29 @@ def ranks_fetch_their_own_samples_of_a_loader() -> None:
             assert "DistributedSampler" in str(error)
         else:
             raise AssertionError("a sampler for each rank was taken")
+
+
+@check
+def data_of_different_lengths_are_refused() -> None:
+    """The rank with fewer batches would leave the others waiting."""
+    import keras
+
+    import keras_flow as kf
+
+    class Batches(keras.utils.PyDataset):
+        @property
+        def num_batches(self) -> int:
+            return 3 if kf.env.process_index() < 2 else 4
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+            return np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        try:
+            model.fit(Batches(), verbose=0)
+        except kf.FlowError as error:
+            assert "rank 0 has 3 batches, rank 2 has 4" in str(error), error
+        else:
+            raise AssertionError("data of two lengths were taken")
