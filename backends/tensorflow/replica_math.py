@@ -107,8 +107,11 @@ def reduce_values(
     reduction: str | None = "sum_over_batch_size",
 ) -> object:
     """Hook on `losses.reduce_values`: divide the replica's sum by the count of all replicas."""
-    if reduction in (None, "none", "sum"):
+    if reduction in (None, "none"):
         return original(values, sample_weight, reduction)
+    # Keras leaves values of shape [0] as they are, which a replica without rows has
+    if reduction == "sum":
+        return ops.sum(values) if tuple(values.shape) == (0,) else original(values, sample_weight, reduction)
     # rows are summed already, perhaps with a division that one replica cannot undo
     if tuple(values.shape) == ():
         raise FlowError(

@@ -227,6 +227,32 @@ def replicas_without_rows() -> None:
         np.testing.assert_allclose(value, right, atol=1e-5)
 
 
+def losses_without_rows() -> None:
+    """Three rows on four replicas: every reduction of losses, with weights, two outputs and an added loss."""
+    x, y = np.random.RandomState(0).randn(3, 6).astype("float32"), np.ones((3, 4), "float32")
+    weights = np.array([0.5, 2.0, 0.0], "float32")
+
+    def run(reduction: str, weighted: bool) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(5, kernel_regularizer="l2")(inputs)
+        model = keras.Model(inputs, [keras.layers.Dense(4)(hidden), keras.layers.Dense(4)(hidden)])
+        losses = [keras.losses.CosineSimilarity(reduction=reduction), keras.losses.Huber(reduction=reduction)]
+        model.compile(keras.optimizers.SGD(0.1), losses, loss_weights=[0.5, 2.0], weighted_metrics=[["mae"], ["mse"]])
+        weight = [weights, weights[::-1]] if weighted else None
+        logs = [model.train_on_batch(x, [y, -y], weight) for _ in range(2)]
+        logs.append(model.test_on_batch(x, [y, -y], weight))
+        return [*map(np.asarray, logs), *model.get_weights()]
+
+    for reduction in ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"):
+        for weighted in (False, True):
+            wanted = run(reduction, weighted)
+            with kf.DataParallel(strategy="mirrored").scope():
+                found = run(reduction, weighted)
+            for value, right in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(value, right, atol=1e-5, err_msg=f"{reduction}, {weighted}")
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -237,6 +263,7 @@ PROGRAMS = {
         operations,
         mirrored,
         replicas_without_rows,
+        losses_without_rows,
     )
 }
 PROGRAMS |= unsplit.PROGRAMS

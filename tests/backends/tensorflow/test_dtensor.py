@@ -3,7 +3,16 @@
 import pytest
 
 ENGINE = "tensorflow"
-NAMES = ("created_sharded", "steps", "layouts", "any_order_of_ranks", "operations", "mirrored", "replicas_without_rows")
+NAMES = (
+    "created_sharded",
+    "steps",
+    "layouts",
+    "any_order_of_ranks",
+    "operations",
+    "mirrored",
+    "replicas_without_rows",
+    "losses_without_rows",
+)
 UNSPLIT = (
     "split_classes",
     "sorted_features",
