@@ -73,6 +73,7 @@ def hooks() -> tuple[Hook, ...]:
                 ("tensorflow", substitutes.argmin, ("tensorflow.math:argmin",)),
                 ("tensorflow", substitutes.reverse, ()),
                 ("tensorflow", substitutes.roll, ()),
+                ("tensorflow", substitutes.repeat, ()),
                 ("tensorflow.math", substitutes.cumprod, ()),
                 ("tensorflow", substitutes.reduce_prod, ("tensorflow.math:reduce_prod",)),
                 ("tensorflow.math", substitutes.bessel_i0, ()),

@@ -116,7 +116,22 @@ def tile(
     input = tf.convert_to_tensor(input)
     known = known_value(multiples)
     dims = range(input.shape.rank) if known is None else [dim for dim, times in enumerate(known) if times != 1]
-    return whole_dims(original(whole_dims(input, dims), multiples, name=name), dims)
+    # the gradient has two dims for each of the tensor's, and DTensor cannot cut a tensor of more than 8
+    if known is None or input.shape.rank <= 4 or not input.dtype.is_floating or not input.shape.is_fully_defined():
+        return whole_dims(original(whole_dims(input, dims), multiples, name=name), dims)
+
+    @tf.custom_gradient
+    def tiled(values: tf.Tensor) -> tuple[object, Callable]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            for dim in dims:
+                shape, times = list(upstream.shape), int(known[dim])
+                shape[dim : dim + 1] = [times, cast(int, shape[dim]) // times]
+                upstream = tf.reduce_sum(tf.reshape(cast("tf.Tensor", whole_dims(upstream, (dim,))), shape), dim)
+            return upstream
+
+        return whole_dims(original(whole_dims(values, dims), multiples, name=name), dims), gradient
+
+    return tiled(input)
 
 
 def top_k(

@@ -72,6 +72,37 @@ def roll(
     return tf.identity(input, name)
 
 
+def repeat(
+    _: object,
+    original: Callable[..., tf.Tensor],
+    input: Any,
+    repeats: Any,
+    axis: int | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Hook on `tf.repeat`: the gradient adds up the copies of an entry along a dim of their own.
+
+    TensorFlow's own takes twice as many dims as the tensor, and DTensor cannot cut a tensor of more than 8.
+    """
+    input = tf.convert_to_tensor(input)
+    length = None if axis is None else input.shape[axis]
+    if axis is None or length is None or not isinstance(repeats, int) or not input.dtype.is_floating:
+        return original(input, repeats, axis, name)
+    dim = axis % cast(int, input.shape.rank)
+
+    @tf.custom_gradient
+    def repeated(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            whole = cast("tf.Tensor", whole_dims(upstream, (dim,)))
+            shape = tf.shape(whole)
+            copies = tf.reshape(whole, tf.concat([shape[:dim], [length, repeats], shape[dim + 1 :]], 0))
+            return tf.reduce_sum(copies, dim + 1)
+
+        return original(whole_dims(values, (dim,)), repeats, dim, name), gradient
+
+    return cast("tf.Tensor", repeated(input))
+
+
 def cumprod(
     _: object,
     original: Callable[..., tf.Tensor],

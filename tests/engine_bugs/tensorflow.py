@@ -124,6 +124,22 @@ def a_convolution_of_no_rows_has_other_channels() -> bool:
     return tf.nn.conv2d(tf.zeros((0, 2, 2, 3)), tf.zeros((1, 1, 3, 4)), 1, "SAME").shape[-1] != 4
 
 
+def a_tensor_of_nine_dims_cannot_be_cut() -> bool:
+    """Cutting a replicated tensor of more than 8 dims fails as it runs ("SliceOp : Unhandled input dimensions"). The
+    gradients of `tf.tile` and `tf.repeat` are such tensors, with two dims for each of the input's.
+
+    Instead: gradients that add up the copies along one dim after the other.
+    """
+    mesh, _ = _split_by_rows()
+    x = dtensor.copy_to_mesh(tf.ones([RANKS] + [1] * 8), dtensor.Layout.replicated(mesh, 9))
+    try:
+        cut = dtensor.relayout(x, dtensor.Layout.batch_sharded(mesh, "rows", 9))
+        np.concatenate([part.numpy() for part in dtensor.unpack(cut)])
+    except tf.errors.OpError:
+        return True
+    return False
+
+
 def a_function_that_was_refused_ends_the_process() -> bool:
     """Calling a `tf.function` a second time, after DTensor refused it and its operation was allowed, is a segmentation
     fault.
@@ -184,6 +200,7 @@ BUGS = (
     space_to_batch_has_no_rule,
     grouped_convolutions_need_onednn_or_xla,
     a_convolution_of_no_rows_has_other_channels,
+    a_tensor_of_nine_dims_cannot_be_cut,
     a_function_that_was_refused_ends_the_process,
     an_error_of_a_rank_is_left_to_the_next_operation,
     all_to_all_exchanges_in_the_order_of_devices,

@@ -253,6 +253,40 @@ def losses_without_rows() -> None:
                 np.testing.assert_allclose(value, right, atol=1e-5, err_msg=f"{reduction}, {weighted}")
 
 
+def copies_of_many_dims() -> None:
+    """Repeated and tiled images and volumes, whose stock gradients have more dims than DTensor can cut."""
+    layers, ops = keras.layers, keras.ops
+    split = kf.sbp.split(0)
+
+    class Tiled(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return ops.tile(x, [1, 2, 1, 3, 1])
+
+    def run(rows: int) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        images, volumes = keras.Input((4, 4, 2)), keras.Input((2, 3, 2, 2))
+        flat = [
+            layers.Flatten()(layers.UpSampling2D()(layers.Conv2D(4, 2, padding="same", groups=2, name="c")(images))),
+            layers.Flatten()(layers.UpSampling3D()(layers.Conv3D(2, 1)(volumes))),
+            layers.Flatten()(Tiled()(volumes)),
+        ]
+        model = keras.Model([images, volumes], layers.Dense(3)(layers.Concatenate()(flat)))
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+        random = np.random.RandomState(0)
+        x = [random.randn(rows, *inputs.shape[1:]).astype("float32") for inputs in (images, volumes)]
+        for _ in range(2):
+            model.train_on_batch(x, np.ones((rows, 3), "float32"))
+        return model.get_weights()
+
+    mesh = kf.Placement([[0], [1], [2], [3]], ("data", "model"))
+    for rows in (8, 7):
+        wanted = run(rows)
+        with kf.ModelParallel(mesh, batch_axes=("data", "model"), rules={"c/bias": {"data": split}}).scope():
+            found = run(rows)
+        for value, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(value, right, atol=1e-5)
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -264,6 +298,7 @@ PROGRAMS = {
         mirrored,
         replicas_without_rows,
         losses_without_rows,
+        copies_of_many_dims,
     )
 }
 PROGRAMS |= unsplit.PROGRAMS

@@ -12,6 +12,7 @@ NAMES = (
     "mirrored",
     "replicas_without_rows",
     "losses_without_rows",
+    "copies_of_many_dims",
 )
 UNSPLIT = (
     "split_classes",
