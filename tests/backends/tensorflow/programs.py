@@ -287,6 +287,28 @@ def copies_of_many_dims() -> None:
             np.testing.assert_allclose(value, right, atol=1e-5)
 
 
+def operations_that_fail_as_they_run() -> None:
+    """DTensor accepts a cut of nine dims and fails as it runs: one error that says so, and the process goes on."""
+    layers = keras.layers
+    mesh = kf.Placement(range(4), ("model",))
+    rules = {"nine": {"model": kf.sbp.split(8)}}
+    x, y = np.ones((4, 8), "float32"), np.ones((4, 2), "float32")
+    with kf.ModelParallel(mesh, activations=rules).scope():
+        nine = [layers.Input((8,)), layers.Reshape((1,) * 7 + (8,), name="nine"), layers.Flatten(), layers.Dense(2)]
+        model = keras.Sequential(nine)
+        model.compile("sgd", "mse")
+        try:
+            model.train_on_batch(x, y)
+        except kf.FlowError as error:
+            assert "nine" in str(error) and "jax or torch" in str(error), error
+        else:
+            raise AssertionError("nine dims were cut: then this needs no error any more")
+    with kf.DataParallel().scope():
+        other = keras.Sequential([layers.Input((8,)), layers.Dense(2)])
+        other.compile("sgd", "mse")
+        other.train_on_batch(x, y)
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -299,6 +321,7 @@ PROGRAMS = {
         replicas_without_rows,
         losses_without_rows,
         copies_of_many_dims,
+        operations_that_fail_as_they_run,
     )
 }
 PROGRAMS |= unsplit.PROGRAMS

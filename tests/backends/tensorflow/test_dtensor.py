@@ -30,7 +30,7 @@ UNSPLIT = (
     "called_after_build",
 )
 #: a step that fails may end the collectives of its process, so these have processes of their own
-ENDING = ("failed_steps", "ended_collectives")
+ENDING = ("failed_steps", "ended_collectives", "operations_that_fail_as_they_run")
 FILES = ("files_that_say_jit_compile",)
 
 
