@@ -13,8 +13,8 @@ for every layout, number of ranks and engine, and a rank draws its own elements 
     shuffle            the order of one fraction for each position
     gamma, beta        Marsaglia and Tsang (2000), with a fixed number of attempts
 
-`binomial` stays the engine's: equal for every layout, not for every engine. An engine says which elements are drawn
-here (`random_part`) and draws their fractions.
+`binomial`, and `randint` of more than 2**30 numbers, stay the engine's: equal for every layout, not for every engine.
+An engine says which elements are drawn here (`random_part`) and draws their fractions.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def randint(
 ) -> Any:
     """Hook on `random.randint`."""
     is_known = isinstance(minval, int | np.integer) and isinstance(maxval, int | np.integer)
-    draw = _ElementDraw.of(shape, seed) if is_known and 0 < maxval - minval <= 2**31 else None
+    draw = _ElementDraw.of(shape, seed) if is_known and 0 < maxval - minval <= 2**30 else None
     if draw is None:
         return original(shape, minval, maxval, dtype=dtype, seed=seed)
     offsets = backend().random_offsets(draw.fractions(0), draw.fractions(1), int(maxval - minval))

@@ -202,11 +202,11 @@ def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> tf.T
 
 
 def random_offsets(high: tf.Tensor, low: tf.Tensor, span: int) -> tf.Tensor:
-    """`philox.offsets` of two draws of fractions, in operations that DTensor has."""
-    upper, lower = (tf.cast(part * 2.0**23, "int64") for part in (high, low))
-    first = upper * 2**9 + lower // 2**14
-    second = tf.math.floormod(lower, 2**14) * 2**18
-    return (first * span + (second * span) // 2**32) // 2**32
+    """`philox.offsets` of two draws of fractions, in float64: every product is below 2**53, so nothing is rounded."""
+    product = tf.cast(high, "float64") * (2.0**23 * span)
+    whole = tf.floor(product * 2.0**-23)
+    rest = product - whole * 2.0**23 + tf.cast(low, "float64") * float(span)
+    return tf.cast(whole + tf.floor(rest * 2.0**-23), "int64")
 
 
 def reorder(x: tf.Tensor, keys: tf.Tensor, axis: int) -> tf.Tensor:

@@ -31,7 +31,7 @@ def root_cause(error: tf.errors.OpError, model: keras.Model) -> tf.errors.OpErro
             "model.save(...)); to train on, start a new process and load them."
         )
     # the program was accepted, and fails at an operation as it runs: nothing of the user's
-    if isinstance(cause, tf.errors.UnimplementedError):
+    if cause is not None and isinstance(cause, tf.errors.UnimplementedError):
         return FlowError(
             f"TensorFlow cannot run an operation of a step of model {model.name!r} in the layout that DTensor gave it; "
             f"its name has the layer: {cause.message} Broadcast what the rules split of that layer and of those beside "

@@ -182,11 +182,11 @@ def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torc
 
 
 def random_offsets(high: torch.Tensor, low: torch.Tensor, span: int) -> torch.Tensor:
-    """`philox.offsets` of two draws of fractions, by torch, which has threads."""
-    upper, lower = ((part * 2.0**23).to(torch.int64) for part in (high, low))
-    first = upper.bitwise_left_shift_(9).bitwise_or_(lower >> 14)
-    second = lower.bitwise_and_(2**14 - 1).bitwise_left_shift_(18).mul_(span).bitwise_right_shift_(32)
-    return first.mul_(span).add_(second).bitwise_right_shift_(32)
+    """`philox.offsets` of two draws of fractions, in float64: every product is below 2**53, so nothing is rounded."""
+    product = high.to(torch.float64).mul_(2.0**23 * span)
+    whole = torch.floor(product * 2.0**-23)
+    rest = product.sub_(whole, alpha=2.0**23).add_(low, alpha=float(span)).mul_(2.0**-23).floor_()
+    return whole.add_(rest).to(torch.int64)
 
 
 def reorder(x: torch.Tensor, keys: torch.Tensor, axis: int) -> torch.Tensor:

@@ -34,7 +34,8 @@ def draws() -> dict[str, np.ndarray]:
             "uniform": random.uniform((5, 7), -1.0, 3.0, seed=7),
             "normal": random.normal((5, 7), 2.0, 3.0, seed=7),
             "truncated_normal": random.truncated_normal((5, 7), seed=7),
-            "randint": random.randint((5, 7), -3, 2**30, seed=7),
+            "randint": random.randint((5, 7), -3, 2**30 - 3, seed=7),
+            "many": random.randint((3, 1001), 0, 1000, seed=7),
             "vector": random.uniform((6,), seed=7),
             "number": random.uniform((), seed=7),
             "half": random.uniform((64, 64), dtype="bfloat16", seed=7),
@@ -47,7 +48,8 @@ def draws() -> dict[str, np.ndarray]:
         generator = keras.random.SeedGenerator(7)
         random.uniform((3,), seed=generator)
         values["second"] = random.uniform((5, 7), seed=generator)
-    return {name: ops.convert_to_numpy(ops.cast(value, "float32")) for name, value in values.items()}
+    values["half"] = ops.cast(values["half"], "float32")
+    return {name: ops.convert_to_numpy(value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -62,8 +64,10 @@ def test_draws_are_those_of_the_reference(engine: str, on_ranks) -> None:
     np.testing.assert_allclose(drawn["dropout"], np.where(kept, 1 / 0.7, 0), rtol=1e-6)
     assert (drawn["dropout"] == 0).tolist() == (~kept).tolist()
     low = philox.fractions(7 | 1 << 32, 0, (5, 7), whole((5, 7)))
-    exact = philox.offsets(fractions, low, 2**30 + 3) - 3
-    np.testing.assert_array_equal(drawn["randint"], exact.astype("float32"))
+    exact = philox.offsets(fractions, low, 2**30) - 3
+    np.testing.assert_array_equal(drawn["randint"], exact)
+    parts = [philox.fractions(7 | tag << 32, 0, (3, 1001), whole((3, 1001))) for tag in (0, 1)]
+    np.testing.assert_array_equal(drawn["many"], philox.offsets(*parts, 1000))
     keys = philox.fractions(7, 0, (50,), whole((50,)))
     np.testing.assert_array_equal(drawn["order"], np.argsort(keys, kind="stable"))
     # the normal distribution's own function takes normals back to fractions; half a step off, as zero has no inverse
