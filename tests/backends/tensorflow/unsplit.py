@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -388,8 +390,9 @@ def ended_collectives() -> None:
                 raise AssertionError("collectives go on")
         for old, new in zip(before, model.get_weights(), strict=True):
             np.testing.assert_array_equal(np.array(new), old)
-        model.save("ended.keras")
-    for old, new in zip(before, keras.models.load_model("ended.keras").get_weights(), strict=True):
+        file = str(Path(tempfile.mkdtemp()) / "ended.keras")
+        model.save(file)
+    for old, new in zip(before, keras.models.load_model(file).get_weights(), strict=True):
         np.testing.assert_array_equal(np.array(new), old)
 
 
