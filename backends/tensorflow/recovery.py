@@ -23,7 +23,8 @@ def root_cause(error: tf.errors.OpError, model: keras.Model) -> tf.errors.OpErro
     # the first error is that of the rank whose thread was asked first, whichever failed first
     errors = [error, *settle(model)]
     cause = next((each for each in errors if not isinstance(each, _STOPPED)), None)
-    if any(_ENDED in each.message for each in errors):
+    # where all ranks were stopped before they began, no error of theirs says why
+    if any(_ENDED in each.message for each in errors) or (cause is None and _are_ended(model)):
         return FlowError(
             "TensorFlow has ended the collectives of this process, because a rank failed in a step while others waited "
             f"for it ({'in this step: ' + cause.message if cause else 'an earlier error of this program says why'}). "
@@ -54,8 +55,7 @@ def settle(model: keras.Model) -> list[tf.errors.OpError]:
     follows, whatever it is: reading a weight would fail (TensorFlow 2.21).
     """
     # one variable is enough to wait on: every rank's thread takes part in reading it
-    values = (getattr(variable, "_value", None) for variable in model.variables)
-    target = next((value for value in values if isinstance(value, dtensor.DVariable)), None)
+    target = _on_mesh(model)
     errors = []
     # each rank may have an error of the step, and one of the operation after it
     for _ in range(0 if target is None else 2 + 2 * target.layout.mesh.num_local_devices()):
@@ -66,3 +66,27 @@ def settle(model: keras.Model) -> list[tf.errors.OpError]:
         except tf.errors.OpError as error:
             errors.append(error)
     return errors
+
+
+def _on_mesh(model: keras.Model) -> dtensor.DVariable | None:
+    """A variable of the model that all ranks have."""
+    values = (getattr(variable, "_value", None) for variable in model.variables)
+    return next((value for value in values if isinstance(value, dtensor.DVariable)), None)
+
+
+def _are_ended(model: keras.Model) -> bool:
+    """Whether collectives fail now: tried with a number for each rank of an axis."""
+    variable = _on_mesh(model)
+    mesh = None if variable is None else variable.layout.mesh
+    axis = None if mesh is None else max(mesh.dim_names, key=mesh.dim_size)
+    if mesh is None or axis is None or mesh.dim_size(axis) == 1:
+        return False
+    try:
+        split = dtensor.call_with_layout(
+            tf.zeros, dtensor.Layout.batch_sharded(mesh, axis, rank=1), (mesh.dim_size(axis),)
+        )
+        to_host(dtensor.relayout(split, dtensor.Layout.replicated(mesh, rank=1)))
+    except tf.errors.OpError:
+        settle(model)
+        return True
+    return False

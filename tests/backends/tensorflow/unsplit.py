@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import keras_flow as kf
+from keras_flow.backends.tensorflow.recovery import root_cause
 
 S = kf.sbp.split
 MESH = kf.Placement([[0, 1], [2, 3]], ("data", "model"))
@@ -380,7 +381,11 @@ def ended_collectives() -> None:
         model.compile("sgd", "mse")
         model.train_on_batch(x, y)
         before = model.get_weights()
+        # all ranks may be stopped before they begin, and then none says that the collectives are ended
+        stopped = tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
+        assert isinstance(root_cause(stopped, model), tf.errors.CancelledError)
         context.context().abort_collective_ops(tf.errors.CANCELLED, "as a failed step does")
+        assert "start a new process" in str(root_cause(stopped, model))
         for _ in range(2):
             try:
                 model.train_on_batch(x, y)
