@@ -8,10 +8,12 @@ from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
     layers,
+    log_readers,
     losses,
     metrics,
     mirrored,
     optimizer,
+    partial_numbers,
     random,
     reading,
     relayout,
@@ -194,18 +196,34 @@ def _losses() -> tuple[Hook, ...]:
             for name in ("reduce_values", "apply_mask")
         ),
         Hook(
-            "keras.src.trainers.compile_utils",
-            "CompileMetrics.update_state",
-            metrics.update_all,
-            "the states of all metrics are reduced together",
-            when=step.running_step,
+            f"{_KERAS}.core",
+            "Variable.assign_add",
+            partial_numbers.assign_add,
+            "what a loss adds to a metric is summed over the ranks with other things, when it is read at the latest",
+            when=partial_numbers.adds_part,
+        ),
+        Hook(
+            "keras.src.trainers.trainer",
+            "Trainer.get_metrics_result",
+            log_readers.metrics_result,
+            "where nobody reads the logs of a batch, its metrics are not summed over the ranks",
+            when=log_readers.reading_later,
+        ),
+        *(
+            Hook(
+                "keras.src.callbacks.callback_list",
+                f"CallbackList.{name}",
+                log_readers.announce,
+                "its callbacks say who reads the logs of the step that follows",
+            )
+            for name in ("on_train_batch_begin", "on_test_batch_begin")
         ),
         Hook(
             "keras.src.trainers.compile_utils",
             "MetricsList.update_state",
             metrics.update,
             "metrics add up own rows; others use operators that DTensor has no rules for, on all rows",
-            when=metrics.updating_all,
+            when=step.running_step,
         ),
     )
 

@@ -16,7 +16,7 @@ from keras.src import tree
 from keras.src.backend.torch import core, numpy
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import split_rows
+from keras_flow.backends.torch import partial_numbers, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import ComputedWhole, FlowError
@@ -114,16 +114,18 @@ def reduce_values(
             f"a loss was given {own.stop - own.start} rows and returned values of shape {list(values.shape)}: data "
             "parallel needs a value for each row"
         )
-    loss = split_rows.total(values.sum(), rows)
+    loss = values.sum()
     if reduction == "sum":
-        return loss
-    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        divided = loss
+    elif reduction == "mean_with_sample_weight" and sample_weight is not None:
         # the weights of all rows: a rank's rows may weigh more than another's
-        divisor = split_rows.total(sample_weight.sum(), rows).to(loss.dtype)
+        divided = numpy.divide_no_nan(loss, split_rows.total(sample_weight.sum(), rows).to(loss.dtype))
     else:
-        # known without asking the others, so that no second number is reduced
+        # known without asking the others
         divisor = core.convert_to_tensor(rows.rows * math.prod(values.shape[1:]), dtype=loss.dtype)
-    return numpy.divide_no_nan(loss, divisor)
+        divided = numpy.divide_no_nan(loss, divisor)
+    # the sum over the ranks is not needed for the gradient
+    return partial_numbers.partial_number(divided, rows)
 
 
 def apply_mask(

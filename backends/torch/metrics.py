@@ -1,7 +1,9 @@
 """Metrics on PyTorch: those whose state is a sum over rows add up own rows, and are reduced together.
 
-A metric's state is equal on all ranks between two steps. In a step each rank computes what its rows add to it, from a
-state of zeros; all of these travel in one all-reduce, some bytes for each metric whatever the size of the outputs.
+A metric's state is equal on all ranks where it is read. In a step each rank computes what its rows add to it, from a
+state of zeros. All of these wait (`partial_numbers`) and travel in one all-reduce, some bytes for each metric whatever
+the size of the outputs: with the step's last gradients, when something reads one of them, or at the end of an epoch
+where nothing reads the logs of a batch (`log_readers`).
 
 Example: accuracy, 3 rows on 2 ranks. Rank 0 has 2 rows, of which 1 is right: it adds `total 1, count 2`; rank 1 adds
 `total 1, count 1`. Both add the sum, `total 2, count 3`.
@@ -17,33 +19,11 @@ import torch
 from keras.src import tree
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import layers, losses, rowwise_calls, split_rows
-from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
+from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 
 if TYPE_CHECKING:
     import keras
-
-#: what rows of this rank add to a variable of a metric
-Addition = tuple["keras.Variable", torch.Tensor, OwnRows]
-
-
-def update_all(
-    step: RunningStep, original: Callable[..., object], metrics: object, *args: object, **kwargs: object
-) -> None:
-    """Hook on `CompileMetrics.update_state`: what the rows add to all metrics is reduced at once."""
-    with torch.no_grad():
-        step.additions = []
-        try:
-            original(metrics, *args, **kwargs)
-            _add(step.additions)
-        finally:
-            step.additions = None
-
-
-def updating_all(*args: object, **kwargs: object) -> RunningStep | None:
-    """Condition of the hook on `MetricsList.update_state`: the step, while the metrics of a model are updated."""
-    step = current_step()
-    return step if step is not None and step.additions is not None else None
 
 
 def update(
@@ -66,10 +46,11 @@ def update(
             metric.update_state(y_true, y_pred, sample_weight=sample_weight)
             continue
         rows, own = by_rows
-        nothing = [torch.zeros_like(variable.value) for variable in metric.variables]
-        with computing(step, rows):
+        nothing = [torch.zeros_like(partial_numbers.before(variable)) for variable in metric.variables]
+        with torch.no_grad(), computing(step, rows):
             added = metric.stateless_update_state(nothing, own[0], own[1], sample_weight=own[2])
-        step.additions += [(variable, value, rows) for variable, value in zip(metric.variables, added, strict=True)]  # type: ignore[operator]
+        for variable, value in zip(metric.variables, added, strict=True):
+            partial_numbers.add_later(variable, value, rows)
 
 
 def _by_rows(
@@ -97,17 +78,3 @@ def _is_built(metric: keras.Metric) -> bool:
 
 def _whole(leaf: object) -> object:
     return layers.plain_with_mask(split_rows.gathered(leaf))
-
-
-def _add(additions: list[Addition]) -> None:
-    """Add what the rows of all ranks add: an all-reduce for each dtype."""
-    together: dict[tuple[object, ...], list[Addition]] = {}
-    for addition in additions:
-        _, value, rows = addition
-        together.setdefault((rows.groups, value.dtype), []).append(addition)
-    for (groups, _), of_one_dtype in together.items():
-        values = [value for _, value, _ in of_one_dtype]
-        flat = split_rows.summed(torch.cat([value.reshape(-1) for value in values]), groups)  # type: ignore[arg-type]
-        pieces = flat.split([value.numel() for value in values])
-        for (variable, value, _), piece in zip(of_one_dtype, pieces, strict=True):
-            variable.assign_add(piece.view(value.shape))

@@ -23,7 +23,8 @@ import torch.distributed as torch_distributed
 from keras.src import tree
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import data, layouts, split_rows
+from keras_flow.backends.torch import data, layouts, partial_numbers, split_rows
+from keras_flow.backends.torch.partial_numbers import Addition
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -162,7 +163,9 @@ class Reducer:
         self._placement = placement
         self._waiting: list[torch.nn.Parameter] = []
         self._bytes = 0
-        self._sent: list[tuple[torch.distributed.Work | None, torch.Tensor, list[torch.nn.Parameter]]] = []
+        self._sent: list[
+            tuple[torch_distributed.Work | None, torch.Tensor, list[torch.nn.Parameter], list[Addition]]
+        ] = []
         self._closing = False
         self.on = False
         self.collectives = 0
@@ -197,22 +200,29 @@ class Reducer:
         if self._bytes >= _BUCKET_BYTES:
             self._send()
 
-    def _send(self) -> None:
+    def _send(self, last: bool = False) -> None:
         if not self._waiting:
             return
-        flat = torch.cat([parameter.grad.reshape(-1) for parameter in self._waiting])  # type: ignore[union-attr]
+        group = layouts.group(self._placement.ranks)
+        # the loss is known by now, and what it adds to the logs needs no message of its own
+        additions = partial_numbers.take(group, self._waiting[0].dtype) if last else []
+        pieces = [parameter.grad.reshape(-1) for parameter in self._waiting]  # type: ignore[union-attr]
+        flat = torch.cat([*pieces, *(addition.value.reshape(-1) for addition in additions)])
         # before the sum: half precision would overflow after it
-        flat.div_(len(self._placement.ranks))
-        work = torch_distributed.all_reduce(flat, group=layouts.group(self._placement.ranks), async_op=True)
-        self._sent.append((work, flat, self._waiting))
+        flat[: sum(map(len, pieces))].div_(len(self._placement.ranks))
+        work = torch_distributed.all_reduce(flat, group=group, async_op=True)
+        self._sent.append((work, flat, self._waiting, additions))
         self._waiting, self._bytes = [], 0
         self.collectives += 1
 
     def _finish(self) -> None:
-        self._send()
+        self._send(last=True)
         sent, self._sent, self._closing = self._sent, [], False
-        for work, flat, parameters in sent:
+        for work, flat, parameters, additions in sent:
             if work is not None:
                 work.wait()
-            for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            sizes = [parameter.numel() for parameter in parameters]
+            gradients, rest = flat.split([sum(sizes), len(flat) - sum(sizes)])
+            for parameter, piece in zip(parameters, gradients.split(sizes), strict=True):
                 parameter.grad = piece.view(parameter.shape)
+            partial_numbers.finish(additions, rest)

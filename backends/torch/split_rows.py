@@ -21,7 +21,38 @@ from torch.utils._pytree import tree_map  # private: the trees that `__torch_dis
 from keras_flow.backends.torch.step import OwnRows
 
 
-class SplitRows(torch.Tensor):
+class DeferredTensor(torch.Tensor):
+    """A tensor with the logical value, for which something is sent when an operator asks for it."""
+
+    # operators are caught below autograd: gradients are those of the tensor that comes of asking
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def whole(self) -> torch.Tensor:
+        """The plain tensor, without a gradient. A collective of the ranks that share it, the first time."""
+        raise NotImplementedError
+
+    # what torch does in C++ without an operator
+
+    def numpy(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """The logical value."""
+        return self.whole().numpy(*args, **kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """The logical value."""
+        return self.whole().__array__(*args, **kwargs)
+
+    def tolist(self) -> list:
+        """The logical value."""
+        return self.whole().tolist()
+
+    def __repr__(self, **options: Any) -> str:
+        return repr(self.whole())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)
+
+
+class SplitRows(DeferredTensor):
     """A logical tensor of which this rank holds its own rows.
 
     Attributes:
@@ -32,9 +63,6 @@ class SplitRows(torch.Tensor):
     _own: torch.Tensor | None
     _value: torch.Tensor
     _whole: torch.Tensor | None
-
-    # operators are caught below autograd: gradients are those of a tensor that was gathered (`_FromOwn.backward`)
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, value: torch.Tensor, rows: OwnRows) -> SplitRows:
@@ -79,26 +107,6 @@ class SplitRows(torch.Tensor):
         out = operator(*tree_map(whole, args), **tree_map(whole, dict(kwargs or {})))
         return seen.get(id(out), out)
 
-    # what torch does in C++ without an operator
-
-    def numpy(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """All rows."""
-        return self.whole().numpy(*args, **kwargs)
-
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """All rows."""
-        return self.whole().__array__(*args, **kwargs)
-
-    def tolist(self) -> list:
-        """All rows."""
-        return self.whole().tolist()
-
-    def __repr__(self, **options: Any) -> str:
-        return repr(self.whole())
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.whole().__reduce_ex__(protocol)
-
 
 def split(value: torch.Tensor, rows: OwnRows) -> SplitRows:
     """The logical tensor of which `value` is this rank's rows; with its mask."""
@@ -129,8 +137,8 @@ def gathered(leaf: torch.Tensor) -> torch.Tensor: ...
 @overload
 def gathered(leaf: object) -> object: ...
 def gathered(leaf: object) -> object:
-    """The plain tensor of all rows, for what leaves a step; anything else as it is."""
-    return leaf.whole() if isinstance(leaf, SplitRows) else leaf
+    """The plain tensor with the logical value, for what leaves a step; anything else as it is."""
+    return leaf.whole() if isinstance(leaf, DeferredTensor) else leaf
 
 
 def gather(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.layout import balanced
 
 if TYPE_CHECKING:
+    from keras_flow.backends.torch.log_readers import LogReaders
     from keras_flow.current.distribution import Distribution
 
 
@@ -67,14 +68,14 @@ class RunningStep:
             view).
         inside: a layer is computing this rank's rows right now, on plain tensors.
         layers: the paths of the layers that are being called, the innermost last (consistent view only).
-        additions: what this rank's rows add to metrics (`metrics.Addition`), while those of a model are updated.
+        readers: who reads the logs of this step; None where every step's are read.
     """
 
     distribution: Distribution
     consistent: bool
     inside: OwnRows | None = None
     layers: list[str] = field(default_factory=list)
-    additions: list[Any] | None = None
+    readers: LogReaders | None = None
 
     @contextlib.contextmanager
     def within(self, path: str) -> Iterator[None]:

@@ -13,7 +13,17 @@ import torch
 from keras.src import tree
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import copies, layouts, mirrored, operations, random, split_rows, variables
+from keras_flow.backends.torch import (
+    copies,
+    layouts,
+    log_readers,
+    mirrored,
+    operations,
+    partial_numbers,
+    random,
+    split_rows,
+    variables,
+)
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import RunningStep, computing, current_step, running
 from keras_flow.current import models
@@ -23,6 +33,7 @@ from keras_flow.errors import FlowError, FlowWarning
 if TYPE_CHECKING:
     import keras
 
+    from keras_flow.backends.torch.log_readers import LogReaders
     from keras_flow.current.distribution import Distribution
 
 #: model -> the distribution that its view was chosen for, and whether it is the consistent one
@@ -50,6 +61,8 @@ def forget_steps(model: keras.Model) -> None:
 
 def recover(model: keras.Model) -> None:
     """After a step raised: drop its half-made gradients. Weights are changed only by a finished backward pass."""
+    log_readers.forget()
+    partial_numbers.drop()
     distribution = models.distribution_of(model)
     if distribution is not None and layouts.distributed(distribution.placement):
         mirrored.reducer(distribution.placement).reset()
@@ -153,20 +166,29 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             replicas = distribution.num_model_replicas
             distribution.uneven_notice.see(batches.rows(data), replicas, fewest=None if consistent else replicas)
             copies.compare(_variables_of(model, scalars=True), distribution.placement)
+        readers = log_readers.of_next_step(model, distribution.placement)
         if consistent:
-            with running(RunningStep(distribution, consistent=True)):
-                return tree.map_structure(variables.to_logical, function(batches.put_batch(data, distribution)))
+            with running(RunningStep(distribution, consistent=True, readers=readers)):
+                out = tree.map_structure(variables.to_logical, function(batches.put_batch(data, distribution)))
+                return _settled_logs(out, readers)
         reducer = mirrored.reducer(distribution.placement)
         if trains:
             reducer.attach(model.trainable_variables)
         try:
-            with running(RunningStep(distribution, consistent=False)):
-                return tree.map_structure(split_rows.gathered, function(data))
+            with running(RunningStep(distribution, consistent=False, readers=readers)):
+                return _settled_logs(tree.map_structure(split_rows.gathered, function(data)), readers)
         finally:
             reducer.reset()
 
     step.keras_flow_step = True  # type: ignore[attr-defined]
     return step
+
+
+def _settled_logs(outputs: object, readers: LogReaders | None) -> object:
+    """What a step returns; between two steps a metric may be read on one rank alone, unless it is agreed otherwise."""
+    if readers is None:
+        partial_numbers.settle()
+    return outputs
 
 
 def _settled(model: keras.Model, distribution: Distribution) -> bool:

@@ -53,8 +53,10 @@ FILES = {
     "gathering": (("torch",), "handlers gather below autograd"),
     "in_place": (("torch",), "tensors that are written into, which the others do not have"),
     "losses": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a loss adds up"),
+    "log_readers": (("torch",), "one process drives all ranks on the others, and may read when it likes"),
     "metrics": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a metric adds up"),
     "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
+    "partial_numbers": (("torch",), "a sum over ranks that waits; on the others the compiler puts it where it is used"),
     "reading": (
         ("torch",),
         "a rank is a process of its own, which reads its rows; on the others one process reads all",

@@ -18,11 +18,11 @@ EXPECTED = {
         "tensor parallel": {TO_DEVICES: 2},
         "one rank": {},
     },
-    # data parallel: all gradients in one all-reduce, the logs in another; hooks: the model's and its layers' calls,
-    # three assignments of metric and optimizer state
+    # data parallel: all gradients and what the loss adds to the logs in one all-reduce; hooks: the model's and its
+    # layers' calls, assignments of metric and optimizer state, who reads the logs, and the logs
     "torch": {
-        "data parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 10},
-        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 12},
+        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 12},
+        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 14},
         "one rank": {TO_HOST: 1},
     },
 }

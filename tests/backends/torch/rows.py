@@ -465,7 +465,7 @@ def faults_in_the_sums_are_seen() -> None:
     for target, name, fault in (
         (mirrored, "rows_of", one_row_too_many),
         (metrics.split_rows, "summed", twice),
-        (losses.split_rows, "total", lambda value, rows: value * rows.count),
+        (losses.partial_numbers, "partial_number", lambda own, rows: own * rows.count),
     ):
         with mock.patch.object(target, name, fault), kf.DataParallel().scope():
             assert off(wanted, numbers(make, ROWS)), name
