@@ -107,6 +107,12 @@ def refuse(x: object) -> None:
             )
 
 
+def is_compared(number: int) -> bool:
+    """Whether the batch of this number is one of those that the ranks compare."""
+    # by number: all ranks compare the same batches, so that none waits alone
+    return number < _FIRST or number % _EVERY == 0
+
+
 class BatchWatch:
     """Finds ranks that are fed different batches, which would train on without any error.
 
@@ -137,9 +143,7 @@ class BatchWatch:
 
     def is_due(self, number: int | None = None) -> bool:
         """Whether the batch of this number is one of those that are compared; None: the next one."""
-        # by number: all ranks compare the same batches, so that none waits alone
-        number = self.seen if number is None else number
-        return number < _FIRST or number % _EVERY == 0
+        return is_compared(self.seen if number is None else number)
 
 
 #: of the loop that is running
@@ -192,9 +196,9 @@ def _roles(data: object) -> tuple[object, ...]:
 
 
 def _checksum(leaf: object) -> tuple[str, int]:
-    # of which a rank has its own rows: there is nothing to compare but the batch's shape
+    # of which a rank has its own rows: there is nothing to compare but the batch's shape and number
     if isinstance(leaf, SplitRows):
-        return (f"{leaf.dtype} of shape {list(leaf.shape)}", 0)
+        return (f"{leaf.dtype} of shape {list(leaf.shape)}", leaf.origin)
     if not isinstance(leaf, torch.Tensor):
         return (type(leaf).__name__, zlib.crc32(repr(leaf).encode()))
     # of the bytes: equal values have equal bytes here, and nan compares as well

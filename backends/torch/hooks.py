@@ -16,6 +16,7 @@ from keras_flow.backends.torch import (
     partial_numbers,
     random,
     reading,
+    reading_py_datasets,
     relayout,
     saving,
     shapes,
@@ -125,6 +126,30 @@ def _trainer() -> tuple[Hook, ...]:
             reading.users_loader,
             "the same of a DataLoader",
             when=reading.distribution_of_rows,
+        ),
+        Hook(
+            "keras.src.trainers.data_adapters.py_dataset_adapter",
+            "PyDatasetAdapter.__init__",
+            reading_py_datasets.adapter,
+            "the same of a PyDataset that can read a part of a batch; of others it is said that they are read whole",
+            when=reading.distribution_of_rows,
+        ),
+        Hook(
+            "keras.src.trainers.data_adapters.py_dataset_adapter",
+            "PyDatasetAdapter.get_torch_dataloader",
+            reading_py_datasets.loader,
+            "a part of a batch is a logical tensor of which this rank has its rows",
+            when=reading.distribution_of_rows,
+        ),
+        *(
+            Hook(
+                f"keras.src.trainers.data_adapters.{module}",
+                f"{name}.__init__",
+                reading.whole_source,
+                "it is said once that every rank reads whole batches",
+                when=reading.distribution_of_rows,
+            )
+            for module, name in reading.WHOLE_SOURCES
         ),
         Hook(
             "torch.autograd",

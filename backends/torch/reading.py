@@ -31,6 +31,8 @@ from keras_flow.current.distribution import Distribution, active
 from keras_flow.errors import FlowError, FlowWarning
 from keras_flow.placements import Placement
 
+#: sources of data, and the reasons, of which it was said that they are read whole
+_said: set[tuple[str, str]] = set()
 #: samples of each process that are watched for random draws, since the comparison takes some microseconds
 _WATCHED_SAMPLES = 256
 
@@ -72,6 +74,24 @@ def loader(distribution: Distribution, original: Callable[..., Any], adapter: ob
     return DataLoader(own, batch_sampler=stock.batch_sampler, collate_fn=stock.collate_fn)
 
 
+#: module and class of Keras's adapters of data of which a part cannot be asked for -> why
+WHOLE_SOURCES = {
+    ("generator_data_adapter", "GeneratorDataAdapter"): ("the generator", "it yields batches as they are"),
+    ("tf_dataset_adapter", "TFDatasetAdapter"): ("the tf.data.Dataset", "its pipeline makes whole batches"),
+    ("grain_dataset_adapter", "GrainDatasetAdapter"): ("the grain dataset", "its pipeline makes whole batches"),
+}
+
+
+def whole_source(
+    _: Distribution, original: Callable[..., None], adapter: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on adapters of data that every rank reads whole: say so."""
+    kind = type(adapter)
+    source, why = WHOLE_SOURCES[kind.__module__.rpartition(".")[2], kind.__name__]
+    say_whole(source, f"{why} (a PyDataset with a method rows, a DataLoader, and arrays are read by own rows)")
+    original(adapter, *args, **kwargs)
+
+
 # ---- a user's DataLoader
 
 
@@ -95,7 +115,7 @@ def users_loader(distribution: Distribution, original: Callable[..., Any], adapt
         )
     why = _why_whole(stock)
     if why:
-        _say_whole(why)
+        say_whole("the DataLoader", why)
     adapter._keras_flow_loader = stock if why else OwnRowsLoader(stock, distribution.placement)
     return adapter._keras_flow_loader
 
@@ -111,9 +131,13 @@ def _why_whole(stock: DataLoader) -> str:
     return ""
 
 
-def _say_whole(why: str) -> None:
+def say_whole(source: str, why: str) -> None:
+    """Say once that every rank reads whole batches of a source of data."""
+    if (source, why) in _said:
+        return
+    _said.add((source, why))
     warnings.warn(
-        f"every rank reads whole batches of the DataLoader and keeps its rows: {why}. The numbers are the same",
+        f"every rank reads whole batches of {source} and keeps its rows: {why}. The numbers are the same",
         FlowWarning,
         stacklevel=2,
     )
@@ -196,9 +220,10 @@ class OwnRowsLoader:
             # whole batches have the same samples on all ranks, so that all come to the same answer
             if draws and count is None and not self.batches.stays_whole:
                 self.batches.stays_whole = True
-                _say_whole(
+                say_whole(
+                    "the DataLoader",
                     "its dataset draws from Python's, NumPy's or torch's global generator, which every sample moves on "
-                    "(draw from a generator seeded by the sample's index, and ranks can read their own rows)"
+                    "(draw from a generator seeded by the sample's index, and ranks can read their own rows)",
                 )
             if count is None:
                 yield batch

@@ -57,9 +57,11 @@ class SplitRows(DeferredTensor):
 
     Attributes:
         rows: which rows they are.
+        origin: which batch of the data they are of, from 1; 0 where that is not known.
     """
 
     rows: OwnRows
+    origin: int
     _own: torch.Tensor | None
     _value: torch.Tensor
     _whole: torch.Tensor | None
@@ -71,7 +73,8 @@ class SplitRows(DeferredTensor):
         return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=value.dtype, device=value.device)
 
     def __init__(self, value: torch.Tensor, rows: OwnRows) -> None:
-        self.rows, self._own, self._value, self._whole = rows, None, value, None
+        self.rows, self.origin = rows, 0
+        self._own, self._value, self._whole = None, value, None
 
     @property
     def own(self) -> torch.Tensor | None:
@@ -108,10 +111,10 @@ class SplitRows(DeferredTensor):
         return seen.get(id(out), out)
 
 
-def split(value: torch.Tensor, rows: OwnRows) -> SplitRows:
+def split(value: torch.Tensor, rows: OwnRows, origin: int = 0) -> SplitRows:
     """The logical tensor of which `value` is this rank's rows; with its mask."""
     logical: SplitRows = _FromOwn.apply(value, rows) if torch.is_grad_enabled() else SplitRows(value, rows)
-    logical._own = value
+    logical._own, logical.origin = value, origin
     mask = get_keras_mask(value)
     if mask is not None:
         set_keras_mask(logical, split(mask, rows))

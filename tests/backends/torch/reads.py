@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from tests.backends.torch.registry import check
+from tests.backends.torch.registry import check, error_of
 from tests.backends.torch.rows import CLASSES, Numbers, off
 
 
@@ -156,3 +156,110 @@ def data_of_different_lengths_are_refused() -> None:
             assert "rank 0 has 3 batches, rank 2 has 4" in str(error), error
         else:
             raise AssertionError("data of two lengths were taken")
+
+
+@check
+def ranks_read_their_own_rows_of_a_py_dataset() -> None:
+    """Where it has `rows`; in the order of one device, with class weights and Keras's workers."""
+    import keras
+
+    import keras_flow as kf
+
+    class Batches(keras.utils.PyDataset):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.x = np.random.default_rng(0).standard_normal((45, 6)).astype("float32")
+            self.y = np.arange(45) % CLASSES
+            self.read: dict[int, int] = {}
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return self.rows(index, slice)
+
+        def rows(self, index: int, part: Any) -> Any:
+            batch = slice(8 * index, 8 * index + 8)
+            own = part(len(self.x[batch]))
+            self.read[index] = len(self.x[batch][own])
+            return self.x[batch][own], self.y[batch][own]
+
+    def trained(**options: Any) -> Numbers:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(CLASSES, "softmax")])
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        batches = Batches(**options)
+        weights = {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
+        history = model.fit(batches, epochs=2, class_weight=weights, verbose=0).history
+        read.append(batches.read)
+        return {
+            "loss": np.asarray(history["loss"]),
+            "predicted": model.predict(batches, verbose=0),
+            **dict(enumerate(model.get_weights())),
+        }
+
+    read: list[dict[int, int]] = []
+    for options in ({}, {"workers": 2}):
+        wanted = trained(**options)
+        with kf.DataParallel().scope():
+            assert not off(wanted, found := trained(**options)), off(wanted, found)
+        # of 8 rows on 4 ranks 2 each, and of the last 5 on the ranks after the first 1; three batches are compared
+        last = 2 if kf.env.process_index() == 0 else 1
+        assert read.pop() == {0: 8, 1: 8, 2: 8, 3: 2, 4: 2, 5: last}
+
+
+@check
+def parts_that_are_not_what_was_asked_for_are_refused() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    class Whole(keras.utils.PyDataset):
+        num_batches = 5
+
+        def __getitem__(self, index: int) -> Any:
+            return np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+
+        def rows(self, index: int, part: Any) -> Any:
+            part(8)
+            return self[index]
+
+    class Deaf(Whole):
+        def rows(self, index: int, part: Any) -> Any:
+            return self[index]
+
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        for data, text in ((Whole(), "shape [8, 6], where part(8) chooses 2 rows"), (Deaf(), "did not ask which rows")):
+            error = error_of(lambda data=data: model.fit(data, shuffle=False, verbose=0))
+            assert error.startswith("FlowError") and text in error, error
+
+
+@check
+def what_is_read_whole_is_said_once() -> None:
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import reading
+
+    class Batches(keras.utils.PyDataset):
+        num_batches = 2
+
+        def __getitem__(self, index: int) -> Any:
+            return np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+
+    def generator() -> Any:
+        while True:
+            yield np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
+
+    reading._said.clear()
+    with kf.DataParallel().scope(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        for _ in range(2):
+            model.fit(Batches(), verbose=0)
+            model.fit(generator(), steps_per_epoch=2, verbose=0)
+    said = [str(warning.message) for warning in caught if "reads whole batches" in str(warning.message)]
+    assert len(said) == 2 and "PyDataset Batches" in said[0] and "the generator" in said[1], said
