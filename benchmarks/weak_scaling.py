@@ -2,9 +2,10 @@
 
     python -m benchmarks.weak_scaling [--ranks 1,2,4,8] [--rows 8] [--steps 10]
 
-On torch bytes are counted by the operating system, on the loopback, per rank and step; beside keras_flow's `fit` stands
-torch's DistributedDataParallel around the same Keras model. Memory is the peak of what a step allocates, by torch's
-profiler.
+On torch bytes are counted by the operating system, on the loopback, per rank and step; beside keras_flow stands torch's
+DistributedDataParallel around the same Keras model. Memory is the peak of what a step allocates, by torch's profiler;
+rows are those that a rank reads in a step of `fit`, elements the random numbers that it draws. On JAX and TensorFlow
+bytes and memory are those of the compiled programs (`benchmarks/weak_scaling_compiled.py`).
 Beyond, to 65,536 ranks, it is what `dist.explain` says. Exit status 1 where 8 ranks receive more than 1.8 times what 2
 do or have a peak over 1.03 times theirs, or any number of ranks receives more than 1.05 times DistributedDataParallel's
 bytes and 20 kB of scalars and counters. keras_flow is judged with `random="logical"`: the stock draws are whole.
@@ -17,11 +18,15 @@ import functools
 import gc
 import itertools
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from benchmarks import weak_scaling_compiled
 
 if TYPE_CHECKING:
     import keras
@@ -48,7 +53,7 @@ def cnn() -> keras.Model:
     import keras
 
     layers = [keras.Input((16, 16, 3))]
-    for filters in (16, 32):
+    for filters in (64, 128):
         layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.BatchNormalization()]
     layers += [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
     return keras.Sequential(layers, name="cnn")
@@ -133,6 +138,48 @@ def most_allocated(step: Callable[[], object]) -> int:
     return max(itertools.accumulate(changes), default=0)
 
 
+def read_and_drawn(name: str, rows: int, ranks: int, steps: int) -> dict[str, float]:
+    """Rows that a rank reads and random elements that it draws in a step of `fit`, after the batches that are compared.
+
+    Elements are those of keras_flow's generator.
+    """
+    import numpy as np
+
+    import keras_flow as kf
+    from keras_flow import philox
+
+    with kf.DataParallel(random="logical").scope():
+        model = compiled(name)
+    x, y = data_for(model, rows * ranks)
+    counts: dict[str, int] = {"rows": 0, "elements": 0}
+    drawn = philox.words_of_block
+
+    class Rows(np.ndarray):
+        """Counts the rows that are taken of it."""
+
+        def __getitem__(self, index: object) -> np.ndarray:
+            found = np.asarray(self).__getitem__(index)
+            counts["rows"] += len(found) if found.ndim == self.ndim else 1
+            return found
+
+    def counted(*arguments: Any) -> np.ndarray:
+        found = drawn(*arguments)
+        counts["elements"] += found.size
+        return found
+
+    def total(number: int) -> dict[str, int]:
+        counts.update(rows=0, elements=0)
+        data = np.concatenate([x] * number).view(Rows), np.concatenate([y] * number)
+        model.fit(*data, batch_size=rows * ranks, shuffle=False, verbose=0)
+        return dict(counts)
+
+    with mock.patch.object(philox, "words_of_block", counted):
+        total(1)  # the model is built, from a batch of its own
+        # the first three batches are read whole
+        short, long = total(3), total(3 + steps)
+    return {name: (long[name] - short[name]) / steps for name in counts}
+
+
 def by_ddp(name: str, rows: int, ranks: int) -> Callable[[], object]:
     """DistributedDataParallel around the Keras model, each rank with its own rows; no logs are reduced."""
     import keras
@@ -166,8 +213,9 @@ def by_keras_flow(name: str, rows: int, ranks: int, random: str = "logical") -> 
     return lambda: model.train_on_batch(x, y)
 
 
+LOGICAL = 'random="logical"'
 WAYS = {
-    'random="logical"': by_keras_flow,
+    LOGICAL: by_keras_flow,
     'random="stock"': functools.partial(by_keras_flow, random="stock"),
     "DistributedDataParallel": by_ddp,
 }
@@ -186,6 +234,7 @@ def run(rows: int, steps: int, out: str) -> None:
         for way, make in WAYS.items():
             if ranks > 1 or way != "DistributedDataParallel":
                 found[f"{name}/{way}"] = measure(make(name, rows, ranks), steps, ranks)
+        found[f"{name}/{LOGICAL}"] |= read_and_drawn(name, rows, ranks, steps)
     if kf.env.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
 
@@ -210,6 +259,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=10, help="steps that are counted")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/weak_scaling.md"))
     options = parser.parse_args(arguments)
+    os.environ["KERAS_BACKEND"] = "torch"
     ranks = [int(part) for part in options.ranks.split(",")]
     import keras_flow as kf
 
@@ -219,16 +269,22 @@ def main(arguments: list[str]) -> int:
             path = Path(folder) / f"{count}.json"
             kf.run(run, devices=count, args=(options.rows, options.steps, str(path)))
             found[count] = json.loads(path.read_text())
-            print(f"{count} ranks done", file=sys.stderr)
+            print(f"torch, {count} ranks done", file=sys.stderr)
+    compiled_found: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
+    for engine in ("jax", "tensorflow"):
+        compiled_found[engine] = {count: weak_scaling_compiled.apart(engine, count, options.rows) for count in ranks}
+        print(f"{engine} done", file=sys.stderr)
     beyond = {name: [explained(name, options.rows, count) for count in (*ranks, *BEYOND)] for name in MODELS}
-    text, missed = table(found, beyond, ranks, options.rows)
+    text, missed = table(found, compiled_found, beyond, ranks, options.rows)
     options.out.write_text(text)
+    plot(found, beyond, ranks, options.out.with_suffix(".svg"))
     print(text)
     return int(bool(missed))
 
 
 def table(
     found: dict[int, dict[str, dict[str, float]]],
+    programs: dict[str, dict[int, dict[str, dict[str, float]]]],
     beyond: dict[str, list[tuple[int, int]]],
     ranks: Sequence[int],
     rows: int,
@@ -238,11 +294,13 @@ def table(
     lines = []
     for name in MODELS:
         for way in WAYS:
-            cells = [found[count].get(f"{name}/{way}") for count in ranks]
-            of_bytes = " | ".join("–" if cell is None else f"{cell['bytes'] / 1e6:.3f}" for cell in cells)
-            of_peak = " | ".join("–" if cell is None else f"{cell['peak'] / 1e6:.2f}" for cell in cells)
-            lines.append(f"| {name}, {way} | {of_bytes} | {of_peak} |")
-        by_rank = {count: found[count][f'{name}/random="logical"'] for count in ranks}
+            lines.append(line(f"torch, {name}, {way}", [found[count].get(f"{name}/{way}") for count in ranks]))
+        for engine, by_count in programs.items():
+            ways = sorted({key for cells in by_count.values() for key in cells if key.startswith(f"{name}/")})
+            for key in ways:
+                title = f"{engine}, {name}, {key.partition('/')[2]}"
+                lines.append(line(title, [by_count[count].get(key) for count in ranks]))
+        by_rank = {count: found[count][f"{name}/{LOGICAL}"] for count in ranks}
         own = {count: cell["bytes"] for count, cell in by_rank.items()}
         if {2, 8} <= own.keys() and own[8] > GROWTH * own[2]:
             missed.append(f"{name}: 8 ranks receive {own[8] / own[2]:.2f} times what 2 do")
@@ -250,10 +308,23 @@ def table(
             missed.append(
                 f"{name}: the peak of 8 ranks is {by_rank[8]['peak'] / by_rank[2]['peak']:.2f} times that of 2"
             )
+        if len({(cell["rows"], cell["elements"]) for cell in by_rank.values()}) > 1:
+            missed.append(f"{name}: rows read or elements drawn depend on the ranks")
+        for engine, by_count in programs.items():
+            cells = {count: by_count[count][f"{name}/{weak_scaling_compiled.OURS}"] for count in ranks}
+            if {2, 8} <= cells.keys() and cells[8]["bytes"] > GROWTH * cells[2]["bytes"]:
+                missed.append(f"{engine}, {name}: bytes grow {cells[8]['bytes'] / cells[2]['bytes']:.2f} times")
+            if {2, 8} <= cells.keys() and cells[8]["peak"] > PEAK * cells[2]["peak"]:
+                missed.append(f"{engine}, {name}: the peak grows {cells[8]['peak'] / cells[2]['peak']:.2f} times")
         for count in ranks[1:] if ranks[0] == 1 else ranks:
             ddp = found[count][f"{name}/DistributedDataParallel"]["bytes"]
             if own[count] > OVER_DDP * ddp + SCALARS:
                 missed.append(f"{name}, {count} ranks: {own[count] / ddp:.2f} times DistributedDataParallel's bytes")
+    own_cells = {name: [found[count][f"{name}/{LOGICAL}"] for count in ranks] for name in MODELS}
+    read = [
+        f"| {name} | " + " | ".join(f"{cell['rows']:g}, {cell['elements']:,g}" for cell in cells) + " |"
+        for name, cells in own_cells.items()
+    ]
     counts = [*ranks, *BEYOND]
     further = [
         f"| {name} | " + " | ".join(f"{received / 1e6:.3f}, {peak / 1e6:.2f}" for received, peak in cells) + " |"
@@ -263,12 +334,21 @@ def table(
     return (
         f"""# Weak scaling
 
-Written by `python -m benchmarks.weak_scaling`: torch, {rows} rows on each rank. MB that a rank receives in a step,
-counted by the operating system on the loopback, and the most MB that a step has allocated at one time.
+Written by `python -m benchmarks.weak_scaling`: {rows} rows on each rank. MB that a rank receives in a step (torch:
+counted by the operating system on the loopback; others: in the compiled program), and the most MB that a step has
+allocated at one time.
 
 | | {heads} | {" | ".join(f"peak, {count}" for count in ranks)} |
 |---|{"---|" * 2 * len(ranks)}
 {chr(10).join(lines)}
+
+Rows that a rank reads and random elements that it draws in a step, on torch:
+
+| | {heads} |
+|---|{"---|" * len(ranks)}
+{chr(10).join(read)}
+
+![MB that a rank receives in a step, by ranks](weak_scaling.svg)
 
 By `dist.explain`: MB received by a rank in a step, and MB that it holds at the peak.
 
@@ -280,6 +360,38 @@ Targets missed: {"; ".join(missed) or "none"}.
 """,
         missed,
     )
+
+
+def line(title: str, cells: Sequence[dict[str, float] | None]) -> str:
+    """A row of the table: bytes, then peaks; – where there is none."""
+    of_bytes = " | ".join("–" if cell is None else f"{cell['bytes'] / 1e6:.3f}" for cell in cells)
+    of_peak = " | ".join("–" if cell is None or not cell["peak"] else f"{cell['peak'] / 1e6:.2f}" for cell in cells)
+    return f"| {title} | {of_bytes} | {of_peak} |"
+
+
+def plot(
+    found: dict[int, dict[str, dict[str, float]]],
+    beyond: dict[str, list[tuple[int, int]]],
+    ranks: Sequence[int],
+    path: Path,
+) -> None:
+    """Bytes by ranks: measured on torch, DistributedDataParallel's, and what explain says beyond."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(MODELS), figsize=(11, 3.2), layout="constrained")
+    several = [count for count in ranks if count > 1]
+    for axis, name in zip(axes, MODELS, strict=True):
+        said = [(count, received) for count, (received, _) in zip((*ranks, *BEYOND), beyond[name], strict=True)]
+        axis.plot(*zip(*[(count, received / 1e6) for count, received in said if count > 1], strict=True), "--")
+        for way, mark in ((LOGICAL, "o"), ("DistributedDataParallel", "x")):
+            axis.plot(several, [found[count][f"{name}/{way}"]["bytes"] / 1e6 for count in several], mark)
+        axis.set(title=name, xscale="log", xlabel="ranks", ylim=(0, None))
+    axes[0].set_ylabel("MB received by a rank in a step")
+    axes[0].legend(["dist.explain", "measured on torch", "DistributedDataParallel"], loc="lower right")
+    figure.savefig(path)
 
 
 if __name__ == "__main__":
