@@ -1,8 +1,8 @@
 """Engines that compile in a third of the time: for tests of a program's numbers or communication, not of its speed.
 
 The program is the same: XLA and DTensor partition it as ever. But LLVM optimises nothing, XLA emits fusions in its
-older, quicker way, and Grappler does not rewrite TensorFlow's graphs. `make demo` and the tests of launching, of hooks
-and of creation run engines as users do.
+older, quicker way, and Grappler does not rewrite TensorFlow's graphs. Draws are those of stock Keras. `make demo` and
+the tests of launching, of hooks and of creation run engines as users do.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def set_environment(backend: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
+    # what tests compare with is stock Keras, with its own draws; `tests/backends/test_logical_random.py` has the others
+    os.environ.setdefault("KERAS_FLOW_RANDOM", "stock")
 
 
 def set_options(backend: str) -> None:

@@ -181,7 +181,10 @@ def random_words(state: tf.Tensor) -> tuple[Any, Any]:
 def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> tf.Tensor:
     """`philox.fractions` of the elements of a part, float32: TensorFlow's own Philox, from the part's first counter."""
     if isinstance(words[0], int):
-        return tf.constant(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
+        drawn = tf.constant(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
+        distribution = distribution_of_draw()
+        # in an eager step on a mesh, whose operators take no other tensors
+        return drawn if distribution is None else _whole(drawn, distribution)
     if not part.shape:
         return random_fractions(words, tag, RandomPart.whole((1,)))[0]
     rows = part.slices[0]
@@ -189,12 +192,16 @@ def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> tf.T
     # parts are whole rows, which are a range of counters; of a vector they may begin within one
     first = rows.start // 4 if len(lines) == 1 else rows.start * math.prod(lines[1:])
     last = philox.counters_of_line(rows.stop) if len(lines) == 1 else rows.stop * math.prod(lines[1:])
-    flat = random_ops.stateless_random_uniform_v2(
+    bits = random_ops.stateless_random_uniform_full_int_v2(
         [4 * (last - first)],
         key=tf.reshape(words[0] + tf.constant(tag << 32, "uint64"), [1]),
         counter=tf.stack([tf.constant(first, "uint64"), words[1]]),
         alg=random_ops_util.Algorithm.PHILOX.value,
+        dtype=tf.int32,
     )
+    # TensorFlow's own fractions have the low bits of a word, and in a program that XLA compiles the high ones
+    low = tf.bitwise.bitwise_and(bits, tf.constant(philox.FRACTION_BITS, "int32"))
+    flat = tf.cast(low, "float32") * np.float32(2.0**-23)
     if len(lines) == 1:
         return flat[rows.start - 4 * first : rows.stop - 4 * first]
     padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])

@@ -68,7 +68,7 @@ class Comparison:
         batch_size: rows of a global batch.
         seed: seed of weights and order.
         versions: package -> version.
-        random_layers: whether the model draws random numbers, so that two backends never train alike.
+        random_layers: whether the model draws an engine's own random numbers, so that two backends never train alike.
         skipped: backends left out, with the reason.
     """
 

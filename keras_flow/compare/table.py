@@ -47,7 +47,8 @@ def show(result: Comparison, console: Console) -> None:
     )
     if result.random_layers:
         console.print(
-            "The model draws random numbers: backends differ from each other by nature, so Δ engine is not judged."
+            'The model draws random numbers with random="stock", which are other ones on each backend: Δ engine is not '
+            "judged."
         )
     for backend, reason in result.skipped.items():
         console.print(f"left out: {backend} ({reason})")

@@ -65,7 +65,9 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     import keras
     import numpy as np
 
+    import keras_flow as kf
     from keras_flow import user_file
+    from keras_flow.backends import logical_random
     from keras_flow.compare.order import Ordered
     from keras_flow.user_file import length_of
 
@@ -74,7 +76,9 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     keras.utils.clear_session()
     keras.utils.set_random_seed(job.seed)
     distribution = make() if make is not None else None  # type: ignore[operator]
-    with distribution.scope() if distribution is not None else contextlib.nullcontext():
+    alone = kf.DataParallel(kf.Placement([0]))
+    # one device is stock Keras, which draws what the distributions draw
+    with distribution.scope() if distribution is not None else logical_random.as_under(alone):
         model = user_file.build_model(module)  # type: ignore[arg-type]
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
@@ -109,7 +113,8 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
                 "step_seconds": watch.median_seconds(),
                 **explained,
                 "steps": len(watch.losses),
-                "random_layers": any("seed_generator" in v.path for v in model.variables),
+                "random_layers": (distribution or alone).random == "stock"
+                and any("seed_generator" in v.path for v in model.variables),
                 "placement": _placement(distribution),
                 "batch_axes": list(getattr(distribution, "batch_axes", ())),
                 "paths": [v.path for v in model.weights],

@@ -6,6 +6,7 @@ a split does not divide, and collects problems until `check` raises them togethe
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,8 @@ class FlowDistribution(Distribution):
         batch_axes: axes that split dimension 0 of every batch.
         strict: raise where a split does not divide or the engine cannot hold it; else it is broadcast with a warning.
         random: `"logical"`: draws of `keras.random` depend on the seed and the logical index alone, equal for every
-            layout and engine, and a rank draws its own part; `"stock"`: those of stock Keras on one device.
+            layout and engine, and a rank draws its own part; `"stock"`: those of stock Keras on one device. None takes
+            what the environment variable KERAS_FLOW_RANDOM says, `"logical"` where it is not set.
         verify: `"first_batch"` proves on the first batch of each model's first `fit` that a step has the numbers of one
             device, before anything is trained; see the method `verify`.
 
@@ -70,11 +72,13 @@ class FlowDistribution(Distribution):
         activations: Rules | None = None,
         batch_axes: Sequence[str] = (),
         strict: bool = False,
-        random: str = "stock",
+        random: str | None = None,
         verify: str | None = None,
     ):
+        said_by = "random" if random is not None else "the environment variable KERAS_FLOW_RANDOM"
+        random = os.environ.get("KERAS_FLOW_RANDOM", "logical") if random is None else random
         if random not in ("logical", "stock"):
-            raise FlowError(f'random is "logical" or "stock", got {random!r}')
+            raise FlowError(f'{said_by} is "logical" or "stock", got {random!r}')
         if verify not in (None, "first_batch"):
             raise FlowError(f'verify is None or "first_batch", got {verify!r}')
         engine = backend()

@@ -13,7 +13,7 @@ class DataParallel(ExplainedDistribution):
     """Variables broadcast, rows of the batch split over all ranks.
 
     The numbers are those of one device on the same (global) batch: BatchNormalization takes global statistics, clipping
-    acts on the summed gradient, dropout masks are those of one device, metrics count every row once.
+    acts on the summed gradient, dropout masks are those of one device (`random`), metrics count every row once.
 
     Args:
         placement: the ranks; None takes all of the job.
@@ -21,9 +21,10 @@ class DataParallel(ExplainedDistribution):
             asks TensorFlow for MirroredStrategy.
         batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
             the mean of them for its moving statistics.
-        random: `"stock"`: `keras.random` and initial weights give what stock Keras draws on one device with this
-            engine; `"logical"`: values that depend on the seed and the logical index alone, equal for every layout
-            and every engine, of which a rank draws its part.
+        random: `"logical"` (the default): `keras.random` and initial weights give values that depend on the seed and
+            the logical index alone, equal for every layout and every engine, of which a rank draws its part;
+            `"stock"`: what stock Keras draws on one device with this engine. None takes what the environment variable
+            KERAS_FLOW_RANDOM says, `"logical"` where it is not set.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
 
@@ -49,7 +50,7 @@ class DataParallel(ExplainedDistribution):
         *,
         strategy: str | None = None,
         batch_statistics: str = "global",
-        random: str = "stock",
+        random: str | None = None,
         verify: str | None = None,
     ):
         if batch_statistics not in ("global", "replica"):

@@ -28,7 +28,7 @@ class ModelParallel(ExplainedDistribution):
         batch_axes: name, or names, of the axes that split the batch. The default `"data"` means no axis where the
             placement has none of that name: then every rank sees the whole batch.
         strict: make a split that does not divide an error instead of a broadcast with a warning.
-        random: `"stock"` or `"logical"`, as for `kf.DataParallel`.
+        random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
 
@@ -53,7 +53,7 @@ class ModelParallel(ExplainedDistribution):
         activations: Mapping[str, sbp.SbpSpec] | None = None,
         batch_axes: str | Sequence[str] = "data",
         strict: bool = False,
-        random: str = "stock",
+        random: str | None = None,
         verify: str | None = None,
     ):
         if callable(rules):

@@ -15,6 +15,8 @@ LOSSES = {
     4: [1.5540589, 0.9373838, 1.2138538],
     3: [1.3186964, 2.4859493, 1.79592],
 }
+#: layout -> options of `compile`: XLA's own draws are other ones than those of TensorFlow's kernels
+OPTIONS: dict[str, dict] = {"one rank, compiled": {"jit_compile": True}, "dp4, eager": {"run_eagerly": True}}
 
 
 def whole(shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -105,6 +107,8 @@ def training() -> dict[int, dict[str, list[float]]]:
     rules = {"up/kernel": {"model": split(1)}, "down/kernel": {"model": split(0)}}
     makers = {
         "one rank": lambda: kf.DataParallel(kf.Placement([0], ("data",)), random="logical"),
+        "one rank, compiled": lambda: kf.DataParallel(kf.Placement([0], ("data",)), random="logical"),
+        "dp4, eager": lambda: kf.DataParallel(random="logical"),
         "dp4": lambda: kf.DataParallel(random="logical"),
         "2x2": lambda: kf.ModelParallel(mesh, rules=rules, random="logical"),
         "tp4": lambda: kf.ModelParallel(
@@ -137,7 +141,9 @@ def training() -> dict[int, dict[str, list[float]]]:
                         layers.Dense(3, name="down", kernel_initializer="random_normal"),
                     ]
                 )
-                model.compile(keras.optimizers.SGD(0.1), "mse")
+                # on torch neither is possible under a distribution, and both are what "auto" is
+                options = {} if keras.backend.backend() == "torch" else OPTIONS.get(name, {})
+                model.compile(keras.optimizers.SGD(0.1), "mse", **options)
                 losses.setdefault(rows, {})[name] = [float(model.train_on_batch(x, y)) for _ in range(3)]
     return losses
 
@@ -218,6 +224,19 @@ def test_a_rank_draws_its_own_elements() -> None:
             if len(shape) > 1:
                 slices = (cut, *(slice(1, length) for length in shape[1:]))
                 np.testing.assert_array_equal(philox.words_of_block(11, 2, shape, slices), every[slices])
+
+
+def test_by_default_draws_are_logical(four_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras_flow as kf
+
+    monkeypatch.delenv("KERAS_FLOW_RANDOM", raising=False)
+    assert kf.DataParallel(kf.Placement([0])).random == "logical"
+    monkeypatch.setenv("KERAS_FLOW_RANDOM", "stock")
+    assert kf.DataParallel(kf.Placement([0])).random == "stock"
+    assert kf.DataParallel(kf.Placement([0]), random="logical").random == "logical"
+    monkeypatch.setenv("KERAS_FLOW_RANDOM", "Stock")
+    with pytest.raises(kf.FlowError, match="the environment variable KERAS_FLOW_RANDOM is"):
+        kf.DataParallel(kf.Placement([0]))
 
 
 def test_an_unknown_choice_is_refused() -> None:

@@ -13,6 +13,12 @@ def engine(four_ranks: None) -> None:
 
 
 @pytest.fixture(autouse=True)
+def stock_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests compare with stock Keras on one device, from its own initial weights."""
+    monkeypatch.setenv("KERAS_FLOW_RANDOM", "stock")
+
+
+@pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Names and seeds as at the start of a program, and no distribution left behind."""
     keras.utils.clear_session()
