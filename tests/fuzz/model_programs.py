@@ -16,6 +16,7 @@ import numpy as np
 import keras_flow as kf
 from keras_flow.backends.active import backend
 from tests.fuzz.random_models import Drawn, draw
+from tests.one_device import one_device
 from tests.sweep.program import ROUNDING, UPDATE, VALUE, set_weights, share_of_tolerance, weights_by_place
 
 #: predictions and losses that follow from trained weights
@@ -138,7 +139,7 @@ def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
 
 @contextlib.contextmanager
 def _scope(make: Make | None) -> Iterator[None]:
-    with make().scope() if make else contextlib.nullcontext():
+    with make().scope() if make else one_device():
         yield
 
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from keras import layers as L
 
+from tests.one_device import one_device
 from tests.sweep.design import MESHES, ROWS, RULES, Setting
 from tests.sweep.piece import Piece
 
@@ -91,7 +92,7 @@ def run(pieces: Sequence[Piece], rows: str, chosen: Any = None) -> Numbers:
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     numbers = Numbers()
-    with warnings.catch_warnings(record=True) as caught, chosen.scope() if chosen else contextlib.nullcontext():
+    with warnings.catch_warnings(record=True) as caught, chosen.scope() if chosen else one_device():
         warnings.simplefilter("always")
         model = _model(pieces)
         made = pieces[0].optimizer
