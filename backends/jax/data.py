@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -102,6 +103,23 @@ def distribute_data_input(
 def put_batch(data: object, distribution: Distribution) -> object:
     """Put a structure of host arrays on the mesh."""
     return tree.map_structure(lambda leaf: distribute_data_input(distribution, np.asarray, leaf), data)
+
+
+def read_ahead(
+    _: Distribution, original: Callable[..., Iterator[object]], iterator: object, *args: object
+) -> Iterator[object]:
+    """Hook on `JAXEpochIterator._get_distributed_iterator`: the next batch is on its way while a step runs.
+
+    As Keras does it without a distribution, and like there not on CPU, where nothing is transferred.
+    """
+    batches = original(iterator, *args)
+    return batches if jax.default_backend() == "cpu" else _one_ahead(batches)
+
+
+def _one_ahead(batches: Iterator[object]) -> Iterator[object]:
+    # JAX returns before a transfer ends, so it is enough that the next batch was asked for
+    for current, _ in itertools.pairwise(itertools.chain(batches, [None])):
+        yield current
 
 
 def has_uneven(args: object) -> bool:

@@ -48,6 +48,12 @@ def _trainer() -> tuple[Hook, ...]:
         ),
         Hook(
             f"{_KERAS}.trainer",
+            "JAXEpochIterator._get_distributed_iterator",
+            data.read_ahead,
+            "the next batch is transferred while a step runs; Keras does so without a distribution only",
+        ),
+        Hook(
+            f"{_KERAS}.trainer",
             "jit",
             trainer.jit,
             "slices padded batches inside the step",

@@ -13,6 +13,7 @@ import pytest
 import keras_flow as kf
 from keras_flow.backends import hooking, keras_hooks
 from keras_flow.backends.active import backend
+from keras_flow.backends.jax import data
 from keras_flow.current.distribution import active
 from tests.distributions import programs
 from tests.hooks import wrapped
@@ -112,6 +113,37 @@ def test_uneven_batches_give_the_numbers_of_one_device() -> None:
         assert losses == pytest.approx(single, rel=1e-5)
         np.testing.assert_allclose(found, predicted, rtol=1e-4, atol=1e-5)
         programs.same(model, reference)
+
+
+def test_the_next_batch_is_transferred_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On accelerators, as Keras does without a distribution; the same numbers."""
+    x, y = np.random.default_rng(0).standard_normal((2, 24, 4)).astype("float32")
+    sent, at_steps = [], []
+    put = data._put
+
+    def counted(host: np.ndarray, sharding: object) -> object:
+        sent.append(host.shape)
+        return put(host, sharding)
+
+    monkeypatch.setattr(data, "_put", counted)
+
+    def losses() -> list[float]:
+        sent.clear()
+        at_steps.clear()
+        with kf.DataParallel().scope():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+            model.compile("sgd", "mse")
+            # the model is built from a first batch, and the loop begins anew; a step takes its batch as it begins
+            seen = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: at_steps.append(len(sent)))
+            return model.fit(x, y, 8, shuffle=False, verbose=0, callbacks=[seen]).history["loss"]
+
+    wanted = losses()
+    # x and y of one batch each
+    assert at_steps == [2, 4, 6]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    np.testing.assert_allclose(losses(), wanted, rtol=1e-6)
+    assert at_steps == [4, 8, 10]
 
 
 def test_a_scope_whose_distribution_was_cleared_says_so() -> None:
