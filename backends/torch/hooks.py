@@ -220,6 +220,16 @@ def _losses() -> tuple[Hook, ...]:
             )
             for name in ("reduce_values", "apply_mask")
         ),
+        *(
+            Hook(
+                module,
+                f"{name}.update_state",
+                metrics.update_one,
+                "the same where a train_step of the user updates a metric",
+                when=metrics.outside_of_layers,
+            )
+            for module, name in metrics.classes()
+        ),
         Hook(
             f"{_KERAS}.core",
             "Variable.assign_add",

@@ -12,15 +12,17 @@ Example: accuracy, 3 rows on 2 ranks. Rank 0 has 2 rows, of which 1 is right: it
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from keras.src import tree
+from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows
-from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
+from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 
 if TYPE_CHECKING:
     import keras
@@ -38,24 +40,72 @@ def update(
     parts = (y_true, y_pred, sample_weight)
     by_rows, rank = _by_rows(step, *parts), losses.least_rank(y_pred)
     for metric in metrics.metrics:  # type: ignore[attr-defined]
-        interaction = row_interaction.of_metric(metric, rank)
-        if by_rows is None or interaction is not None or not _is_built(metric):
-            if by_rows is not None and interaction is not None:
-                losses.say_gathered(interaction)
-            y_true, y_pred, sample_weight = (tree.map_structure(_whole, part) for part in parts)
-            metric.update_state(y_true, y_pred, sample_weight=sample_weight)
+        if by_rows is not None and _add_own(step, metric, rank, *by_rows):
             continue
-        rows, own = by_rows
-        nothing = [torch.zeros_like(partial_numbers.before(variable)) for variable in metric.variables]
-        with torch.no_grad(), computing(step, rows):
-            added = metric.stateless_update_state(nothing, own[0], own[1], sample_weight=own[2])
-        for variable, value in zip(metric.variables, added, strict=True):
-            partial_numbers.add_later(variable, value, rows)
+        y_true, y_pred, sample_weight = (tree.map_structure(_whole, part) for part in parts)
+        metric.update_state(y_true, y_pred, sample_weight=sample_weight)
+
+
+def classes() -> Sequence[tuple[str, str]]:
+    """Module and name of Keras's classes of metrics that compare predictions with targets, by introspection."""
+    import keras
+
+    found = {
+        owner
+        for metric in vars(keras.metrics).values()
+        if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric)
+        for owner in metric.__mro__
+        if list(inspect.signature(vars(owner).get("update_state", len)).parameters)[1:3] == ["y_true", "y_pred"]
+    }
+    return sorted((owner.__module__, owner.__qualname__) for owner in found)
+
+
+def outside_of_layers(*args: object, **kwargs: object) -> RunningStep | None:
+    """Condition of the hooks on `update_state` of Keras's metrics: the step, where no rank's own rows are computed."""
+    step = current_step()
+    return step if step is not None and step.inside is None else None
+
+
+def update_one(
+    step: RunningStep,
+    original: Callable[..., object],
+    metric: keras.Metric,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
+) -> object:
+    """Hook on `update_state` of Keras's metrics, which a `train_step` of the user calls: by own rows, as in a list."""
+    # called by a class that is built on it, with what that has made of the arguments
+    is_outermost = type(metric).update_state.__qualname__ == original.__qualname__
+    by_rows = _by_rows(step, y_true, y_pred, sample_weight) if is_outermost else None
+    if by_rows is not None and _add_own(step, metric, losses.least_rank(y_pred), *by_rows):
+        return None
+    return original(metric, y_true, y_pred, sample_weight=sample_weight)
+
+
+def _add_own(
+    step: RunningStep, metric: keras.Metric, rank: int, rows: OwnRows, own: tuple[object, object, object]
+) -> bool:
+    """Add what this rank's rows add, when it is read; False where that is not the metric of all rows."""
+    interaction = row_interaction.of_metric(metric, rank)
+    if interaction is not None:
+        losses.say_gathered(interaction)
+        return False
+    variables = [partial_numbers.before(variable) for variable in metric.variables]
+    # some make their variables at the first update; those of a metric that the model does not know may be split
+    if not variables or not getattr(metric, "_built", True) or any(isinstance(value, DTensor) for value in variables):
+        return False
+    nothing = [torch.zeros_like(value) for value in variables]
+    with torch.no_grad(), computing(step, rows):
+        added = metric.stateless_update_state(nothing, own[0], own[1], sample_weight=own[2])
+    for variable, value in zip(metric.variables, added, strict=True):
+        partial_numbers.add_later(variable, value, rows)
+    return True
 
 
 def _by_rows(
     step: RunningStep, y_true: object, y_pred: object, sample_weight: object
-) -> tuple[OwnRows, tuple[object, ...]] | None:
+) -> tuple[OwnRows, tuple[object, object, object]] | None:
     """The rows that this rank has of all parts, and the parts of them; None where they are not split by rows alone."""
     parts = (y_true, y_pred, sample_weight)
     if step.consistent:
@@ -63,17 +113,14 @@ def _by_rows(
         layout = rowwise_calls.layout_of(parts, {})
         if layout is None:
             return None
-        return rowwise_calls.rows_of(*layout), tuple(tree.map_structure(rowwise_calls.to_local, part) for part in parts)
+        y_true, y_pred, sample_weight = (tree.map_structure(rowwise_calls.to_local, part) for part in parts)
+        return rowwise_calls.rows_of(*layout), (y_true, y_pred, sample_weight)
     rows = losses.own_rows(y_true, sample_weight, of=y_pred)
     if rows is None:
         return None
     own = functools.partial(split_rows.own_part, rows=rows)
-    return rows, tuple(tree.map_structure(own, part) for part in parts)
-
-
-def _is_built(metric: keras.Metric) -> bool:
-    """Whether the metric has its variables: some make them at the first update."""
-    return bool(metric.variables) and getattr(metric, "_built", True)
+    y_true, y_pred, sample_weight = (tree.map_structure(own, part) for part in parts)
+    return rows, (y_true, y_pred, sample_weight)
 
 
 def _whole(leaf: object) -> object:

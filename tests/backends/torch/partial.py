@@ -28,17 +28,23 @@ def part() -> float:
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[str]]:
-    """The all-reduces that are called meanwhile."""
+    """The collectives that are called meanwhile, also those that a deferred tensor's operator makes."""
     import torch.distributed as torch_distributed
 
     calls: list[str] = []
-    original = torch_distributed.all_reduce
 
-    def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(f"{tensor.numel()}")
-        return original(tensor, *args, **kwargs)
+    def noted(name: str) -> Callable[..., Any]:
+        original = getattr(torch_distributed, name)
 
-    with mock.patch.object(torch_distributed, "all_reduce", all_reduce):
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast"):
+            stack.enter_context(mock.patch.object(torch_distributed, name, noted(name)))
         yield calls
 
 

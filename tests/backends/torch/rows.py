@@ -185,6 +185,75 @@ KINDS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 
 @check
+def metrics_that_a_train_step_updates_add_up_rows() -> None:
+    """As in Keras's guide on custom training; nothing is gathered, and the numbers are those of one device."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+    from tests.backends.torch.partial import counted
+
+    class Model(keras.Model):
+        def train_step(self, batch: Any) -> Any:
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            self.zero_grad()
+            prediction = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=prediction, sample_weight=weight)
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad for v in self.trainable_variables], self.trainable_variables)
+            for metric in self.measures:
+                metric.update_state(y, prediction, sample_weight=weight)
+            self.mean.update_state(loss)
+            return {type(metric).__name__: metric.result() for metric in (*self.measures, self.mean)}
+
+    def model() -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        made = Model(inputs, keras.layers.Dense(CLASSES, "softmax")(inputs))
+        kinds = keras.metrics
+        made.measures = [
+            kinds.CategoricalAccuracy(),
+            kinds.AUC(),
+            kinds.Precision(),
+            kinds.SensitivityAtSpecificity(0.5),
+            kinds.F1Score(average="micro"),
+            kinds.OneHotIoU(CLASSES, [0, 1]),
+            kinds.RootMeanSquaredError(),
+            kinds.TruePositives(),
+            type("Doubled", (kinds.MeanAbsoluteError,), {"update_state": doubled})(),
+        ]
+        made.mean = kinds.Mean(name="loss")
+        made.compile(keras.optimizers.SGD(0.5), "categorical_crossentropy")
+        return made
+
+    def doubled(metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return keras.metrics.MeanAbsoluteError.update_state(metric, y_true, y_pred * 2, sample_weight)
+
+    def logs(rows: int, weighted: bool) -> Numbers:
+        x, classes, weights = data(rows)
+        y = np.eye(CLASSES, dtype="float32")[classes]
+        weight = weights if weighted else None
+        made = model()
+        found = [made.train_on_batch(x[:, 0], y, weight, return_dict=True) for _ in range(2)]
+        return {f"{name} {step}": np.asarray(value) for step, log in enumerate(found) for name, value in log.items()}
+
+    for rows, weighted in ((8, False), (11, True)):
+        wanted = logs(rows, weighted)
+        with kf.DataParallel().scope():
+            assert not off(wanted, logs(rows, weighted)), (rows, weighted)
+    with kf.DataParallel().scope():
+        made = model()
+        made.measures.pop()
+        x, classes, _ = data(8)
+        made.train_on_batch(x[:, 0], np.eye(CLASSES, dtype="float32")[classes])
+        with counted() as calls:
+            made.train_on_batch(x[:, 0], np.eye(CLASSES, dtype="float32")[classes])
+    # of gradients, and of the loss and all metrics; whole and fractional states have two dtypes
+    assert calls == ["all_reduce"] * 3, calls
+
+
+@check
 def every_loss_and_metric_of_keras() -> None:
     """Each loss of Keras with all metrics of its kind, on rows that divide and rows that do not."""
     import keras
