@@ -214,6 +214,38 @@ def test_a_process_draws_its_own_rows(on_ranks) -> None:
     assert on_ranks("torch").on_each(elements_of_a_rank) == [[2 * 8, 2 * 8]] * 3 + [[8, 8]]
 
 
+def loss_with_masks_of_own_index() -> tuple[float, float]:
+    """A step of data parallel, right and with masks that each rank draws as if its rows were the first."""
+    from unittest import mock
+
+    import keras
+    from keras import layers
+
+    import keras_flow as kf
+
+    original = philox.words_of_block
+
+    def own_index(seed: int, stream: int, shape: tuple[int, ...], slices: tuple[slice, ...]) -> np.ndarray:
+        return original(seed, stream, shape, tuple(slice(0, part.stop - part.start) for part in slices))
+
+    def trained() -> float:
+        with kf.DataParallel(random="logical").scope():
+            keras.utils.set_random_seed(3)
+            model = keras.Sequential([layers.Input((6,)), layers.Dropout(0.4, seed=1), layers.Dense(1, use_bias=False)])
+            model.compile("sgd", "mse")
+            return float(model.train_on_batch(np.arange(48, dtype="float32").reshape(8, 6), np.ones((8, 1), "float32")))
+
+    right = trained()
+    with mock.patch.object(philox, "words_of_block", own_index):
+        return right, trained()
+
+
+def test_a_mask_of_a_ranks_own_index_is_seen(on_ranks) -> None:
+    """A net that would let it through is none."""
+    right, wrong = on_ranks("torch")(loss_with_masks_of_own_index)
+    assert not np.isclose(right, wrong, rtol=1e-3)
+
+
 def test_a_rank_draws_its_own_elements() -> None:
     """Blocks of a draw are those of the whole, for lines that do not divide by the four elements of a counter."""
     for shape in ((7,), (5, 6), (3, 4, 9)):
