@@ -48,6 +48,9 @@ class DeferredTensor(torch.Tensor):
     def __repr__(self, **options: Any) -> str:
         return repr(self.whole())
 
+    def __format__(self, spec: str) -> str:
+        return format(self.whole(), spec)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.whole().__reduce_ex__(protocol)
 

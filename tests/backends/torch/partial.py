@@ -111,6 +111,36 @@ def on_parts(ranks: int) -> list[float]:
 
 
 @check
+def partial_numbers_are_read_as_their_sum() -> None:
+    """By everything that a program reads a loss with."""
+    import copy
+
+    import keras
+    import torch
+
+    from keras_flow.backends.torch.partial_numbers import partial_number
+
+    ranks = len(on_all_ranks(None))
+    total = sum(on_parts(ranks))
+    for name, read in {
+        "float": float,
+        "int": lambda x: int(x) + total % 1,
+        "item": lambda x: x.item(),
+        "list": lambda x: x.tolist(),
+        "format": lambda x: float(f"{x:.3f}"),
+        "text": lambda x: float(f"{x}".removeprefix("tensor(").removesuffix(")").partition(",")[0]),
+        "data": lambda x: float(x.data),
+        "numpy": lambda x: x.detach().numpy(),
+        "array": lambda x: np.asarray(x.detach()),
+        "Keras": keras.ops.convert_to_numpy,
+        "copy": lambda x: float(copy.deepcopy(x.detach())),
+        "comparison": lambda x: total if x > total - 0.1 and x < total + 0.1 else 0.0,
+    }.items():
+        own = torch.tensor(part(), requires_grad=True)
+        np.testing.assert_allclose(read(partial_number(own * 1, own_rows())), total, rtol=1e-6, err_msg=name)
+
+
+@check
 def a_linear_loss_is_not_summed_in_the_step() -> None:
     import torch
 
