@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
     beyond = {name: [explained(name, options.rows, count) for count in (*ranks, *BEYOND)] for name in MODELS}
     text, missed = table(found, compiled_found, beyond, ranks, options.rows)
     options.out.write_text(text)
-    plot(found, beyond, ranks, options.out.with_suffix(".svg"))
+    plot(found, beyond, ranks, options.out.with_suffix(".png"))
     print(text)
     return int(bool(missed))
 
@@ -348,7 +348,7 @@ Rows that a rank reads and random elements that it draws in a step, on torch:
 |---|{"---|" * len(ranks)}
 {chr(10).join(read)}
 
-![MB that a rank receives in a step, by ranks](weak_scaling.svg)
+![MB that a rank receives in a step, by ranks](weak_scaling.png)
 
 By `dist.explain`: MB received by a rank in a step, and MB that it holds at the peak.
 
@@ -378,7 +378,7 @@ def plot(
     """Bytes by ranks: measured on torch, DistributedDataParallel's, and what explain says beyond."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(MODELS), figsize=(11, 3.2), layout="constrained")
@@ -391,7 +391,7 @@ def plot(
         axis.set(title=name, xscale="log", xlabel="ranks", ylim=(0, None))
     axes[0].set_ylabel("MB received by a rank in a step")
     axes[0].legend(["dist.explain", "measured on torch", "DistributedDataParallel"], loc="lower right")
-    figure.savefig(path)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
