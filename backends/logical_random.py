@@ -41,12 +41,15 @@ ops: Any = keras.ops
 _HALF_BITS = {"float16": 11, "bfloat16": 8}
 #: attempts of a gamma draw; each fails for at most 5 %, so that one value in 10**10 is the last attempt's
 _ATTEMPTS = 8
+#: elements of a new variable that are drawn at a time: a draw needs some times its memory
+_CHUNK = 1 << 18
 #: between fractions, which are multiples of 2**-23: the smallest is above 0 then, and the largest below 1
 _HALF_STEP = np.float32(2.0**-24)
 
 #: a step of a distribution that draws so runs without it (one rank alone, a replica)
 _alone: ContextVar[bool] = ContextVar("keras_flow_logical_random", default=False)
-_block: ContextVar[tuple[tuple[int, ...], tuple[slice, ...]] | None] = ContextVar("keras_flow_block", default=None)
+#: of a new variable: its shape, the slices of the block that is being drawn, and the seed's state
+_block: ContextVar[tuple[tuple[int, ...], tuple[slice, ...], Any] | None] = ContextVar("keras_flow_block", default=None)
 
 
 def drawing(*args: object, **kwargs: object) -> bool | None:
@@ -66,13 +69,39 @@ def as_under(distribution: Distribution) -> Iterator[None]:
         _alone.reset(token)
 
 
-def block_of(initializer: Callable[..., Any], shape: Sequence[int], dtype: str, slices: Sequence[slice]) -> Any:
-    """A block of what an initialiser of `initializers.DRAWN` gives for a shape; no other element is drawn."""
-    token = _block.set((tuple(shape), tuple(slices)))
-    try:
-        return initializer(tuple(shape), dtype=dtype)
-    finally:
-        _block.reset(token)
+def draw_block(
+    initializer: Callable[..., Any], shape: Sequence[int], dtype: str
+) -> Callable[[Sequence[slice], Any], Any]:
+    """How blocks of what an initialiser of `initializers.DRAWN` gives for a shape are drawn; no other element is.
+
+    All blocks are of one state of the initialiser's seed, which a `SeedGenerator` moves on once.
+
+    Returns:
+        A function of a block's slices and an empty array of its shape, which fills and returns the array, some rows at
+        a time: what a draw needs besides is that of these rows.
+    """
+    state = draw_seed(initializer.seed)  # type: ignore[attr-defined]
+
+    def some(slices: tuple[slice, ...]) -> Any:
+        token = _block.set((tuple(shape), slices, state))
+        try:
+            return initializer(tuple(shape), dtype=dtype)
+        finally:
+            _block.reset(token)
+
+    def fill(slices: Sequence[slice], out: Any) -> Any:
+        if not slices:
+            out[...] = some(())
+            return out
+        rows, *others = slices
+        of_a_row = math.prod(part.stop - part.start for part in others)
+        step = max(1, _CHUNK // max(1, of_a_row))
+        for start in range(rows.start, rows.stop, step):
+            stop = min(start + step, rows.stop)
+            out[start - rows.start : stop - rows.start] = some((slice(start, stop), *others))
+        return out
+
+    return fill
 
 
 def hooks(module: str) -> tuple[Hook, ...]:
@@ -273,9 +302,8 @@ class _ElementDraw:
             return None
         block = _block.get()
         if block is not None and block[0] == tuple(shape):
-            part: RandomPart | None = RandomPart(*block)
-        else:
-            part = backend().random_part(tuple(int(n) for n in shape), inputs, noise_shape, is_whole)
+            return cls(backend().random_words(block[2]), RandomPart(*block[:2]))
+        part = backend().random_part(tuple(int(n) for n in shape), inputs, noise_shape, is_whole)
         return None if part is None else cls(backend().random_words(_seed_state(seed)), part)
 
     def fractions(self, tag: int = 0) -> Any:

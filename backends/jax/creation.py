@@ -54,10 +54,11 @@ def drawn(
 ) -> jax.Array | None:
     """The value of a new variable, or None where it cannot be drawn in blocks: then XLA partitions the whole draw."""
     if is_drawn(initializer) and logical_random.drawing() is not None:
+        fill = logical_random.draw_block(initializer, shape, dtype)
 
         def block(index: tuple[slice, ...] | None) -> np.ndarray:
             slices = [slice(*part.indices(length)[:2]) for part, length in zip(index or (), shape, strict=True)]
-            return np.asarray(logical_random.block_of(initializer, shape, dtype, slices))
+            return fill(slices, np.empty([part.stop - part.start for part in slices], jnp.dtype(dtype)))
 
         return jax.make_array_from_callback(shape, sharding, block)
     if (

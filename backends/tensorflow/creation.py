@@ -89,9 +89,13 @@ def drawn(initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dte
         return None
     if logical_random.drawing() is not None:
         with making_values():
+            fill = logical_random.draw_block(initializer, shape, dtype)
             # ranks that hold the same block share one draw
             blocks = {
-                index: np.asarray(logical_random.block_of(initializer, shape, dtype, [slice(*part) for part in index]))
+                index: fill(
+                    [slice(*part) for part in index],
+                    np.empty([stop - start for start, stop in index], tf.as_dtype(dtype).as_numpy_dtype),
+                )
                 for index in dict.fromkeys(_blocks(shape, layout))
             }
         return [blocks[index] for index in _blocks(shape, layout)]

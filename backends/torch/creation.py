@@ -66,7 +66,9 @@ def drawn(
         return None
     if logical_random.drawing() is not None:
         slices = layouts.local_slices(shape, mesh, placements)
-        return layouts.from_local(logical_random.block_of(initializer, shape, dtype, slices), shape, mesh, placements)
+        local = torch.empty([part.stop - part.start for part in slices], dtype=core.to_torch_dtype(dtype))
+        logical_random.draw_block(initializer, shape, dtype)(slices, local)
+        return layouts.from_local(local.to(core.get_device()), shape, mesh, placements)
     if core.get_device() != "cpu":
         return None
     token = _target.set(Target(shape, mesh, placements))

@@ -158,6 +158,37 @@ def test_training_is_the_same_under_every_layout_and_engine(engine: str, on_rank
         np.testing.assert_allclose(by_layout["one rank"], LOSSES[rows], rtol=2e-6)
 
 
+def initial_weights() -> dict[str, float]:
+    """What is split -> largest difference from the weights that nothing splits; drawn in several parts."""
+    import keras
+
+    import keras_flow as kf
+
+    placement = kf.Placement(range(4), ("model",))
+    found = {}
+    for name, rules in {
+        "nothing": {"bias": {}},
+        "rows": {"kernel": {"model": kf.sbp.split(0)}},
+        "columns": {"kernel": {"model": kf.sbp.split(1)}},
+    }.items():
+        with kf.ModelParallel(placement, rules=rules, random="logical").scope():
+            # a generator, which each draw moves on
+            seeds = keras.random.SeedGenerator(5)
+            layer = keras.layers.Dense(640, kernel_initializer=keras.initializers.RandomNormal(seed=seeds))
+            layer.build((None, 1804))
+            value = np.asarray(layer.get_weights()[0])
+        whole_weights = found.setdefault("nothing", value)
+        found[name] = value if name == "nothing" else np.abs(value - whole_weights).max()
+    return {name: float(np.abs(value).max()) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_initial_weights_do_not_depend_on_what_is_split(engine: str, on_ranks) -> None:
+    differences = on_ranks(engine)(initial_weights)
+    assert differences.pop("nothing") > 0.1
+    assert max(differences.values()) < 1e-7, differences
+
+
 def numbers_of_a_compiled_step() -> set[str]:
     """Shapes of unsigned numbers, which only draws have, in XLA's program of a rank for rows split over four."""
     import re
