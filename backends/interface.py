@@ -245,6 +245,23 @@ class Backend(TensorEngine, Protocol):
 
     capabilities: Capabilities
 
+    # ---- processes.py
+    def put_text(self, key: str, text: str) -> None:
+        """Write a text into the job's store; several processes only."""
+        ...
+
+    def get_text(self, key: str, seconds: float) -> str:
+        """Read a text from the job's store, waiting until it is there.
+
+        Raises:
+            FlowError: nobody has written it after these seconds.
+        """
+        ...
+
+    def delete_text(self, key: str) -> None:
+        """Remove a text from the job's store."""
+        ...
+
     # ---- layouts.py
     def engine_layout(self, layout: Layout) -> object:
         """The engine's own description of `layout`: NamedSharding, DTensor Layout, DTensor placements."""
@@ -267,6 +284,18 @@ class Backend(TensorEngine, Protocol):
 
     def shards(self, variable: keras.Variable) -> dict[int, np.ndarray]:
         """rank -> the shard it physically holds, read from the live arrays; the ranks of this process only."""
+        ...
+
+    def is_split_over_processes(self, variable: keras.Variable) -> bool:
+        """Whether no process has the whole value on its own ranks: to read it is a collective."""
+        ...
+
+    # ---- saving.py
+    def write_alone(self, action: Callable[[], object], model: keras.Model | None) -> None:
+        """Process 0 calls `action`, which writes files and may read the variables of `model`; the others wait.
+
+        They provide what it reads, and get its error.
+        """
         ...
 
     # ---- trainer.py

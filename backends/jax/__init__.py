@@ -5,6 +5,7 @@ This module is the backend: it has the names of `keras_flow.backends.interface.B
 
 from typing import TYPE_CHECKING
 
+from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.jax.boxing import redistribute as redistribute
 from keras_flow.backends.jax.capabilities import capabilities as capabilities
 from keras_flow.backends.jax.devices import init as init
@@ -15,12 +16,14 @@ from keras_flow.backends.jax.layouts import engine_layout as engine_layout
 from keras_flow.backends.jax.probes import all_reduce as all_reduce
 from keras_flow.backends.jax.probes import devices_seen as devices_seen
 from keras_flow.backends.jax.probes import free_memory as free_memory
+from keras_flow.backends.jax.processes import delete_text as delete_text
+from keras_flow.backends.jax.processes import get_text as get_text
+from keras_flow.backends.jax.processes import put_text as put_text
 from keras_flow.backends.jax.random import random_fractions as random_fractions
 from keras_flow.backends.jax.random import random_offsets as random_offsets
 from keras_flow.backends.jax.random import random_part as random_part
 from keras_flow.backends.jax.random import random_words as random_words
 from keras_flow.backends.jax.random import reorder as reorder
-from keras_flow.backends.jax.tensors import agree_on as agree_on
 from keras_flow.backends.jax.tensors import as_numpy as as_numpy
 from keras_flow.backends.jax.tensors import from_engine as from_engine
 from keras_flow.backends.jax.tensors import note_call as note_call
@@ -34,8 +37,10 @@ from keras_flow.backends.jax.trainer import forget_steps as forget_steps
 from keras_flow.backends.jax.trainer import random_state as random_state
 from keras_flow.backends.jax.trainer import recover as recover
 from keras_flow.backends.jax.trainer import set_random_state as set_random_state
+from keras_flow.backends.jax.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.jax.variables import place as place
 from keras_flow.backends.jax.variables import shards as shards
+from keras_flow.backends.shared_files import write_alone as write_alone
 
 if TYPE_CHECKING:
     from keras_flow.backends import jax

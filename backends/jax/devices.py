@@ -1,4 +1,4 @@
-"""Ranks on JAX: one process drives every device of its host; a CPU gives any number of virtual devices."""
+"""Ranks on JAX: a process drives the devices of its host, or its part of them; a CPU gives any number of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import jax
 
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
+from keras_flow.backends.jax.processes import join
+from keras_flow.current import processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -23,19 +25,27 @@ _pool_threads: int | None = None
 def init(devices: int | None, type: str | None) -> World:
     """Make `devices` virtual CPU devices where JAX has not started yet and runs on a CPU, else take what is there.
 
+    Of several processes each makes its part.
+
     Raises:
-        FlowError: JAX has fewer devices than asked for, or none of the type.
+        FlowError: JAX has fewer devices than asked for, none of the type, or has started without the other processes.
     """
     global _world, _devices
     if _world is not None and devices is None and type is None:
         return _world
+    described = processes.find()
     started = _started()
+    if started and described.count > 1 and jax.process_count() == 1:
+        raise FlowError(processes.too_late(described, "JAX", "creating an array, a Keras layer or model"))
+    own = processes.own_share(devices, described)
     if not started and type in (None, "cpu"):
-        if devices is not None:
-            jax.config.update("jax_num_cpu_devices", max(devices, _announced_cpu_devices()))
+        if own is not None:
+            jax.config.update("jax_num_cpu_devices", max(own, _announced_cpu_devices()))
         if type == "cpu" and not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
             jax.config.update("jax_platforms", "cpu")
-    _start(devices)
+    if not started:
+        join(described)
+    _start(own)
     try:
         available = jax.devices(type)
     except RuntimeError as error:

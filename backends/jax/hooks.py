@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random
+from keras_flow.backends import logical_random, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
 from keras_flow.backends.jax import convolutions, data, layers, signals, trainer, variables
 
@@ -11,7 +11,7 @@ _KERAS = "keras.src.backend.jax"
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_trainer(), *_layers(), *_random(), *_operations())
+    return (*_variables(), *_trainer(), *_layers(), *_random(), *_operations(), *shared_files.hooks())
 
 
 def _variables() -> tuple[Hook, ...]:
@@ -34,6 +34,28 @@ def _variables() -> tuple[Hook, ...]:
             variables.assign,
             "loaded values would pass whole through device 0",
             when=layout_over_ranks,
+        ),
+        Hook(
+            f"{_KERAS}.distribution_lib",
+            "distribute_tensor",
+            variables.distribute_tensor,
+            "several processes: each new variable would be gathered from all of them, to be compared",
+            when=variables.host_value,
+        ),
+        Hook(
+            "keras.src.backend.common.variables",
+            "Variable.__array__",
+            variables.read_whole,
+            "numpy(), get_weights and saving of variables of which other processes have parts: JAX raises",
+            when=variables.of_several_processes,
+        ),
+        Hook(
+            f"{_KERAS}.core",
+            "convert_to_numpy",
+            variables.read_whole,
+            "the same for tensors: predict_on_batch, ops.convert_to_numpy",
+            when=variables.of_several_processes,
+            also=(f"{_KERAS}:convert_to_numpy", "keras.src.backend:convert_to_numpy"),
         ),
     )
 

@@ -39,6 +39,11 @@ def engine_layout(layout: Layout) -> NamedSharding:
     return NamedSharding(mesh(layout.placement), _spec(layout))
 
 
+def on_every_rank(placement: Placement) -> NamedSharding:
+    """The sharding of what every rank of a placement holds whole."""
+    return NamedSharding(mesh(placement), PartitionSpec())
+
+
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
     """Constrain the sharding of a layer's output tensors; uneven dims are legal inside a jitted step."""
     distribution = expected()

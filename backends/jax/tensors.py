@@ -23,11 +23,6 @@ def note_call(text: str) -> None:
     """One process drives all ranks: they cannot differ."""
 
 
-def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
-    """This process drives all ranks: they are all here."""
-    return dict(facts)
-
-
 def put(value: np.ndarray, rank: int) -> jax.Array:
     """On the device of a rank; it stays there."""
     return jax.device_put(value, rank_devices()[rank])

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
+from keras_flow.backends import agreement
 from keras_flow.backends.jax import data, devices, layouts, partitioning
 from keras_flow.errors import FlowError
 
@@ -22,27 +23,38 @@ _purged: WeakKeyDictionary[keras.Model, list[tuple[keras.Variable, jax.Array]]] 
 
 
 def enter(distribution: Distribution) -> None:
-    """Build the mesh; random layers are equal for every layout only with partitionable threefry."""
+    """Build the mesh and take process 0's random states.
+
+    Random layers are equal for every layout only with partitionable threefry.
+    """
     layouts.mesh(distribution.placement)
     if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         raise FlowError(
             "jax_threefry_partitionable is off: random layers would depend on the layout. Leave it on (JAX's default), "
             'jax.config.update("jax_threefry_partitionable", True)'
         )
+    agreement.align_random_states()
 
 
 def jit(
-    _: object, original: Callable[..., object], function: Callable[..., object], **options: object
+    distribution: Distribution,
+    original: Callable[..., object],
+    function: Callable[..., object],
+    out_shardings: object = None,
+    **options: object,
 ) -> Callable[..., object]:
     """Hook on `jit`: partition the step where XLA's own partitioning is right.
 
-    Await each step where the client has too few threads.
+    Await each step where the client has too few threads. Of several processes each gets the whole outputs.
     """
+    # logs or predictions, and the new state
+    if jax.process_count() > 1 and isinstance(out_shardings, tuple) and out_shardings[0] is None:
+        out_shardings = (layouts.on_every_rank(distribution.placement), *out_shardings[1:])
 
     def step(*args: object) -> object:
         return partitioning.partitioned(function, args)
 
-    compiled: Callable[..., object] = original(step, **options)  # type: ignore[assignment]
+    compiled: Callable[..., object] = original(step, out_shardings=out_shardings, **options)  # type: ignore[assignment]
     # with as many threads as ranks, steps may run ahead
     if not devices.must_await_steps():
         return compiled

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import keras
 import numpy as np
-from jax.sharding import Sharding
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from keras_flow.backends import weights_files
+from keras_flow.backends import shared_files, weights_files
 from keras_flow.backends.initializers import DRAWN
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
@@ -73,6 +76,26 @@ def assign(layout: KerasLayout, original: Callable[..., object], variable: keras
     return variable._value
 
 
+def host_value(tensor: object, *args: object, **kwargs: object) -> object | None:
+    """Condition of hooks on what lays a tensor over devices: a value that each of several processes has whole."""
+    if jax.process_count() == 1 or isinstance(tensor, Tracer):
+        return None
+    return True if not isinstance(tensor, jax.Array) or tensor.is_fully_addressable else None
+
+
+def distribute_tensor(
+    _: object, original: Callable[..., object], tensor: object, layout: Sharding | KerasLayout
+) -> object:
+    """Hook on JAX's `distribute_tensor`: each process gives its devices their parts of a value that all have.
+
+    `jax.device_put` would gather the value from all processes first, only to compare it.
+    """
+    sharding = getattr(layout, "backend_layout", layout)
+    if not isinstance(sharding, Sharding) or sharding.is_fully_addressable:
+        return original(tensor, layout)
+    return from_logical(np.asarray(tensor), sharding)
+
+
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Move an existing variable to another layout, keeping its value."""
     variable._layout = layout
@@ -84,6 +107,45 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the part of the variable that its device holds."""
     rank_of = _ranks(variable.value.sharding)
     return {rank_of[shard.device]: np.asarray(shard.data) for shard in variable.value.addressable_shards}
+
+
+def is_split_over_processes(variable: keras.Variable) -> bool:
+    """Whether the ranks of this process hold a part of a variable only."""
+    value = variable._value
+    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
+
+
+def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args: object, **kwargs: object) -> object:
+    """Hook on `Variable.__array__` and `convert_to_numpy`: what other processes have of a value is gathered.
+
+    A collective: every process reads it. JAX raises instead.
+    """
+    if isinstance(value, keras.Variable):
+        copy = shared_files.copy_of(value)
+        if copy is not None:
+            return np.asarray(copy, *args, **kwargs)
+        if is_split_over_processes(value):
+            return np.asarray(gathered(value._value), *args, **kwargs)
+    elif isinstance(value, jax.Array) and not isinstance(value, Tracer):
+        return original(gathered(value), *args, **kwargs)
+    return original(value, *args, **kwargs)
+
+
+def of_several_processes(*args: object, **kwargs: object) -> bool | None:
+    """Condition of hooks on what reads values: the job has several processes."""
+    return True if jax.process_count() > 1 else None
+
+
+def gathered(value: jax.Array) -> jax.Array:
+    """The same array, whole on every device, where other processes have parts of it; a collective then."""
+    if value.is_fully_addressable or value.is_fully_replicated:
+        return value
+    return _replicate(value.sharding.mesh)(value)  # type: ignore[attr-defined]  # other shardings are of one process
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda value: value, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def from_logical(value: np.ndarray, sharding: Sharding, dtype: np.dtype | None = None) -> jax.Array:

@@ -5,6 +5,8 @@ This module is the backend: it has the names of `keras_flow.backends.interface.B
 
 from typing import TYPE_CHECKING
 
+from keras_flow.backends.agreement import agree_on as agree_on
+from keras_flow.backends.shared_files import write_alone as write_alone
 from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
 from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
 from keras_flow.backends.tensorflow.devices import init as init
@@ -15,13 +17,15 @@ from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layou
 from keras_flow.backends.tensorflow.probes import all_reduce as all_reduce
 from keras_flow.backends.tensorflow.probes import devices_seen as devices_seen
 from keras_flow.backends.tensorflow.probes import free_memory as free_memory
+from keras_flow.backends.tensorflow.processes import delete_text as delete_text
+from keras_flow.backends.tensorflow.processes import get_text as get_text
+from keras_flow.backends.tensorflow.processes import put_text as put_text
 from keras_flow.backends.tensorflow.random import random_fractions as random_fractions
 from keras_flow.backends.tensorflow.random import random_offsets as random_offsets
 from keras_flow.backends.tensorflow.random import random_part as random_part
 from keras_flow.backends.tensorflow.random import random_words as random_words
 from keras_flow.backends.tensorflow.random import reorder as reorder
 from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
-from keras_flow.backends.tensorflow.tensors import agree_on as agree_on
 from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy
 from keras_flow.backends.tensorflow.tensors import from_engine as from_engine
 from keras_flow.backends.tensorflow.tensors import note_call as note_call
@@ -35,6 +39,7 @@ from keras_flow.backends.tensorflow.trainer import forget_steps as forget_steps
 from keras_flow.backends.tensorflow.trainer import random_state as random_state
 from keras_flow.backends.tensorflow.trainer import recover as recover
 from keras_flow.backends.tensorflow.trainer import set_random_state as set_random_state
+from keras_flow.backends.tensorflow.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.tensorflow.variables import place as place
 from keras_flow.backends.tensorflow.variables import shards as shards
 

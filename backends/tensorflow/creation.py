@@ -16,6 +16,7 @@ from tensorflow.python.ops import random_ops_util
 
 from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
+from keras_flow.backends.tensorflow.devices import host_device
 
 #: most elements of one draw that is cut into columns
 _CHUNK = 1 << 20
@@ -111,7 +112,7 @@ def making_values() -> Iterator[None]:
     token = _creating.set(True)
     try:
         # on the host: under a mesh, TensorFlow would put the values on all devices
-        with tf.init_scope(), tf.device("CPU:0"):
+        with tf.init_scope(), tf.device(host_device()):
             yield
     finally:
         _creating.reset(token)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src import tree
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.layouts import MeshView, view_of
 from keras_flow.backends.tensorflow.variables import is_dtensor
 from keras_flow.current.batch import rows_of
@@ -80,7 +81,7 @@ def _tensor(value: tf.Tensor | np.ndarray | None) -> tf.Tensor | tf.SparseTensor
         return value
     if hasattr(value, "detach"):  # a torch tensor
         value = cast("np.ndarray", value.detach().cpu().numpy())
-    with tf.device("CPU:0"):
+    with tf.device(host_device()):
         return tf.convert_to_tensor(value)
 
 

@@ -1,4 +1,4 @@
-"""Ranks on TensorFlow: one process drives every device of its host; a CPU gives any number of virtual devices."""
+"""Ranks on TensorFlow: a process drives the devices of its host, or its part of them; a CPU gives any number."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tensorflow.python.eager import context  # pyright: ignore[reportMissingImpo
 
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
+from keras_flow.backends.tensorflow.processes import JOB, join, joined
+from keras_flow.current import processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -24,25 +26,40 @@ _world: World | None = None
 def init(devices: int | None, type: str | None) -> World:
     """Make `devices` virtual CPU devices where TensorFlow has not started yet and runs on a CPU, else take the real.
 
+    Of several processes each makes its part.
+
     Raises:
-        FlowError: TensorFlow has fewer devices than asked for, or none of the type.
+        FlowError: TensorFlow has fewer devices than asked for, none of the type, or has started without the other
+            processes.
     """
     global _world
     if _world is not None and devices is None and type is None:
         return _world
+    described = processes.find()
     started = _started()
+    if started and described.count > 1 and joined().count == 1:
+        raise FlowError(processes.too_late(described, "TensorFlow", "creating a tensor, a Keras layer or model"))
+    own = processes.own_share(devices, described)
     chosen = _chosen_type(type)
     if chosen == "cpu" and not started:
         if type == "cpu" and tf.config.list_physical_devices("GPU"):
             tf.config.set_visible_devices([], "GPU")  # else Keras computes on the GPU
-        if devices is not None:
+        if own is not None:
             cpu = tf.config.list_physical_devices("CPU")[0]
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * own)
     available = _count(chosen)
-    if devices is not None and available < devices:
-        raise FlowError(_too_few(devices, available, chosen))
-    size = available if devices is None else devices
-    _world = World(size=size, type=chosen, local_ranks=tuple(range(size)))
+    if own is not None and available < own:
+        raise FlowError(_too_few(own, available, chosen))
+    if not started:
+        join(described, chosen)
+    here, share = joined(), available if own is None else own
+    _world = World(
+        size=share * here.count,
+        type=chosen,
+        local_ranks=tuple(range(share * here.index, share * (here.index + 1))),
+        process_index=here.index,
+        process_count=here.count,
+    )
     return _world
 
 
@@ -55,9 +72,20 @@ def world() -> World:
 
 
 def rank_devices() -> tuple[str, ...]:
-    """The device of each rank, in the order of ranks."""
+    """The device of each rank, in the order of ranks. That of another process's rank is not usable here."""
     here = world()
-    return tuple(f"/device:{here.type.upper()}:{rank}" for rank in range(here.size))
+    share = len(here.local_ranks)
+    return tuple(_name(rank // share, here.type, rank % share) for rank in range(here.size))
+
+
+def host_device() -> str:
+    """The CPU of this process. Of several, plain "CPU:0" is that of the first."""
+    return _name(joined().index, "cpu", 0)
+
+
+def _name(process: int, type: str, number: int) -> str:
+    job = JOB if joined().count > 1 else "localhost"
+    return f"/job:{job}/replica:0/task:{process}/device:{type.upper()}:{number}"
 
 
 def _started() -> bool:
@@ -79,7 +107,9 @@ def _chosen_type(type: str | None) -> str:
 def _count(type: str) -> int:
     """Logical devices of `type`. Before TensorFlow has started they are counted without starting it."""
     if _started():
-        return len(tf.config.list_logical_devices(type.upper()))
+        # of the cluster's devices only those of this process
+        own = f"task:{joined().index}/" if joined().count > 1 else ""
+        return len([device for device in tf.config.list_logical_devices(type.upper()) if own in device.name])
     count = 0
     for device in tf.config.list_physical_devices(type.upper()):
         virtual = tf.config.get_logical_device_configuration(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random
+from keras_flow.backends import logical_random, shared_files
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
@@ -31,6 +31,7 @@ def hooks() -> tuple[Hook, ...]:
         *(*_variables(), *_trainer(), *_layers(), *_optimizer(), *_random()),
         *operation_hooks.hooks(),
         *_replicas(),
+        *shared_files.hooks(),
         # last, so that these are asked before the hooks above on the same functions
         *logical_random.hooks(_RANDOM),
     )

@@ -13,6 +13,7 @@ from keras.src import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import record
 
+from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.current.distribution import Distribution, active, check_activation, expected
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.errors import FlowError
@@ -30,7 +31,8 @@ class MeshView:
 
     Attributes:
         mesh: the DTensor mesh.
-        ranks: rank of each component of a DTensor, in the order of `dtensor.pack` and `dtensor.unpack`.
+        ranks: rank of each component of a DTensor that this process holds, in the order of `dtensor.pack` and
+            `dtensor.unpack`.
         axes: placement axis -> its mesh axis.
         parts: mesh axis -> its placement axes, outer first.
     """
@@ -70,11 +72,18 @@ def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[
     order = [axis_names.index(axis) for group in groups for axis in group]
     ranks = np.asarray(placement.ranks).reshape(placement.hierarchy).transpose(order).ravel()
     dims = [("_".join(group), int(np.prod([placement.axis_size(axis) for axis in group]))) for group in groups]
-    kind = (placement.type or "cpu").upper()
-    mesh = dtensor.create_mesh(dims, devices=[f"{kind}:{rank}" for rank in ranks])
+    # of several processes each names its own devices, by their places in the mesh
+    own = [place for place, rank in enumerate(ranks) if rank in set(world().local_ranks)]
+    names = rank_devices()
+    mesh = dtensor.Mesh(
+        [name for name, _ in dims],
+        np.arange(len(ranks)).reshape([size for _, size in dims]),
+        own,
+        [tf.DeviceSpec.from_string(names[ranks[place]]) for place in own],
+    )
     return MeshView(
         mesh,
-        tuple(int(rank) for rank in ranks),
+        tuple(int(ranks[place]) for place in own),
         {axis: name for (name, _), group in zip(dims, groups, strict=True) for axis in group},
         {name: group for (name, _), group in zip(dims, groups, strict=True)},
     )

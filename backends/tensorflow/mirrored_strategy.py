@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src import tree
 
 from keras_flow.backends import logical_random, row_interaction
-from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.current.distribution import Distribution, active
@@ -194,7 +194,7 @@ class MirroredSteps:
         return on_all if self.model.run_eagerly else compiled(on_all)
 
     def _join(self, total: int, output: object) -> object:
-        with tf.device("CPU:0"):
+        with tf.device(host_device()):
             # with fewer rows than replicas the first ones have a row each
             return tf.concat(self.strategy.experimental_local_results(output)[:total], 0)
 

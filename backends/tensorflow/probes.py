@@ -36,7 +36,7 @@ def all_reduce(elements: int, ranks: int, repeats: int) -> list[float]:
     Raises:
         FlowError: a sum is wrong.
     """
-    names = [device.removeprefix("/device:") for device in devices.rank_devices()[:ranks]]
+    names = [device.rpartition("/device:")[2] for device in devices.rank_devices()[:ranks]]
     # a mesh of its own: the distribution's may have several axes, and the sum is to go over all ranks at once
     mesh = dtensor.create_mesh([("ranks", ranks)], devices=names)
     # rank r holds r + 1, so the sum is ranks * (ranks + 1) / 2 only if each rank counts once

@@ -22,11 +22,6 @@ def note_call(text: str) -> None:
     """One process drives all ranks: they cannot differ."""
 
 
-def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
-    """This process drives all ranks: they are all here."""
-    return dict(facts)
-
-
 def put(value: np.ndarray, rank: int) -> tf.Tensor:
     """On the device of a rank."""
     with on_rank(rank):

@@ -12,8 +12,8 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import weights_files
-from keras_flow.backends.tensorflow import creation, mirrored_strategy
-from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
+from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
@@ -91,12 +91,16 @@ def to_logical(value: object) -> object:
     """The logical value of an eager DTensor as a plain tensor; anything else as it is."""
     if not is_dtensor(value):
         return value
-    with tf.device("CPU:0"):
+    with tf.device(host_device()):
         return _join(value, tf.identity, tf.concat)
 
 
 def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable[..., _Part]) -> _Part:
     layout = dtensor.fetch_layout(value)
+    # other processes may have parts of it: a collective then
+    if processes.joined().count > 1 and not layout.is_fully_replicated():
+        layout = dtensor.Layout.replicated(layout.mesh, layout.rank)
+        value = dtensor.relayout(value, layout)
     parts = dtensor.unpack(value)
     where = layout.mesh.local_device_locations()
     # level by level: first the blocks along the first split dim, within each those along the next
@@ -293,6 +297,12 @@ def _host(value: object) -> np.ndarray:
 
 
 # ---- what the interface asks
+
+
+def is_split_over_processes(variable: keras.Variable) -> bool:
+    """Whether the ranks of this process hold a part of a variable only."""
+    value = variable._value
+    return processes.joined().count > 1 and is_dtensor(value) and not dtensor.fetch_layout(value).is_fully_replicated()
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:

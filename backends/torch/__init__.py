@@ -15,11 +15,15 @@ from keras_flow.backends.torch.layouts import engine_layout as engine_layout
 from keras_flow.backends.torch.probes import all_reduce as all_reduce
 from keras_flow.backends.torch.probes import devices_seen as devices_seen
 from keras_flow.backends.torch.probes import free_memory as free_memory
+from keras_flow.backends.torch.processes import delete_text as delete_text
+from keras_flow.backends.torch.processes import get_text as get_text
+from keras_flow.backends.torch.processes import put_text as put_text
 from keras_flow.backends.torch.random import random_fractions as random_fractions
 from keras_flow.backends.torch.random import random_offsets as random_offsets
 from keras_flow.backends.torch.random import random_part as random_part
 from keras_flow.backends.torch.random import random_words as random_words
 from keras_flow.backends.torch.random import reorder as reorder
+from keras_flow.backends.torch.saving import write_alone as write_alone
 from keras_flow.backends.torch.tensors import agree_on as agree_on
 from keras_flow.backends.torch.tensors import as_numpy as as_numpy
 from keras_flow.backends.torch.tensors import from_engine as from_engine
@@ -34,6 +38,7 @@ from keras_flow.backends.torch.trainer import forget_steps as forget_steps
 from keras_flow.backends.torch.trainer import random_state as random_state
 from keras_flow.backends.torch.trainer import recover as recover
 from keras_flow.backends.torch.trainer import set_random_state as set_random_state
+from keras_flow.backends.torch.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.torch.variables import place as place
 from keras_flow.backends.torch.variables import shards as shards
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random
+from keras_flow.backends import logical_random, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
@@ -318,21 +318,7 @@ def _random() -> tuple[Hook, ...]:
 
 def _saving() -> tuple[Hook, ...]:
     return (
-        Hook(
-            "keras.src.saving.saving_api",
-            "save_model",
-            saving.save,
-            "all ranks call it with one path: rank 0 writes",
-            when=saving.distribution_of_processes,
-            also=("keras.saving:save_model", "keras.models:save_model"),
-        ),
-        Hook(
-            "keras.src.saving.saving_api",
-            "save_weights",
-            saving.save,
-            "all ranks call it with one path: rank 0 writes",
-            when=saving.distribution_of_processes,
-        ),
+        *shared_files.hooks(),
         Hook(
             "keras.src.saving.saving_lib",
             "H5IOStore.__setitem__",
@@ -346,36 +332,6 @@ def _saving() -> tuple[Hook, ...]:
             saving.write_optimizer,
             "the same for the optimizer's variables",
             when=saving.asking_others,
-        ),
-        Hook(
-            "keras.src.callbacks.backup_and_restore",
-            "BackupAndRestore._save_model",
-            saving.callback_writes_model,
-            "folders and metadata are written by rank 0 only",
-            when=saving.shared_model,
-        ),
-        Hook(
-            "keras.src.callbacks.backup_and_restore",
-            "BackupAndRestore.on_train_end",
-            saving.callback_writes,
-            "the folder is removed by rank 0 only",
-            when=saving.shared_model,
-        ),
-        *(
-            Hook(
-                "keras.src.callbacks.csv_logger",
-                f"CSVLogger.{name}",
-                saving.callback_writes,
-                "one file, written by rank 0",
-                when=saving.shared_model,
-            )
-            for name in ("on_train_begin", "on_epoch_end", "on_train_end")
-        ),
-        Hook(
-            "keras.src.callbacks.tensorboard",
-            "TensorBoard.set_model",
-            saving.throw_away_logs,
-            "one log folder, written by rank 0",
         ),
     )
 

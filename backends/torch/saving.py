@@ -5,85 +5,23 @@ A split variable goes to the file block by block, so that no rank ever holds it 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends import agreement, shared_files
 from keras_flow.backends.torch import gather_blocks, layouts, variables
-from keras_flow.backends.torch.trainer import optimizers_of
-from keras_flow.current.models import remembered
-from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
 
-    from keras_flow.current.distribution import Distribution
-
 #: this rank is writing alone: nothing inside may be a collective; what it asks the other ranks with
-_alone: ContextVar[gather_blocks.Asking | None] = ContextVar("keras_flow_writing", default=None)
-
-
-def distribution_of_processes(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of hooks on functions that write a model: its distribution, where that is of several processes."""
-    return remembered(model) if torch_distributed.is_initialized() and _alone.get() is None else None
-
-
-def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Model | None:
-    """Condition of hooks on callbacks: their model, where that belongs to a distribution of several processes."""
-    model = getattr(callback, "_model", None)
-    return model if model is not None and distribution_of_processes(model) is not None else None
-
-
-def save(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
-    """Hook on `save_model` and `save_weights`: rank 0 writes.
-
-    Without it all ranks open one file, and those that fail leave the others waiting.
-    """
-    _on_rank_0(lambda: original(model, *args, **kwargs), model)
-
-
-def callback_writes_model(
-    model: keras.Model, original: Callable[..., object], callback: object, *args: object, **kwargs: object
-) -> None:
-    """Hook on `BackupAndRestore._save_model`: rank 0 writes the model and the other files."""
-    _on_rank_0(lambda: original(callback, *args, **kwargs), model)
-
-
-def callback_writes(
-    _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
-) -> None:
-    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`: rank 0 does it.
-
-    They write or remove files without weights.
-    """
-    _on_rank_0(lambda: original(callback, *args, **kwargs), None)
-
-
-def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
-    """Hook on `TensorBoard.set_model`: it reads weights, a collective: all ranks log, only rank 0 to the folder."""
-    is_shared = distribution_of_processes(model) is not None
-    if is_shared and layouts.this_rank() != 0 and not getattr(callback, "_keras_flow_nowhere", False):
-        callback.log_dir = tempfile.mkdtemp(prefix="keras_flow_")  # type: ignore[attr-defined]
-        callback._keras_flow_nowhere = True  # type: ignore[attr-defined]
-        atexit.register(shutil.rmtree, callback.log_dir, ignore_errors=True)  # type: ignore[attr-defined]
-    return original(callback, model)
-
-
-def _all_variables(model: keras.Model) -> list[keras.Variable]:
-    # a layer that is shared lists its variables twice
-    unique = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
-    for optimizer in optimizers_of(model):
-        unique.update({id(variable): variable for variable in optimizer.variables})
-    return list(unique.values())
+_alone: ContextVar[gather_blocks.Asking | None] = ContextVar("keras_flow_asking", default=None)
 
 
 def asking_others(*args: object, **kwargs: object) -> gather_blocks.Asking | None:
@@ -141,10 +79,16 @@ def _computes(layer: keras.Layer) -> bool:
     return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
 
 
-def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
+def write_alone(action: Callable[[], object], model: keras.Model | None) -> None:
+    """Rank 0 calls `action`; the others wait, answer it when it asks for their pieces, and get its error.
+
+    Raises:
+        Exception: on rank 0 what `action` raised.
+        FlowError: on the others, when it failed.
+    """
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
-    stored = [] if model is None else _all_variables(model)
+    stored = [] if model is None else shared_files.all_variables(model)
     computed = (
         [] if model is None else [v for layer in model._flatten_layers() if _computes(layer) for v in layer.variables]
     )
@@ -152,19 +96,20 @@ def _on_rank_0(action: Callable[[], object], model: keras.Model | None) -> None:
     with variables.whole(computed, here=writes):
         if writes:
             with gather_blocks.asking(stored) as asking:
-                token = _alone.set(asking)
+                tokens = _alone.set(asking), shared_files.writing.set(True)
                 try:
                     action()
                 # kept until the others are told: raised at once, it would leave them waiting
                 except Exception as raised:
                     error = raised
                 finally:
-                    _alone.reset(token)
+                    _alone.reset(tokens[0])
+                    shared_files.writing.reset(tokens[1])
         else:
             gather_blocks.answer(stored)
-    outcome = [None if error is None else f"{type(error).__name__}: {error}"]
-    torch_distributed.broadcast_object_list(outcome, src=0)  # the others wait here until the file is complete
+    # the others wait here until the file is complete
+    outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
-    if outcome[0] is not None:
-        raise FlowError(f"rank 0, which writes the files of all ranks, failed: {outcome[0]}")
+    if outcome:
+        raise shared_files.failed(outcome)

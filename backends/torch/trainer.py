@@ -13,6 +13,7 @@ import torch
 from keras.src import tree
 
 from keras_flow.backends import row_interaction
+from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     copies,
     layouts,
@@ -232,14 +233,6 @@ def _variables_of(model: keras.Model, scalars: bool) -> list[keras.Variable]:
     for optimizer in optimizers_of(model):
         chosen += [variable for variable in optimizer.variables if scalars or len(variable.shape)]
     return chosen
-
-
-def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's optimizer, and others that are its attributes (a GAN has two)."""
-    import keras
-
-    optimizers = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
-    return list(optimizers.values())
 
 
 def _refuse(model: keras.Model) -> None:

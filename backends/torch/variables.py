@@ -168,6 +168,12 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     return True
 
 
+def is_split_over_processes(variable: keras.Variable) -> bool:
+    """Whether a variable is a DTensor of which this rank holds a part."""
+    value = variable._value
+    return isinstance(value, DTensor) and any(part.is_shard() for part in value.placements)
+
+
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """The piece that this process's rank holds, from the live tensor."""
     layout, stored = keras_layout(variable), variable._value

@@ -1,0 +1,156 @@
+"""What the processes of a job tell each other beside tensors: short texts, through the key-value store of the engine.
+
+Every process calls these functions in the same order; a number that all of them count tells the exchanges apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random as python_random
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_flow.backends.active import backend
+from keras_flow.current import processes
+from keras_flow.errors import FlowError, FlowWarning
+
+if TYPE_CHECKING:
+    from keras.src.random import seed_generator
+
+#: exchanges so far: the same number in all processes
+_exchanges = 0
+#: process 0 removes what it said so many exchanges ago: no other one is so far behind
+_LAG = 1000
+
+
+def exchange(text: str) -> list[str]:
+    """The texts of all processes, in their order. Short facts only: each process reads those of all.
+
+    Raises:
+        FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
+    """
+    engine, here, number = backend(), backend().world(), _next()
+    engine.put_text(f"keras_flow/{number}/{here.process_index}", text)
+    limit = processes.waiting_seconds()
+    texts = [
+        text if index == here.process_index else engine.get_text(f"keras_flow/{number}/{index}", limit)
+        for index in range(here.process_count)
+    ]
+    # everybody has spoken now, so everybody has read what was said before
+    engine.delete_text(f"keras_flow/{number - 1}/{here.process_index}")
+    return texts
+
+
+def first_says(text: str) -> str:
+    """The text of process 0, in all of them.
+
+    Raises:
+        FlowError: process 0 did not say anything within KERAS_FLOW_TIMEOUT.
+    """
+    engine, number = backend(), _next()
+    if engine.world().process_index != 0:
+        return engine.get_text(f"keras_flow/{number}/0", processes.waiting_seconds())[1:]
+    engine.put_text(f"keras_flow/{number}/0", f":{text}")  # stores take an empty text for none
+    engine.delete_text(f"keras_flow/{number - _LAG}/0")
+    return text
+
+
+def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
+    """Facts by rank, of all processes; made of numbers, texts, None, tuples, lists and dicts."""
+    if backend().world().process_count == 1:
+        return dict(facts)
+    texts = exchange(repr(dict(facts)))
+    return {rank: fact for text in texts for rank, fact in ast.literal_eval(text).items()}
+
+
+def require_equal(facts: Mapping[str, object], what: str) -> None:
+    """Check that something is the same in all processes.
+
+    Args:
+        facts: name -> value, which has a text of its own.
+        what: what the facts are about, for the error.
+
+    Raises:
+        FlowError: a fact differs between process 0 and another one.
+    """
+    if backend().world().process_count == 1:
+        return
+    texts = exchange(json.dumps({name: str(value) for name, value in facts.items()}))
+    first, *others = (json.loads(text) for text in texts)
+    for index, other in enumerate(others, 1):
+        differing = [name for name in first if first[name] != other.get(name)]
+        if differing:
+            pairs = ", ".join(f"{name} is {first[name]} in process 0 and {other.get(name)} in it" for name in differing)
+            raise FlowError(f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts.")
+
+
+def align_random_states() -> None:
+    """Give all processes process 0's states of Python's, NumPy's and Keras's random numbers; say where they differed.
+
+    Keras draws seeds from these: unaligned, each process would shuffle, initialise and drop in its own way.
+    """
+    if backend().world().process_count == 1:
+        return
+    states = _states()
+    sums = [zlib.crc32(json.dumps(state).encode()) for state in states.values()]
+    first_sums = [json.loads(text) for text in exchange(json.dumps(sums))]
+    differ = [name for column, name in enumerate(states) if len({row[column] for row in first_sums}) > 1]
+    if not differ:
+        return
+    _set_states(json.loads(first_says(json.dumps(states))))
+    warnings.warn(
+        f"random states differed between the processes ({', '.join(differ)}): all take process 0's. Call "
+        "keras.utils.set_random_seed(...) at the start of the program to choose them",
+        FlowWarning,
+        stacklevel=3,
+    )
+
+
+def _states() -> dict[str, Any]:
+    version, state, gauss = python_random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    generator = _keras_generator()
+    seeds = None if generator is None else [int(part) for part in np.asarray(generator.state)]
+    return {
+        "Python's random": [version, list(state), gauss],
+        "NumPy's": [name, keys.tolist(), *(value.item() if hasattr(value, "item") else value for value in rest)],
+        "Keras's seed generator": seeds,
+    }
+
+
+def _set_states(states: dict[str, Any]) -> None:
+    from keras.src.backend.common import global_state
+    from keras.src.random import seed_generator
+
+    version, state, gauss = states["Python's random"]
+    name, keys, *rest = states["NumPy's"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+    seeds = states["Keras's seed generator"]
+    if seeds is None:
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+    else:
+        generator = _keras_generator()
+        if generator is None:
+            generator = seed_generator.SeedGenerator()
+            global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+        generator.state.assign(np.asarray(seeds, generator.state.dtype))
+    # last, because making a generator draws from it
+    python_random.setstate((version, tuple(state), gauss))
+
+
+def _keras_generator() -> seed_generator.SeedGenerator | None:
+    from keras.src.backend.common import global_state
+    from keras.src.random import seed_generator
+
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def _next() -> int:
+    global _exchanges
+    _exchanges += 1
+    return _exchanges

@@ -1,0 +1,68 @@
+"""Several processes on JAX: joined by its coordination service, whose key-value store holds what they tell each other.
+
+See `keras_flow.backends.agreement` for what that is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+
+import jax
+from jax._src import distributed  # private: JAX has no public name for its key-value store (checked with jax 0.10)
+
+from keras_flow.current import processes
+from keras_flow.errors import FlowError
+
+#: seconds without a sign of life after which the service tells the others that a process is gone
+_HEARTBEAT_SECONDS = 5
+#: seconds that a process which is done waits for the others
+_PARTING_SECONDS = 5
+
+
+def join(described: processes.Processes) -> None:
+    """Connect to the coordination service, which process 0 serves at the coordinator's address.
+
+    Not by `keras.distribution.initialize`, which takes no limits of time: a process that dies would be noticed after
+    100 seconds.
+
+    Raises:
+        FlowError: the coordinator cannot be reached in time.
+    """
+    if described.count == 1 or distributed.global_state.client is not None:
+        return
+    limit = processes.joining_seconds()
+    processes.check_port(described)
+    try:
+        jax.distributed.initialize(
+            described.coordinator,
+            described.count,
+            described.index,
+            initialization_timeout=int(limit),
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_PARTING_SECONDS,
+            # not on all interfaces, as by default
+            coordinator_bind_address=described.coordinator,
+            cluster_detection_method="deactivate",
+        )
+    except RuntimeError as error:
+        raise FlowError(processes.cannot_join(described, limit, error)) from error
+    atexit.register(processes.leave_at_once_after_a_failure)
+
+
+def put_text(key: str, text: str) -> None:
+    """Write a text into the job's store."""
+    distributed.global_state.client.key_value_set(key, text)
+
+
+def get_text(key: str, seconds: float) -> str:
+    """Read a text from the job's store, waiting until it is there."""
+    try:
+        return distributed.global_state.client.blocking_key_value_get(key, int(seconds * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), jax.process_count(), seconds, error)) from error
+
+
+def delete_text(key: str) -> None:
+    """Remove a text from the job's store."""
+    distributed.global_state.client.key_value_delete(key)

@@ -1,0 +1,197 @@
+"""Files of a job of several processes: all call, process 0 writes, and its error is raised in all of them.
+
+A file is then written as for one device: every process saves under one path, in callbacks too, and none waits for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_flow.backends import agreement
+from keras_flow.backends.active import backend
+from keras_flow.backends.hooking import Hook
+from keras_flow.current.models import remembered
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.current.distribution import Distribution
+
+#: this process is writing alone: nothing inside may be a collective
+writing: ContextVar[bool] = ContextVar("keras_flow_writing", default=False)
+
+#: id of a variable -> its logical value, while this process is writing alone
+_copies: ContextVar[dict[int, np.ndarray] | None] = ContextVar("keras_flow_copies", default=None)
+
+
+def distribution_of_processes(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on functions that write a model: its distribution, where that is of several processes."""
+    several = backend().world().process_count > 1
+    return remembered(model) if several and not writing.get() else None
+
+
+def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Model | None:
+    """Condition of hooks on callbacks: their model, where that belongs to a distribution of several processes."""
+    model = getattr(callback, "_model", None)
+    return model if model is not None and distribution_of_processes(model) is not None else None
+
+
+def save(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
+    """Hook on `save_model` and `save_weights`: process 0 writes.
+
+    Without it all processes open one file, and those that fail leave the others waiting.
+    """
+    backend().write_alone(lambda: original(model, *args, **kwargs), model)
+
+
+def callback_writes_model(
+    model: keras.Model, original: Callable[..., object], callback: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on `BackupAndRestore._save_model`: process 0 writes the model and the other files."""
+    backend().write_alone(lambda: original(callback, *args, **kwargs), model)
+
+
+def callback_writes(
+    _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`: process 0 does it.
+
+    They write or remove files without weights.
+    """
+    backend().write_alone(lambda: original(callback, *args, **kwargs), None)
+
+
+def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
+    """Hook on `TensorBoard.set_model`: it reads weights, a collective.
+
+    All processes log, only process 0 to the folder.
+    """
+    is_shared = distribution_of_processes(model) is not None
+    if is_shared and backend().world().process_index != 0 and not getattr(callback, "_keras_flow_nowhere", False):
+        callback.log_dir = tempfile.mkdtemp(prefix="keras_flow_")  # type: ignore[attr-defined]
+        callback._keras_flow_nowhere = True  # type: ignore[attr-defined]
+        atexit.register(shutil.rmtree, callback.log_dir, ignore_errors=True)  # type: ignore[attr-defined]
+    return original(callback, model)
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables that a file of the model may hold: its own, those of its metrics and of its optimizers."""
+    # a layer that is shared lists its variables twice
+    unique = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
+    for optimizer in optimizers_of(model):
+        unique.update({id(variable): variable for variable in optimizer.variables})
+    return list(unique.values())
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and others that are its attributes (a GAN has two)."""
+    import keras
+
+    optimizers = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
+    return list(optimizers.values())
+
+
+def copy_of(variable: object) -> np.ndarray | None:
+    """The logical value of a variable, where this process is writing alone and the variable is split."""
+    copies = _copies.get()
+    return None if copies is None else copies.get(id(variable))
+
+
+def write_alone(action: Callable[[], object], model: keras.Model | None) -> None:
+    """Process 0 calls `action`, which may read the variables of `model`; the others wait, and get its error.
+
+    Split variables are gathered before, so that nothing inside is a collective: an error in it ends no other process's
+    wait too late. Process 0 holds them in host memory meanwhile.
+
+    Raises:
+        Exception: in process 0 what `action` raised.
+        FlowError: in the others, when it failed.
+    """
+    engine = backend()
+    is_writer = engine.world().process_index == 0
+    copies: dict[int, np.ndarray] = {}
+    for variable in [] if model is None else all_variables(model):
+        if engine.is_split_over_processes(variable):
+            value = np.asarray(variable)
+            if is_writer:
+                copies[id(variable)] = value
+    error: BaseException | None = None
+    if is_writer:
+        tokens = writing.set(True), _copies.set(copies)
+        try:
+            action()
+        # kept until the others are told: raised at once, it would leave them waiting
+        except Exception as raised:
+            error = raised
+        finally:
+            writing.reset(tokens[0])
+            _copies.reset(tokens[1])
+    outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    if outcome:
+        raise failed(outcome)
+
+
+def failed(outcome: str) -> FlowError:
+    """The error in a process that does not write, when the one that does failed."""
+    return FlowError(f"process 0, which writes the files of all processes, failed: {outcome}")
+
+
+def hooks() -> tuple[Hook, ...]:
+    """The hooks on what writes files."""
+    return (
+        Hook(
+            "keras.src.saving.saving_api",
+            "save_model",
+            save,
+            "all processes call it with one path: process 0 writes",
+            when=distribution_of_processes,
+            also=("keras.saving:save_model", "keras.models:save_model"),
+        ),
+        Hook(
+            "keras.src.saving.saving_api",
+            "save_weights",
+            save,
+            "all processes call it with one path: process 0 writes",
+            when=distribution_of_processes,
+        ),
+        Hook(
+            "keras.src.callbacks.backup_and_restore",
+            "BackupAndRestore._save_model",
+            callback_writes_model,
+            "folders and metadata are written by process 0 only",
+            when=shared_model,
+        ),
+        Hook(
+            "keras.src.callbacks.backup_and_restore",
+            "BackupAndRestore.on_train_end",
+            callback_writes,
+            "the folder is removed by process 0 only",
+            when=shared_model,
+        ),
+        *(
+            Hook(
+                "keras.src.callbacks.csv_logger",
+                f"CSVLogger.{name}",
+                callback_writes,
+                "one file, written by process 0",
+                when=shared_model,
+            )
+            for name in ("on_train_begin", "on_epoch_end", "on_train_end")
+        ),
+        Hook(
+            "keras.src.callbacks.tensorboard",
+            "TensorBoard.set_model",
+            throw_away_logs,
+            "one log folder, written by process 0",
+        ),
+    )

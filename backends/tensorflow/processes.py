@@ -1,0 +1,182 @@
+"""Several processes on TensorFlow: clients of one DTensor system, each a gRPC server of its own.
+
+TensorFlow's coordination service, which the first of them runs, holds what they tell each other; see
+`keras_flow.backends.agreement` for what that is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Listener
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
+
+from keras_flow.current import processes
+from keras_flow.errors import FlowError
+
+#: milliseconds without a sign of life after which the service tells the others that a process is gone
+_HEARTBEAT_MILLISECONDS = 4000
+#: milliseconds that a process which is done waits for the others
+_PARTING_MILLISECONDS = 5000
+#: seconds between two attempts to reach the coordinator
+_RETRY_SECONDS = 0.1
+#: TensorFlow's name of the processes
+JOB = "worker"
+
+#: this process, once it has joined others
+_joined: processes.Processes | None = None
+
+
+def join(described: processes.Processes, type: str) -> None:
+    """Start this process's server and connect it to those of the others.
+
+    Raises:
+        FlowError: the others cannot be reached in time.
+    """
+    global _joined
+    if described.count == 1 or _joined is not None:
+        return
+    limit = processes.joining_seconds()
+    addresses = described.addresses or _exchanged_addresses(described, limit)
+    # the only way to tell DTensor; its C++ code reads them too
+    os.environ.update(
+        DTENSOR_CLIENT_ID=str(described.index),
+        DTENSOR_NUM_CLIENTS=str(described.count),
+        DTENSOR_JOB_NAME=JOB,
+        DTENSOR_JOBS=",".join(addresses),
+    )
+    try:
+        with _short_limits(limit):
+            dtensor.initialize_accelerator_system(type.upper())
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise FlowError(processes.cannot_join(described, limit, error)) from error
+    _joined = described
+    atexit.register(processes.leave_at_once_after_a_failure)
+
+
+def joined() -> processes.Processes:
+    """The processes that have joined; this one alone where there are no others."""
+    return _joined or processes.Processes()
+
+
+def put_text(key: str, text: str) -> None:
+    """Write a text into the job's store."""
+    context.context().set_config_key_value(key, text)
+
+
+def get_text(key: str, seconds: float) -> str:
+    """Read a text from the job's store, waiting until it is there."""
+    try:
+        return context.context().get_config_key_value(key, int(seconds * 1000))
+    except tf.errors.OpError as error:
+        raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), joined().count, seconds, error)) from error
+
+
+def delete_text(key: str) -> None:
+    """Remove a text from the job's store."""
+    context.context().delete_config_key_value(key)
+
+
+@contextmanager
+def _short_limits(seconds: float) -> Iterator[None]:
+    """Inside, the coordination service is configured to notice a process that dies sooner than by default.
+
+    Private: no function of TensorFlow 2.21 that starts a cluster takes these limits.
+    """
+    original = context.Context.configure_coordination_service
+
+    @functools.wraps(original)
+    def configure(self: object, **options: object) -> None:
+        options["cluster_register_timeout_in_ms"] = int(seconds * 1000)
+        options["heartbeat_timeout_in_ms"] = _HEARTBEAT_MILLISECONDS
+        options["shutdown_barrier_timeout_in_ms"] = _PARTING_MILLISECONDS
+        original(self, **options)
+
+    context.Context.configure_coordination_service = configure
+    try:
+        yield
+    finally:
+        context.Context.configure_coordination_service = original
+
+
+def _exchanged_addresses(described: processes.Processes, limit: float) -> tuple[str, ...]:
+    """`host:port` of the server that each process will start, collected by process 0 at the coordinator's address.
+
+    Every TensorFlow server must know all others before it starts, and a launcher names the coordinator only. Texts are
+    exchanged, behind the handshake of `multiprocessing.connection` with the job's token: no pickle.
+    """
+    until = time.monotonic() + limit
+    processes.check_port(described)
+    if described.index == 0:
+        return _collect(described, until, limit)
+    while True:
+        try:
+            with Client((described.host, described.port), authkey=processes.token()) as connection:
+                own = f"{_own_host(described)}:{_free_port()}"
+                connection.send_bytes(json.dumps({"index": described.index, "address": own}).encode())
+                if not connection.poll(max(0.0, until - time.monotonic())):
+                    raise FlowError(processes.cannot_join(described, limit, TimeoutError("no answer")))
+                return tuple(json.loads(connection.recv_bytes()))
+        except (OSError, EOFError) as error:
+            if time.monotonic() > until:
+                raise FlowError(processes.cannot_join(described, limit, error)) from error
+            time.sleep(_RETRY_SECONDS)
+        except AuthenticationError as error:
+            raise FlowError(processes.cannot_join(described, limit, error)) from error
+
+
+def _collect(described: processes.Processes, until: float, limit: float) -> tuple[str, ...]:
+    addresses = {0: f"{described.host}:{_free_port()}"}
+    connections = []
+    with (
+        contextlib.ExitStack() as stack,
+        Listener((described.host, described.port), backlog=described.count, authkey=processes.token()) as listener,
+    ):
+        while len(addresses) < described.count:
+            left = until - time.monotonic()
+            # private, because a listener takes no limit of time (checked with Python 3.11)
+            listener._listener._socket.settimeout(max(0.01, left))  # type: ignore[attr-defined]
+            try:
+                connection = stack.enter_context(listener.accept())
+                said = json.loads(connection.recv_bytes(1000)) if connection.poll(max(0.0, left)) else {}
+                index, address = int(said["index"]), str(said["address"])
+            except TimeoutError as error:
+                missing = sorted(set(range(described.count)) - set(addresses))
+                raise FlowError(
+                    processes.cannot_join(described, limit, TimeoutError(f"processes {missing} did not come"))
+                ) from error
+            except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError):
+                continue  # a stranger
+            if index in addresses:
+                raise FlowError(f"two processes of the job say that they are process {index} of {described.count}.")
+            addresses[index] = address
+            connections.append(connection)
+        everyone = tuple(addresses[index] for index in range(described.count))
+        for connection in connections:
+            connection.send_bytes(json.dumps(everyone).encode())
+    return everyone
+
+
+def _own_host(described: processes.Processes) -> str:
+    """The address under which this host reaches, and so is reached from, the coordinator's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((described.host, described.port))  # of datagrams: nothing is sent
+        return probe.getsockname()[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

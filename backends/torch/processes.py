@@ -1,0 +1,105 @@
+"""Several processes on PyTorch: joined by torch.distributed, whose store holds what they tell each other.
+
+See `keras_flow.backends.agreement` for what that is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import os
+import re
+import sys
+import time
+
+import torch
+import torch.distributed as torch_distributed
+
+from keras_flow.current import processes
+from keras_flow.errors import FlowError
+
+#: seconds that a rank which is done waits for the others before it closes its connections
+_PARTING_SECONDS = 3.0
+
+
+def join(described: processes.Processes, type: str) -> None:
+    """Join the process group, whose store process 0 serves at the coordinator's address.
+
+    KERAS_FLOW_TIMEOUT (seconds, 1800 by default) is how long a collective waits for a rank.
+
+    Raises:
+        FlowError: the coordinator cannot be reached in time.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:  # the ranks of one host share its cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // described.local_count))
+    # what everything that waits is limited by
+    limit = datetime.timedelta(seconds=processes.waiting_seconds())
+    joining = datetime.timedelta(seconds=processes.joining_seconds())
+    engine = "gloo" if type == "cpu" else "cpu:gloo,cuda:nccl"
+    processes.check_port(described)
+    try:
+        store = torch_distributed.TCPStore(
+            described.host, described.port, described.count, described.index == 0, joining
+        )
+        store.set_timeout(limit)
+        torch_distributed.init_process_group(
+            engine, timeout=limit, store=store, rank=described.index, world_size=described.count
+        )
+    except (RuntimeError, ValueError) as error:
+        raise FlowError(processes.cannot_join(described, joining.total_seconds(), error)) from error
+    atexit.register(_part, described.index)
+
+
+def put_text(key: str, text: str) -> None:
+    """Write a text into the job's store."""
+    _store().set(key, text)
+
+
+def get_text(key: str, seconds: float) -> str:
+    """Read a text from the job's store, waiting until it is there."""
+    try:
+        _store().wait([key], datetime.timedelta(seconds=seconds))
+        return _store().get(key).decode()
+    except RuntimeError as error:
+        count = torch_distributed.get_world_size()
+        raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), count, seconds, error)) from error
+
+
+def delete_text(key: str) -> None:
+    """Remove a text from the job's store."""
+    _store().delete_key(key)
+
+
+def _store() -> torch_distributed.Store:
+    return torch_distributed.distributed_c10d._get_default_store()  # private: torch 2.13 has no public name for it
+
+
+def _part(rank: int) -> None:
+    """Leave the group at exit, together with the others where they arrive.
+
+    A rank that closes its connections while another is still in its last collective makes that one fail, so all meet
+    first: through the store, because a collective would be matched with one of the program's own. The wait is short:
+    when this rank left the program early, the others must see its connections close. After a failure nothing is waited
+    for.
+
+    gloo's threads end with the process, which the launcher's child therefore ends by `os._exit`: one that gives back a
+    tensor while the interpreter goes down aborts the process ("terminate called without an active exception", pytorch
+    issue 190489).
+    """
+    if not torch_distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
+        return
+    try:
+        store = _store()
+        count = store.add("keras_flow/parting", 1)
+        until = time.monotonic() + _PARTING_SECONDS
+        while count < torch_distributed.get_world_size() and time.monotonic() < until:
+            time.sleep(0.02)
+            # adding nothing reads the counter
+            count = store.add("keras_flow/parting", 0)
+        store.add("keras_flow/parted", 1)
+        # rank 0 serves the store: it leaves last
+        while rank == 0 and store.add("keras_flow/parted", 0) < count and time.monotonic() < until:
+            time.sleep(0.02)
+    except RuntimeError:
+        pass  # rank 0, which serves the store, is gone: nothing is left to wait for
+    torch_distributed.destroy_process_group()

@@ -1,0 +1,354 @@
+"""`Processes`: what the environment says of the processes of a job and which of them this one is.
+
+Whoever starts a job (keras-flow, torchrun, Slurm, mpirun, a `TF_CONFIG`) tells each process by environment variables.
+They are read here, once for all engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from keras_flow.errors import FlowError
+
+#: where rank 0 listens if nothing says so; below the ports that Linux hands out by itself
+_PORTS = range(20000, 32000)
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a job, as its environment describes them to one of them.
+
+    Attributes:
+        index: index of this process, 0 to `count - 1`.
+        count: number of processes in the job.
+        local_index: index among the processes of this host.
+        local_count: number of processes on this host.
+        host: name or address of the host of process 0, where the engine's coordinator listens.
+        port: its port there.
+        source: who said so, in words.
+        addresses: `host:port` of each process, where they are known beforehand (`TF_CONFIG`).
+    """
+
+    index: int = 0
+    count: int = 1
+    local_index: int = 0
+    local_count: int = 1
+    host: str = LOOPBACK
+    port: int = 0
+    source: str = "no launcher"
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def coordinator(self) -> str:
+        """`host:port` of process 0."""
+        return f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return f"one process ({self.source})"
+        return (
+            f"process {self.index} of {self.count}, {self.local_index} of {self.local_count} on this host, "
+            f"coordinator {self.coordinator} ({self.source})"
+        )
+
+
+def find(environment: Mapping[str, str] | None = None) -> Processes:
+    """Read who this process is from the environment variables that are set.
+
+    In this order: RANK and WORLD_SIZE (keras-flow launch, torchrun), OpenMPI, MPICH, Slurm (inside `srun`), TF_CONFIG.
+    MASTER_ADDR and MASTER_PORT, where they are set, name the coordinator for each of them.
+
+    Raises:
+        FlowError: variables contradict each other, are incomplete, or do not hold what they should.
+
+    Example:
+        >>> print(find({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}))
+        process 1 of 2, 1 of 2 on this host, coordinator 127.0.0.1:29500 (RANK and WORLD_SIZE)
+    """
+    environment = os.environ if environment is None else environment
+    found = [processes for read in _READERS if (processes := read(environment)) is not None]
+    several = [processes for processes in found if processes.count > 1]
+    if not several:
+        return found[0] if found else Processes()
+    first, *others = several
+    for other in others:
+        if (other.index, other.count) != (first.index, first.count):
+            raise FlowError(
+                f"the environment contradicts itself: {first.source} say process {first.index} of {first.count}, "
+                f"{other.source} say process {other.index} of {other.count}. Unset those that are left over from "
+                "another launcher."
+            )
+    return first
+
+
+def _of_rank(environment: Mapping[str, str]) -> Processes | None:
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return None
+    for name in ("RANK", "WORLD_SIZE"):
+        if name not in environment:
+            other = "WORLD_SIZE" if name == "RANK" else "RANK"
+            raise FlowError(f"{other} is set and {name} is not: a launcher sets both. Set {name}, or unset {other}.")
+    return _described(environment, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK and WORLD_SIZE")
+
+
+def _of_open_mpi(environment: Mapping[str, str]) -> Processes | None:
+    prefix = "OMPI_COMM_WORLD"
+    names = (f"{prefix}_RANK", f"{prefix}_SIZE", f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE")
+    return _described(environment, *names, "OpenMPI's variables", environment.get("PMIX_NAMESPACE"))
+
+
+def _of_mpich(environment: Mapping[str, str]) -> Processes | None:
+    # OpenMPI and Slurm set PMI variables of the same names for programs of others
+    if "SLURM_PROCID" in environment or "OMPI_COMM_WORLD_SIZE" in environment:
+        return None
+    return _described(
+        environment, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MPICH's variables (PMI_RANK)"
+    )
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Processes | None:
+    # in a batch script or `salloc` SLURM_JOB_ID is set, and no process of a step: only `srun` starts several
+    if "SLURM_STEP_ID" not in environment and "SLURM_STEPID" not in environment:
+        return None
+    if environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID")) in ("batch", "4294967291"):
+        return None
+    return _described(
+        environment,
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS_PER_NODE",
+        "Slurm's variables",
+        environment.get("SLURM_JOB_ID", "") + environment.get("SLURM_STEP_ID", ""),
+        lambda: _first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")),
+    )
+
+
+def _described(
+    environment: Mapping[str, str],
+    index_name: str,
+    count_name: str,
+    local_index_name: str,
+    local_count_name: str,
+    source: str,
+    job: str | None = None,
+    first_host: Callable[[], str] | None = None,
+) -> Processes | None:
+    """Processes as four variables describe them; None where those of index and number are not set.
+
+    Args:
+        environment: the variables.
+        index_name: variable of the process's index.
+        count_name: variable of the number of processes.
+        local_index_name: variable of its index on its host.
+        local_count_name: variable of the number of processes on its host.
+        source: who sets these variables.
+        job: a text that is the same for all processes of a job, and for no other job.
+        first_host: what finds the host of process 0 where MASTER_ADDR is not set.
+    """
+    if index_name not in environment or count_name not in environment:
+        return None
+    index, count = _number(environment, index_name), _number(environment, count_name)
+    if count < 1 or index >= count:
+        raise FlowError(
+            f"{index_name}={index} and {count_name}={count} describe no process: legal are indices from 0 to "
+            f"{count_name} - 1."
+        )
+    local_count = _number(environment, local_count_name) if environment.get(local_count_name, "").isdigit() else count
+    local_index = _number(environment, local_index_name) if local_index_name in environment else index % local_count
+    host = environment.get("MASTER_ADDR") or (first_host() if first_host else "")
+    if not host and local_count < count:
+        raise FlowError(
+            f"{source} say {count} processes on several hosts, and nothing says where process 0 is: set MASTER_ADDR to "
+            "the address of its host and MASTER_PORT to a free port there, on every host."
+        )
+    return Processes(
+        index=index,
+        count=count,
+        local_index=local_index,
+        local_count=local_count,
+        host=host or LOOPBACK,
+        port=_port(environment, job),
+        source=source,
+    )
+
+
+def _of_tf_config(environment: Mapping[str, str]) -> Processes | None:
+    text = environment.get("TF_CONFIG")
+    if not text or not text.strip():
+        return None
+    legal = (
+        'legal is, for example, {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
+        '"task": {"type": "worker", "index": 0}}'
+    )
+    try:
+        config = json.loads(text)
+        cluster = dict(config.get("cluster", {}))
+        task = config.get("task", {})
+        kind, index = task.get("type", "worker"), int(task.get("index", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FlowError(f"the environment variable TF_CONFIG cannot be read ({error}): {legal}.") from None
+    # a chief is the first worker; an evaluator and parameter servers are no part of the cluster that trains
+    roles = [(role, number) for role in ("chief", "worker") for number, _ in enumerate(cluster.get(role, []))]
+    addresses = [str(address) for role in ("chief", "worker") for address in cluster.get(role, [])]
+    if (kind, index) not in roles:
+        workers = ", ".join(f"{role} {number}" for role, number in roles) or "none"
+        raise FlowError(f"TF_CONFIG says this process is {kind} {index}, its cluster has {workers}; {legal}.")
+    if any(not re.fullmatch(r".+:\d+", address) for address in addresses):
+        raise FlowError(f"TF_CONFIG has workers {addresses}, of which each must be host:port; {legal}.")
+    place = roles.index((kind, index))
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    return Processes(
+        index=place,
+        count=len(addresses),
+        local_index=hosts[:place].count(hosts[place]),
+        local_count=hosts.count(hosts[place]),
+        host=environment.get("MASTER_ADDR") or hosts[0],
+        port=int(environment.get("MASTER_PORT") or addresses[0].rpartition(":")[2]),
+        source="TF_CONFIG",
+        addresses=tuple(addresses),
+    )
+
+
+_READERS = (_of_rank, _of_open_mpi, _of_mpich, _of_slurm, _of_tf_config)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    if not environment[name].isdigit():
+        raise FlowError(f"the environment variable {name} is {environment[name]!r}; legal is a whole number from 0 up.")
+    return int(environment[name])
+
+
+def _port(environment: Mapping[str, str], job: str | None) -> int:
+    """The coordinator's port: MASTER_PORT, else one that all processes of the job compute alike."""
+    if environment.get("MASTER_PORT"):
+        port = _number(environment, "MASTER_PORT")
+        if not 0 < port < 65536:
+            raise FlowError(f"the environment variable MASTER_PORT is {port}; legal is 1 to 65535.")
+        return port
+    # mpirun and Slurm's daemon start the processes of a host, whose parent is therefore the same one
+    return _PORTS[zlib.crc32((job or str(os.getppid())).encode()) % len(_PORTS)]
+
+
+def _first_host(nodes: str) -> str:
+    """The first name of Slurm's list of nodes.
+
+    Example:
+        >>> _first_host("gpu[07-09,12],login1"), _first_host("a1,a2")
+        ('gpu07', 'a1')
+    """
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    if match is None:
+        return ""
+    return match[1] + (match[2] or "") + (match[3] or "")
+
+
+#: seconds that everything which waits for other processes may take, unless KERAS_FLOW_TIMEOUT says so; the engines' own
+DEFAULT_TIMEOUT = 1800.0
+#: set by the user or by the launcher: that time, in seconds
+TIMEOUT_VARIABLE = "KERAS_FLOW_TIMEOUT"
+#: seconds in which the processes of a job find each other, at most
+_JOINING_SECONDS = 300.0
+
+
+def waiting_seconds() -> float:
+    """Seconds that a process may wait for another one."""
+    return float(os.environ.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT)
+
+
+def joining_seconds() -> float:
+    """Seconds in which the processes of a job must have found each other."""
+    return max(1.0, min(_JOINING_SECONDS, waiting_seconds()))
+
+
+def cannot_join(processes: Processes, seconds: float, error: BaseException) -> str:
+    """The text of the error for a job whose processes do not find each other."""
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    who = "listen at" if processes.index == 0 else "reach"
+    return (
+        f"process {processes.index} of {processes.count} could not {who} the coordinator {processes.coordinator} "
+        f"within {seconds:g} s ({cause}). Were all {processes.count} processes started, with the same address, and is "
+        "the port free there and open between the hosts? MASTER_ADDR and MASTER_PORT name it (keras-flow launch "
+        "--master_addr, --master_port)."
+    )
+
+
+def silent(index: int, count: int, seconds: float, error: BaseException) -> str:
+    """The text of the error for a process that does not answer."""
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"process {index} of {count} did not answer within {seconds:g} s ({cause}). Every process must run the same "
+        "program: look for a branch that only some of them take."
+    )
+
+
+def too_late(processes: Processes, engine: str, causes: str) -> str:
+    """The text of the error for an engine that started before it knew of the other processes."""
+    return (
+        f"this is {processes}, but {engine} was already initialised as a process on its own: {causes} does that. Call "
+        "kf.init() before the first of these."
+    )
+
+
+def own_share(devices: int | None, processes: Processes) -> int | None:
+    """How many of `devices` ranks a process drives; None where nobody said how many there are.
+
+    Raises:
+        FlowError: the ranks cannot be divided by the processes.
+    """
+    if devices is None:
+        return None
+    if devices % processes.count:
+        raise FlowError(
+            f"kf.init was asked for {devices} ranks in {processes.count} processes ({processes.source}), which drive "
+            f"equally many each. Ask for a multiple of {processes.count}."
+        )
+    return devices // processes.count
+
+
+def check_port(processes: Processes) -> None:
+    """In process 0: that nobody listens at the coordinator's port yet; an engine may abort where somebody does.
+
+    Raises:
+        FlowError: the port is in use, or the address is none of this host.
+    """
+    if processes.index != 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in processes.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((processes.host, processes.port))
+        except OSError as error:
+            raise FlowError(
+                f"process 0 cannot listen at {processes.coordinator}, the coordinator's address: {error.strerror}. "
+                "Choose another port (MASTER_PORT; keras-flow launch --master_port), or the address of this host "
+                "(MASTER_ADDR; --master_addr)."
+            ) from error
+
+
+#: the secret that the processes of a job share; made by the launcher, never printed or in a command line
+TOKEN_VARIABLE = "KERAS_FLOW_TOKEN"
+
+
+def token() -> bytes:
+    """The job's secret, by which its processes know each other where an engine has no means of its own."""
+    return os.environ.get(TOKEN_VARIABLE, "keras_flow").encode()
+
+
+def leave_at_once_after_a_failure() -> None:
+    """At exit: an engine would wait for processes that are inside a collective with this one, and then abort."""
+    if getattr(sys, "last_value", None) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)
