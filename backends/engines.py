@@ -50,6 +50,8 @@ ENGINES: dict[str, Engine] = {
             "jax",
             "keras-flow[jax]",
             drives_all_ranks=True,
+            # of its collectives on CPUs, and of the service that watches over the processes
+            lost_neighbour=("Gloo", "CoordinationServiceError"),
             settings=("JAX_PLATFORMS", "XLA_FLAGS", "NPROC"),
         ),
         Engine(
@@ -59,6 +61,12 @@ ENGINES: dict[str, Engine] = {
             "tensorflow",
             "keras-flow[tensorflow]",
             drives_all_ranks=True,
+            # the last one is our own (`tensorflow/recovery.py`)
+            lost_neighbour=(
+                "CoordinationServiceError",
+                "UnavailableError",
+                "has ended the collectives of this process",
+            ),
             settings=("TF_NUM_INTRAOP_THREADS",),
         ),
         Engine(

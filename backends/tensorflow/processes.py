@@ -7,31 +7,26 @@ TensorFlow's coordination service, which the first of them runs, holds what they
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import json
 import os
+import queue
 import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
 
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
-from keras_flow.current import processes
+from keras_flow.current import channel, processes
 from keras_flow.errors import FlowError
 
 #: milliseconds without a sign of life after which the service tells the others that a process is gone
 _HEARTBEAT_MILLISECONDS = 4000
 #: milliseconds that a process which is done waits for the others
 _PARTING_MILLISECONDS = 5000
-#: seconds between two attempts to reach the coordinator
-_RETRY_SECONDS = 0.1
 #: TensorFlow's name of the processes
 JOB = "worker"
 
@@ -114,66 +109,42 @@ def _short_limits(seconds: float) -> Iterator[None]:
 def _exchanged_addresses(described: processes.Processes, limit: float) -> tuple[str, ...]:
     """`host:port` of the server that each process will start, collected by process 0 at the coordinator's address.
 
-    Every TensorFlow server must know all others before it starts, and a launcher names the coordinator only. Texts are
-    exchanged, behind the handshake of `multiprocessing.connection` with the job's token: no pickle.
+    Every TensorFlow server must know all others before it starts, and a launcher names the coordinator only.
     """
-    until = time.monotonic() + limit
     processes.check_port(described)
-    if described.index == 0:
-        return _collect(described, until, limit)
-    while True:
-        try:
-            with Client((described.host, described.port), authkey=processes.token()) as connection:
-                own = f"{_own_host(described)}:{_free_port()}"
-                connection.send_bytes(json.dumps({"index": described.index, "address": own}).encode())
-                if not connection.poll(max(0.0, until - time.monotonic())):
-                    raise FlowError(processes.cannot_join(described, limit, TimeoutError("no answer")))
-                return tuple(json.loads(connection.recv_bytes()))
-        except (OSError, EOFError) as error:
-            if time.monotonic() > until:
-                raise FlowError(processes.cannot_join(described, limit, error)) from error
-            time.sleep(_RETRY_SECONDS)
-        except AuthenticationError as error:
-            raise FlowError(processes.cannot_join(described, limit, error)) from error
+    try:
+        if described.index == 0:
+            return _collected_addresses(described, limit)
+        hello = {"index": described.index, "port": _free_port()}
+        coordinator = channel.connect(described.host, described.port, processes.token(), hello, limit)
+        answer = coordinator.receive(limit)
+        if answer is None:
+            raise ConnectionError("the coordinator did not answer")
+        return tuple(answer["addresses"])
+    except ConnectionError as error:
+        raise FlowError(processes.cannot_join(described, limit, error)) from error
 
 
-def _collect(described: processes.Processes, until: float, limit: float) -> tuple[str, ...]:
+def _collected_addresses(described: processes.Processes, limit: float) -> tuple[str, ...]:
+    until = time.monotonic() + limit
     addresses = {0: f"{described.host}:{_free_port()}"}
-    connections = []
-    with (
-        contextlib.ExitStack() as stack,
-        Listener((described.host, described.port), backlog=described.count, authkey=processes.token()) as listener,
-    ):
+    others = []
+    with channel.Meeting(described.host, described.port, processes.token()) as meeting:
         while len(addresses) < described.count:
-            left = until - time.monotonic()
-            # private, because a listener takes no limit of time (checked with Python 3.11)
-            listener._listener._socket.settimeout(max(0.01, left))  # type: ignore[attr-defined]
             try:
-                connection = stack.enter_context(listener.accept())
-                said = json.loads(connection.recv_bytes(1000)) if connection.poll(max(0.0, left)) else {}
-                index, address = int(said["index"]), str(said["address"])
-            except TimeoutError as error:
+                other, hello = meeting.arrivals.get(timeout=max(0.01, until - time.monotonic()))
+            except queue.Empty:
                 missing = sorted(set(range(described.count)) - set(addresses))
-                raise FlowError(
-                    processes.cannot_join(described, limit, TimeoutError(f"processes {missing} did not come"))
-                ) from error
-            except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError):
-                continue  # a stranger
-            if index in addresses:
-                raise FlowError(f"two processes of the job say that they are process {index} of {described.count}.")
-            addresses[index] = address
-            connections.append(connection)
-        everyone = tuple(addresses[index] for index in range(described.count))
-        for connection in connections:
-            connection.send_bytes(json.dumps(everyone).encode())
-    return everyone
-
-
-def _own_host(described: processes.Processes) -> str:
-    """The address under which this host reaches, and so is reached from, the coordinator's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((described.host, described.port))  # of datagrams: nothing is sent
-        return probe.getsockname()[0]
+                raise ConnectionError(f"processes {missing} did not come") from None
+            if hello["index"] in addresses:
+                raise FlowError(f"two processes of the job are process {hello['index']} of {described.count}.")
+            addresses[hello["index"]] = f"{other.remote_host()}:{hello['port']}"
+            others.append(other)
+        everyone = [addresses[index] for index in range(described.count)]
+        for other in others:
+            other.send({"addresses": everyone})
+            other.close()
+    return tuple(everyone)
 
 
 def _free_port() -> int:

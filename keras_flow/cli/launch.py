@@ -1,8 +1,9 @@
-"""`keras-flow launch`: a whole script on all ranks."""
+"""`keras-flow launch`: a whole script in several processes, on one host or several."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,73 +12,160 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends import active
+from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
 from keras_flow.launch import launcher
+from keras_flow.launch.failure import RankError
+from keras_flow.launch.job import Job, stated_timeout
 
 
 def launch(
-    script: Annotated[Path, typer.Argument(help="The script that every rank runs.", metavar="SCRIPT.py")],
+    script: Annotated[Path, typer.Argument(help="The script that every process runs.", metavar="SCRIPT.py")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What the script is given.", metavar="ARGS...")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Number of ranks.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Number of ranks of this host, where the processes are not counted.")
+    ] = None,
     nproc_per_node: Annotated[
         int | None,
+        typer.Option("--nproc_per_node", "--nproc-per-node", min=1, help="Processes on each host."),
+    ] = None,
+    devices_per_proc: Annotated[
+        int | None,
         typer.Option(
-            "--nproc_per_node",
-            "--nproc-per-node",
+            "--devices_per_proc",
+            "--devices-per-proc",
             min=1,
-            help="Processes on this host: on torch the same as --devices, elsewhere 1.",
+            help="Ranks that each process drives (JAX, TensorFlow: virtual CPU devices; torch: 1).",
         ),
     ] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Number of hosts; run this command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node_rank", "--node-rank", min=0, help="Index of this host.")] = 0,
+    master_addr: Annotated[str, typer.Option("--master_addr", "--master-addr", help="Address of host 0.")] = LOOPBACK,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master_port", "--master-port", min=1, max=65535, help="Free port of host 0 [one host: any; else 29500]."
+        ),
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT.py is the name of a module.")] = False,
+    no_python: Annotated[
+        bool, typer.Option("--no_python", "--no-python", help="SCRIPT.py is a program: it is run as it is.")
+    ] = False,
+    redirect: Annotated[
+        bool,
+        typer.Option(
+            "--redirect_stdout_and_stderr",
+            "--redirect-stdout-and-stderr",
+            help="Write output to LOGDIR/local_rank_K/stdout and stderr, and show none.",
+        ),
+    ] = False,
+    logdir: Annotated[Path, typer.Option(help="Folder for --redirect_stdout_and_stderr and --tee.")] = Path("log"),
+    tee: Annotated[
+        bool, typer.Option("--tee", help="Write output to LOGDIR, and show every line with its rank.")
+    ] = False,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds without progress after which the job ends (KERAS_FLOW_TIMEOUT; 1800).")
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max_restarts",
+            "--max-restarts",
+            min=0,
+            help="Start all processes again so often after a failure (a script with BackupAndRestore goes on).",
+        ),
+    ] = 0,
     all_output: Annotated[
-        bool, typer.Option("--all-output", help="Show every rank's output, each line behind its rank.")
+        bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
     ] = False,
 ) -> None:
-    """Run SCRIPT.py on several ranks of this host.
+    """Run SCRIPT.py on several ranks, in several processes and on several hosts.
 
-    On torch every rank is a process; on JAX and TensorFlow one process drives all devices. Without --all-output the
-    output of rank 0 is shown. A rank that fails ends the job, and the error names it.
+    On torch every rank is a process: --devices 4 and --nproc_per_node 4 mean the same. On JAX and TensorFlow
+    --devices 4 is one process with 4 devices, --nproc_per_node 2 --devices_per_proc 2 is two processes with two each.
+
+    For two hosts run on each, with its --node_rank: keras-flow launch --nnodes 2 --node_rank 0 --master_addr host0
+    --master_port 29500 --nproc_per_node 4 SCRIPT.py. KERAS_FLOW_TOKEN is the secret by which they know each other.
+
+    Without --all-output or --tee the output of process 0 is shown. A process that fails ends the job on every host;
+    the error names it, and its exit status is passed on.
     """
     engine = active.checked_name()
-    one_process = active.drives_all_ranks()
-    ranks = _ranks(devices, nproc_per_node, engine, one_process)
-    if not script.is_file():
-        raise FlowError(f"keras-flow launch was asked to run {script}, which is not a file.")
-    command = [str(script), *(arguments or [])]
-    if one_process:
-        raise typer.Exit(_run_alone(command, ranks))
-    job = launcher.Job(
-        ranks=ranks,
-        command=(sys.executable, "-m", "keras_flow.launch.child", "script", *command),
-        timeout=launcher.stated_timeout(timeout),
-        show_all=all_output,
+    processes, share = _division(devices, nproc_per_node, devices_per_proc, engine)
+    if node_rank >= nnodes:
+        raise FlowError(f"--node_rank {node_rank} is no host of --nnodes {nnodes}; legal is 0 to {nnodes - 1}.")
+    if module and no_python:
+        raise FlowError("--module and --no_python exclude each other: a module is run by Python.")
+    if (redirect or tee) and logdir.exists() and not logdir.is_dir():
+        raise FlowError(f"--logdir {logdir} is a file; it must be a folder, or not exist yet.")
+    command = _command(script, arguments or [], module, no_python)
+    if processes == 1 and nnodes == 1 and not (redirect or tee or max_restarts):
+        raise typer.Exit(_run_alone(command, share))
+    job = Job(
+        processes=processes,
+        command=command,
+        timeout=stated_timeout(timeout),
+        show_all=all_output or tee,
+        devices=share,
+        nodes=nnodes,
+        node=node_rank,
+        host=master_addr,
+        port=master_port or (29500 if nnodes > 1 else None),
+        logs=logdir.absolute() if redirect or tee else None,
+        tee=tee,
+        restarts=max_restarts,
+        script=None if module else script,
     )
-    with launcher.job_folder() as folder:
-        launcher.launch(job, folder)
+    try:
+        with launcher.job_folder() as folder:
+            launcher.launch(job, folder)
+    except RankError as error:
+        _print_endings(error, job)
+        raise
 
 
-def _ranks(devices: int | None, processes: int | None, engine: str, one_process: bool) -> int:
-    if one_process and processes is not None and processes > 1:
+def _division(devices: int | None, processes: int | None, share: int | None, engine: str) -> tuple[int, int | None]:
+    """Processes on this host, and the ranks that each drives (None: as many as the engine finds)."""
+    one_each = not active.drives_all_ranks()
+    if one_each and share not in (None, 1):
+        raise FlowError(f"--devices_per_proc {share}: on {engine} each rank is a process of its own; leave it out.")
+    if devices is None and processes is None and share is None:
         raise FlowError(
-            f"--nproc_per_node {processes} asks for {processes} processes, but on {engine} one process drives all "
-            f"devices of a host. Use --devices {processes}."
+            "keras-flow launch needs the number of ranks or processes: give --devices N or --nproc_per_node N."
         )
-    if devices is not None and processes is not None and not one_process and devices != processes:
+    if processes is None:
+        processes = devices or 1 if one_each else (devices or share or 1) // share if share and devices else 1
+    if devices is not None and share is None:
+        share = max(1, devices // processes)
+    if one_each:
+        share = 1
+    if devices is not None and share is not None and processes * share != devices:
         raise FlowError(
-            f"--devices {devices} and --nproc_per_node {processes} disagree; on {engine} they mean the same."
+            f"--devices {devices}, --nproc_per_node {processes} and --devices_per_proc {share} disagree on {engine}: "
+            f"{processes} times {share} is {processes * share}. Leave --devices out."
         )
-    ranks = devices or (None if one_process else processes)
-    if ranks is None:
-        raise FlowError("keras-flow launch needs the number of ranks: give --devices N.")
-    return ranks
+    return processes, share
 
 
-def _run_alone(command: list[str], ranks: int) -> int:
+def _command(script: Path, arguments: list[str], module: bool, no_python: bool) -> tuple[str, ...]:
+    if no_python:
+        program = shutil.which(str(script))
+        if program is None:
+            raise FlowError(f"keras-flow launch was asked to run the program {script}, which is not found.")
+        return (program, *arguments)
+    if not module and not script.is_file():
+        raise FlowError(f"keras-flow launch was asked to run {script}, which is not a file.")
+    mode = "module" if module else "script"
+    return (sys.executable, "-m", "keras_flow.launch.child", mode, str(script), *arguments)
+
+
+def _run_alone(command: tuple[str, ...], ranks: int | None) -> int:
     """Run the script in one process that drives all ranks; `kf.init` finds their number in its environment."""
-    env = {**os.environ, active.DEVICES_VARIABLE: str(ranks)}
-    process = subprocess.Popen([sys.executable, *command], env=env)
+    if command[2:3] == ("keras_flow.launch.child",):
+        mode, *rest = command[3:]
+        command = (sys.executable, *(("-m",) if mode == "module" else ()), *rest)
+    env = {**os.environ, **({} if ranks is None else {active.DEVICES_VARIABLE: str(ranks)})}
+    process = subprocess.Popen(command, env=env)
     try:
         code = process.wait()
     except KeyboardInterrupt:
@@ -89,3 +177,20 @@ def _run_alone(command: list[str], ranks: int) -> int:
             process.wait()
         raise
     return code if code >= 0 else 128 - code
+
+
+def _print_endings(error: RankError, job: Job) -> None:
+    """A table of how each process of this host ended, on stderr."""
+    if len(error.endings) < 2:
+        return
+    import socket
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"processes of host {job.node} ({socket.gethostname()})", title_justify="left")
+    for heading in (job.word, "ended"):
+        table.add_column(heading)
+    for rank, ending in sorted(error.endings.items()):
+        table.add_row(str(rank), ending, style="bold" if rank == error.rank else "")
+    Console(stderr=True).print(table)

@@ -1,6 +1,7 @@
 """The process of one rank: `python -m keras_flow.launch.child`, started by the launcher with the rank's environment.
 
-`child script FILE.py ARGS...` runs a script as `__main__`; `child main` runs the function that `kf.run` sent.
+`child script FILE.py ARGS...` runs a script as `__main__`, `child module NAME ARGS...` a module; `child main` runs the
+function that `kf.run` sent.
 """
 
 from __future__ import annotations
@@ -44,15 +45,20 @@ def main() -> None:
     try:
         if mode == "script":
             _run_script(rest)
+        elif mode == "module":
+            _run_module(rest)
         else:
             _run_main(folder, rank)
         code = 0
+        folder.left(rank).touch()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         if code != 0:
             sys.last_value = leaving  # a failure too: what runs at exit must not wait for the other ranks
             leaving.with_traceback(_without_own_frames(leaving.__traceback__))
             failure.record(folder, rank, leaving, code)
+        else:
+            folder.left(rank).touch()
         raise
 
 
@@ -80,6 +86,12 @@ def _run_script(command: list[str]) -> None:
     sys.argv[:] = command
     sys.path[0] = os.path.dirname(os.path.abspath(command[0]))  # as `python FILE.py` has it
     runpy.run_path(command[0], run_name="__main__")
+
+
+def _run_module(command: list[str]) -> None:
+    sys.argv[:] = command
+    sys.path[0] = os.getcwd()  # as `python -m NAME` has it
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
 def _run_main(folder: JobFolder, rank: int) -> None:

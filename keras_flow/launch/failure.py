@@ -6,14 +6,18 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import LaunchError
 from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.job import Job
 
 #: lines of a traceback or of a rank's output that an error repeats
 TAIL_LINES = 30
@@ -37,7 +41,10 @@ class RankError(LaunchError):
         rank: the rank that failed.
         exit_code: exit code of its process, negative for a signal; None where it was ended because it hung.
         details: the end of its traceback or output.
+        endings: how each process of this host ended, in words; process -> text. Set by the launcher.
     """
+
+    endings: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, message: str, rank: int, exit_code: int | None = None, details: str = ""):
         super().__init__(message)
@@ -127,50 +134,54 @@ def left_how(code: int) -> str:
     return f"exit code {code}"
 
 
-def rank_failed(rank: int, ranks: int, code: int, failure: Failure | None, output: str) -> RankError:
+def rank_failed(rank: int, job: Job, code: int, failure: Failure | None, output: str) -> RankError:
     """The error for a rank that raised, left with a code other than 0, or was killed."""
-    how = left_how(code)
+    how, who = left_how(code), _who(rank, job)
     # a program that chose its status needs no traceback
     if failure is not None and failure.left:
         message = failure.summary.removeprefix("SystemExit: ")
-        head = f"rank {rank} of {ranks} left with {how}" + ("" if message == str(code) else f": {message}")
-        return RankError(_text(head, rank, "", ""), rank, code)
+        head = f"{who} left with {how}" + ("" if message == str(code) else f": {message}")
+        return RankError(_text(head, rank, job, "", ""), rank, code)
     if failure is None:
-        head, what, details = f"rank {rank} of {ranks} failed: {how}", "its output", output
+        head, what, details = f"{who} failed: {how}", "its output", output
     else:
-        head, what, details = (
-            f"rank {rank} of {ranks} failed: {failure.summary} ({how})",
-            "its traceback",
-            failure.trace,
-        )
-    return RankError(_text(head, rank, what, details), rank, code, tail(details))
+        head, what, details = f"{who} failed: {failure.summary} ({how})", "its traceback", failure.trace
+    return RankError(_text(head, rank, job, what, details), rank, code, tail(details))
 
 
-def rank_left_early(rank: int, ranks: int, failed: int, failure: Failure) -> RankError:
-    """The error for a rank that left with code 0 while another still needed it."""
+def rank_left_early(rank: int, failed: int, job: Job, failure: Failure | None) -> RankError:
+    """The error for a rank that left with code 0 while another still needed it, and failed or was ended for that."""
+    what = "was ended by its engine" if failure is None else f"failed with {failure.summary}"
+    trace = "" if failure is None else failure.trace
     head = (
-        f"rank {rank} of {ranks} left early with exit code 0 while other ranks still needed it: rank {failed} failed "
-        f"with {failure.summary}\nEvery rank must take part in the same steps: look for a sys.exit or a return that "
-        f"only some ranks reach"
+        f"{_who(rank, job)} left early with exit code 0 while other {job.words} still needed it: {job.word} {failed} "
+        f"{what}\nEvery {job.word} must take part in the same steps: look for a sys.exit or a "
+        f"return that only some {job.words} reach"
     )
-    return RankError(_text(head, failed, "its traceback", failure.trace), rank, 0, tail(failure.trace))
+    return RankError(_text(head, failed, job, "its traceback", trace), rank, 0, tail(trace))
 
 
-def rank_hangs(suspects: list[int], ranks: int, seconds: float, stacks: dict[int, str]) -> RankError:
+def rank_hangs(suspects: list[int], job: Job, stacks: dict[int, str]) -> RankError:
     """The error for a job that made no progress; `suspects` are the ranks the others wait for, as far as known."""
     names = ", ".join(str(rank) for rank in suspects)
-    head = (
-        f"rank{'s' if len(suspects) > 1 else ''} {names} of {ranks} {'hang' if len(suspects) > 1 else 'hangs'}: no "
-        f"progress for {seconds:g} s, the timeout of this job. If the work is honest, give a longer one: "
-        f"`keras-flow launch --timeout SECONDS`, kf.run(..., timeout=SECONDS) or KERAS_FLOW_TIMEOUT"
-    )
+    several = len(suspects) > 1
     rank = suspects[0]
     details = stacks.get(rank) or "(it does not answer: stopped, or stuck outside Python)"
-    return RankError(_text(head, rank, "where it is", details), rank, None, details)
+    head = f"{job.words if several else job.word} {names} of {job.count} {'hang' if several else 'hangs'}"
+    if stacks:
+        head += f": no progress for {job.timeout:g} s, the timeout of this job. If the work is honest, give a longer "
+        head += "one: `keras-flow launch --timeout SECONDS`, kf.run(..., timeout=SECONDS) or KERAS_FLOW_TIMEOUT"
+    return RankError(_text(head, rank, job, "where it is", details), rank, None, details)
 
 
-def _text(head: str, rank: int, what: str, details: str) -> str:
+def _who(rank: int, job: Job) -> str:
+    where = f" (host {job.node}, {socket.gethostname()})" if job.nodes > 1 else ""
+    return f"{job.word} {rank} of {job.count}{where}"
+
+
+def _text(head: str, rank: int, job: Job, what: str, details: str) -> str:
     """The text of an error: what happened, then the last lines of details about a rank."""
+    ended = f"The other {job.words} were ended."
     if not details.strip():
-        return f"{head}\nThe other ranks were ended."
-    return f"{head}\nThe other ranks were ended. Rank {rank}, {what}:\n{tail(details)}"
+        return f"{head}\n{ended}"
+    return f"{head}\n{ended} {job.word.capitalize()} {rank}, {what}:\n{tail(details)}"

@@ -29,9 +29,18 @@ class JobFolder:
         """The exception that ended a rank."""
         return self.path / f"failure-{rank}.json"
 
+    def left(self, rank: int) -> Path:
+        """Exists once a rank's program has come to its end, well; what runs at exit may still wait for others."""
+        return self.path / f"left-{rank}"
+
     def stack(self, rank: int) -> Path:
         """Where a rank writes its stack when it is sent SIGUSR1; it exists once the rank can."""
         return self.path / f"stack-{rank}"
+
+    def clear(self) -> None:
+        """Forget what the ranks of an attempt that failed wrote; what was sent to them stays."""
+        for path in (path for name in ("failure", "left", "stack") for path in self.path.glob(f"{name}-*")):
+            path.unlink(missing_ok=True)
 
 
 def own_folder() -> JobFolder | None:

@@ -1,12 +1,14 @@
 """A small process that ends the ranks when the process that launched them is gone, killed even.
 
-Run as a script, without the site packages, so that it starts in milliseconds. It reads process groups, one a line, from
+Run as a script, without the site packages, so that it starts in milliseconds; its argument is the job's private folder,
+which is removed then too. It reads process groups, one a line, from
 its standard input. The end of the input without the line `done` means that the launcher died: every group is killed,
 with whatever its ranks started and also when they are stopped or hang, which a watcher inside the rank could not do.
 """
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 
@@ -22,6 +24,7 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
 if __name__ == "__main__":

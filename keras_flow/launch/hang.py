@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+from keras_flow.backends.engines import ENGINES
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.processes import RankProcess
 
@@ -13,7 +14,9 @@ from keras_flow.launch.processes import RankProcess
 _IDLE_SHARE = 0.03
 
 #: frames of a rank that waits for other ranks
-_WAITING = re.compile(r"torch/distributed|backends/torch/devices")
+_WAITING = re.compile(r"torch/distributed|backends/\w+/processes")
+#: the innermost frame of a rank that waits inside an engine, where it calls into compiled code
+_INSIDE_ENGINE = re.compile("|".join(rf"/{engine.module}/|/backends/{engine.name}/" for engine in ENGINES.values()))
 
 #: innermost frames in which to look for these
 _INNER_FRAMES = 8
@@ -71,4 +74,7 @@ def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[i
 
 
 def _waits(stack: str) -> bool:
-    return any(_WAITING.search(line) for line in stack.splitlines()[: _INNER_FRAMES + 1])
+    frames = [line for line in stack.splitlines() if line.lstrip().startswith("File")]
+    return bool(frames) and (
+        _INSIDE_ENGINE.search(frames[0]) is not None or any(_WAITING.search(line) for line in frames[:_INNER_FRAMES])
+    )

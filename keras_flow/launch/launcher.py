@@ -1,30 +1,34 @@
-"""Runs one command as n ranks on this host and ends all of them when one fails, naming it."""
+"""Runs one command as several processes and ends all of them when one fails, naming it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from keras_flow.backends.active import DEVICES_VARIABLE
+from keras_flow.current import processes
+from keras_flow.current.processes import TIMEOUT_VARIABLE, TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
 from keras_flow.launch import failure, hang
+from keras_flow.launch.failure import RankError
 from keras_flow.launch.folder import FOLDER_VARIABLE, JobFolder
+from keras_flow.launch.job import Job
+from keras_flow.launch.nodes import Nodes, meet
+from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 
-#: seconds that a rank may wait for another, unless the user says otherwise; the engines' own default
-DEFAULT_TIMEOUT = 1800.0
-
-#: set by the user or by the launcher: that time, in seconds; the collectives of the ranks use it too
-TIMEOUT_VARIABLE = "KERAS_FLOW_TIMEOUT"
+#: set by the launcher: how often the job was restarted
+RESTART_VARIABLE = "KERAS_FLOW_RESTARTS"
 
 #: seconds between two looks at the ranks
 _LOOK_SECONDS = 0.03
@@ -35,41 +39,13 @@ _LEAVING_SECONDS = 2.0
 #: seconds in which the rank that caused another's "connection closed" shows up as failed itself
 _CAUSE_SECONDS = 0.5
 
-
-@dataclass(frozen=True)
-class Job:
-    """One command, run as several ranks.
-
-    Attributes:
-        ranks: number of ranks, each a process of this host.
-        command: the command and its arguments, the same for every rank.
-        timeout: seconds without progress after which the job ends.
-        show_all: show the output of every rank, each line behind `[rank k] `; else that of rank 0 only.
-        env: environment variables for every rank, beyond those of the launcher.
-    """
-
-    ranks: int
-    command: Sequence[str]
-    timeout: float
-    show_all: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-def stated_timeout(timeout: float | None) -> float:
-    """The timeout of a job in seconds: as given, else KERAS_FLOW_TIMEOUT, else half an hour."""
-    text = timeout if timeout is not None else os.environ.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise LaunchError(f"the timeout of a job was given as {text!r}; legal is a number of seconds above 0.")
-    return seconds
+#: exit codes of a process that its engine ends from within when another one is gone
+_ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 
 
 @contextmanager
 def job_folder() -> Iterator[JobFolder]:
-    """A private folder for a job, removed afterwards."""
+    """A private folder for a job, removed afterwards; by the guardian where this process is killed."""
     path = tempfile.mkdtemp(prefix="keras-flow-")
     try:
         yield JobFolder(path)
@@ -78,36 +54,87 @@ def job_folder() -> Iterator[JobFolder]:
 
 
 def launch(job: Job, folder: JobFolder) -> None:
-    """Run the ranks of `job` until all have left with exit code 0.
+    """Run the processes of `job` on this host until those of all hosts have left with exit code 0.
 
     Raises:
-        LaunchError: a rank failed, left while others needed it, or the job made no progress. No rank runs any more.
+        LaunchError: a process failed, left while others needed it, or the job made no progress, more often than
+            `job.restarts`. No process runs any more.
         KeyboardInterrupt: the same, after Ctrl-C.
     """
     if os.name != "posix":
         raise LaunchError("keras_flow starts several processes only on POSIX systems (Linux, macOS, WSL).")
-    with Interrupts() as interrupts, Ranks(interrupts) as ranks:
-        port = str(_free_port())
-        for rank in range(job.ranks):
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(32)
+    if job.nodes > 1 and TOKEN_VARIABLE not in os.environ:
+        token = processes.token().decode()
+        print(
+            f"keras-flow: {TOKEN_VARIABLE} is not set: whoever reaches {job.host}:{job.port} can join this job. Set it "
+            "to the same secret on all hosts.",
+            file=sys.stderr,
+        )
+    with Interrupts() as interrupts, meet(job) as nodes:
+        for attempt in range(job.restarts + 1):
+            try:
+                _run(job, folder, nodes, interrupts, attempt, token)
+                return
+            except (KeyboardInterrupt, SystemExit):
+                nodes.fail(RankError("the job was interrupted; every process was ended.", job.first, -signal.SIGINT))
+                raise
+            except RankError as error:
+                if attempt == job.restarts or error.exit_code == -signal.SIGINT:
+                    raise
+                print(f"keras-flow: {error}\nkeras-flow: restart {attempt + 1} of {job.restarts}", file=sys.stderr)
+                folder.clear()
+
+
+def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, attempt: int, token: str) -> None:
+    """Start the processes of this host and watch them, once."""
+    free = job.port if job.nodes == 1 and job.port is not None else _free_port()
+    port = nodes.begin(free)
+    with Ranks(interrupts, folder) as ranks:
+        for local in range(job.processes):
             interrupts.check()
-            ranks.start(rank, job.command, _environment(job, folder, rank, port), job.show_all)
-        _watch(job, folder, ranks, interrupts)
+            env = _environment(job, folder, local, port, attempt, token)
+            ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
+        try:
+            _watch(job, folder, ranks, interrupts, nodes)
+        except RankError as error:
+            error.endings = ranks.endings(error.rank)
+            nodes.fail(error)
+            raise
 
 
-def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts) -> None:
+def _shown(job: Job, local: int, attempt: int) -> Shown:
+    folder = None if job.logs is None else job.logs / f"local_rank_{local}"
+    return Shown(
+        word=job.word,
+        every=job.show_all,
+        first=job.first == 0 and local == 0,
+        hidden=folder is not None and not job.tee,
+        folder=folder,
+        append=attempt > 0,
+    )
+
+
+def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, nodes: Nodes) -> None:
     watch = hang.HangWatch(job.timeout)
     while running := ranks.running():
         interrupts.check()
         if first := _first_failure(folder, ranks.processes):
-            raise _explain(job, folder, ranks, first)
+            raise _explain(job, folder, ranks, first, nodes)
+        nodes.look()
         if watch.expired(running):
             suspects, stacks = hang.find_suspects(running, folder)
-            raise failure.rank_hangs(suspects, job.ranks, job.timeout, stacks)
+            raise failure.rank_hangs(suspects, job, stacks)
         time.sleep(_LOOK_SECONDS)
     if first := _first_failure(folder, ranks.processes):
-        raise _explain(job, folder, ranks, first)
+        raise _explain(job, folder, ranks, first, nodes)
     for process in ranks.processes:
         process.output.finish()
+    nodes.done()
+    while not nodes.all_done():
+        interrupts.check()
+        nodes.look()
+        time.sleep(_LOOK_SECONDS)
 
 
 def _first_failure(folder: JobFolder, processes: Sequence[RankProcess]) -> RankProcess | None:
@@ -123,29 +150,42 @@ def _first_failure(folder: JobFolder, processes: Sequence[RankProcess]) -> RankP
     return min(failed, key=lambda each: each[:2])[2] if failed else None
 
 
-def _explain(job: Job, folder: JobFolder, ranks: Ranks, first: RankProcess) -> LaunchError:
+def _explain(job: Job, folder: JobFolder, ranks: Ranks, first: RankProcess, nodes: Nodes) -> LaunchError:
     """The error for a failed job, once its cause is known."""
     written = failure.read(folder, first.rank)
-    if written is not None and written.lost_neighbour:
-        # the neighbour that was lost may have left a moment earlier and not been seen yet
-        _wait(_CAUSE_SECONDS, lambda: _first_failure(folder, ranks.processes) not in (None, first))
+    # its engine ended it from within, or raised, because another process is gone
+    lost = first.code in _ABORTS if written is None else written.lost_neighbour
+    if lost:
+        if stopped := [process.rank for process in ranks.running() if process.is_stopped()]:
+            return failure.rank_hangs(stopped, job, {})
+        # the neighbour that was lost may have left a moment earlier and not been seen yet, perhaps on another host
+        _wait(_CAUSE_SECONDS, lambda: _looked(nodes) and _first_failure(folder, ranks.processes) not in (None, first))
         ranks.running()
         first = _first_failure(folder, ranks.processes) or first
         written = failure.read(folder, first.rank)
-    if written is not None and (written.lost_neighbour or written.waited_too_long):
-        if early := [process for process in ranks.processes if process.code == 0]:
-            return failure.rank_left_early(early[0].rank, job.ranks, first.rank, written)
-        if written.waited_too_long:
-            others = [process for process in ranks.running() if process is not first]
-            suspects, stacks = hang.find_suspects(others, folder)
-            if suspects:
-                return failure.rank_hangs(suspects, job.ranks, job.timeout, stacks)
+        lost = first.code in _ABORTS if written is None else written.lost_neighbour
+    if lost or (written is not None and written.waited_too_long):
+        # at exit an engine may wait for the others, so that the one that left early still runs
+        early = [each.rank for each in ranks.processes if each.code == 0 or folder.left(each.rank).exists()]
+        if 0 < len(early) < len(ranks.processes):
+            return failure.rank_left_early(early[0], first.rank, job, written)
+    if written is not None and written.waited_too_long:
+        others = [process for process in ranks.running() if process is not first]
+        suspects, stacks = hang.find_suspects(others, folder)
+        if suspects:
+            return failure.rank_hangs(suspects, job, stacks)
     _wait(_LEAVING_SECONDS, lambda: first.poll() is not None)
     code = first.code or (written.exit_code if written else 1)
     if code == -signal.SIGTERM and written is not None:
         code = written.exit_code
     first.output.finish(0.5)
-    return failure.rank_failed(first.rank, job.ranks, code, written, first.output.kept())
+    return failure.rank_failed(first.rank, job, code, written, first.output.kept())
+
+
+def _looked(nodes: Nodes) -> bool:
+    """Look at what the other hosts say; raises the error of a process that failed there."""
+    nodes.look()
+    return True
 
 
 def _wait(seconds: float, until: Callable[[], bool]) -> None:
@@ -154,22 +194,26 @@ def _wait(seconds: float, until: Callable[[], bool]) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _environment(job: Job, folder: JobFolder, rank: int, port: str) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // job.ranks)
+def _environment(job: Job, folder: JobFolder, local: int, port: int, attempt: int, token: str) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // job.processes)
+    devices = {} if job.devices is None else {DEVICES_VARIABLE: str(job.count * job.devices)}
     return {
-        "OMP_NUM_THREADS": str(threads),  # the ranks share the cores; the user's own value wins
-        "PYTHONHASHSEED": "0",  # the same order of sets in every rank; the user's own value wins
+        "OMP_NUM_THREADS": str(threads),  # the processes share the cores; the user's own value wins
+        "PYTHONHASHSEED": "0",  # the same order of sets in every process; the user's own value wins
         **os.environ,
         **job.env,
         "PYTHONUNBUFFERED": "1",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(job.ranks),
-        "LOCAL_WORLD_SIZE": str(job.ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        DEVICES_VARIABLE: str(job.ranks),
+        "RANK": str(job.first + local),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(job.count),
+        "LOCAL_WORLD_SIZE": str(job.processes),
+        "GROUP_RANK": str(job.node),
+        "MASTER_ADDR": job.host,
+        "MASTER_PORT": str(port),
+        **devices,
         TIMEOUT_VARIABLE: str(job.timeout),
+        TOKEN_VARIABLE: token,
+        RESTART_VARIABLE: str(attempt),
         FOLDER_VARIABLE: str(folder.path),
     }
 

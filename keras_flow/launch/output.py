@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from typing import IO, TextIO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO, TextIO
 
 #: lines kept of a rank whose output is not shown, for the error if it fails
 _KEPT_LINES = 200
@@ -21,24 +23,50 @@ _KEPT_LINES = 200
 _lock = threading.Lock()
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What is shown and written of a process's output.
+
+    Attributes:
+        word: what a process is called before each line: `"rank"` or `"process"`.
+        every: each line of every process is shown behind its rank; else those of process 0 only, unchanged.
+        first: whether this is process 0 of the job.
+        hidden: nothing is shown.
+        folder: where its output is written too, to the files `stdout` and `stderr`; None: nowhere.
+        append: the files go on; else they begin anew.
+    """
+
+    word: str = "rank"
+    every: bool = False
+    first: bool = False
+    hidden: bool = False
+    folder: Path | None = None
+    append: bool = False
+
+
 class RankOutput:
-    """The output of one rank: where its process writes to, and what is shown or kept of it.
+    """The output of one rank: where its process writes to, and what is shown, written or kept of it.
 
     Args:
         rank: the rank.
-        show_all: show every rank, each line behind `[rank k] `; else only rank 0, unchanged.
+        shown: what is shown and written.
     """
 
-    def __init__(self, rank: int, show_all: bool):
-        self._rank = rank
-        self._prefixed = show_all
-        self._shown = show_all or rank == 0
+    def __init__(self, rank: int, shown: Shown):
+        self._name = f"{shown.word} {rank}"
+        self._prefixed = shown.every
+        self._shown = (shown.every or shown.first) and not shown.hidden
+        self._files: dict[str, BinaryIO] = {}
+        if shown.folder is not None:
+            shown.folder.mkdir(parents=True, exist_ok=True)
+            mode = "ab" if shown.append else "wb"
+            self._files = {name: (shown.folder / name).open(mode) for name in ("stdout", "stderr")}  # type: ignore[misc]
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._pumps: list[threading.Thread] = []
 
     def targets(self) -> tuple[IO[bytes] | int | None, IO[bytes] | int | None]:
         """stdout and stderr for `subprocess.Popen`; None lets the rank write to the launcher's own."""
-        if self._shown and not self._prefixed and _is_plain(sys.stdout) and _is_plain(sys.stderr):
+        if self._shown and not self._prefixed and not self._files and _is_plain(sys.stdout) and _is_plain(sys.stderr):
             # its terminal is the launcher's: width, colours and progress bars are as without a launcher
             sys.stdout.flush()
             sys.stderr.flush()
@@ -68,6 +96,9 @@ class RankOutput:
         while True:
             chunk = source.read1(65536)  # pyright: ignore[reportAttributeAccessIssue]  # a BufferedReader
             text = decoder.decode(chunk, final=not chunk)
+            if name in self._files:
+                self._files[name].write(chunk)
+                self._files[name].flush()
             if self._shown and not self._prefixed:
                 _write(name, text)
             else:
@@ -79,10 +110,12 @@ class RankOutput:
         if line:
             self._show_or_keep(name, line)
         source.close()
+        if name in self._files:
+            self._files.pop(name).close()
 
     def _show_or_keep(self, name: str, line: str) -> None:
         if self._shown:
-            _write(name, f"[rank {self._rank}] {line.rstrip()}\n")
+            _write(name, f"[{self._name}] {line.rstrip()}\n")
         else:
             self._kept.append(line)
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from keras_flow.launch import guardian
-from keras_flow.launch.output import RankOutput
+from keras_flow.launch.failure import left_how
+from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.output import RankOutput, Shown
 
 #: seconds between asking a rank to end and killing it
 _GRACE_SECONDS = 3.0
@@ -23,31 +25,39 @@ _GONE_SECONDS = 5.0
 
 
 class Interrupts:
-    """Remembers Ctrl-C until `check` raises it: raised elsewhere it could leave a lock of `subprocess` locked."""
+    """Remembers Ctrl-C and SIGTERM until `check` raises: elsewhere they could leave a lock of `subprocess` locked.
 
-    def __init__(self) -> None:
-        self._pending = False
-        self._before: object = None
+    Args:
+        terminates: SIGTERM is remembered too; `check` raises SystemExit(143) for it, as a shell says it.
+    """
+
+    def __init__(self, terminates: bool = True) -> None:
+        self._pending: int | None = None
+        self._numbers = (signal.SIGINT, signal.SIGTERM) if terminates else (signal.SIGINT,)
+        self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            self._before = signal.signal(signal.SIGINT, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
         if kind is None:
             self.check()
 
     def _note(self, number: int, frame: object) -> None:
-        self._pending = True
+        self._pending = number
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C came since the last call."""
-        if self._pending:
-            self._pending = False
+        """Raise KeyboardInterrupt if Ctrl-C came since the last call, SystemExit(143) if SIGTERM did."""
+        number, self._pending = self._pending, None
+        if number == signal.SIGTERM:
+            raise SystemExit(128 + number)
+        if number is not None:
             raise KeyboardInterrupt
 
 
@@ -60,9 +70,9 @@ class RankProcess:
         code: its exit code, negative for a signal; None while it runs.
     """
 
-    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], show_all: bool):
+    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], shown: Shown):
         self.rank = rank
-        self.output = RankOutput(rank, show_all)
+        self.output = RankOutput(rank, shown)
         stdout, stderr = self.output.targets()
         # A session of its own: Ctrl-C reaches the launcher alone, which then ends each rank with all that it started.
         self._popen = subprocess.Popen(
@@ -81,6 +91,12 @@ class RankProcess:
         if self.code is None:
             self.code = self._popen.poll()
         return self.code
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped by a signal."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        return False
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the rank alone."""
@@ -106,15 +122,16 @@ class RankProcess:
 class Ranks:
     """All processes of a job. As a context manager it leaves none of them running, however the body ends."""
 
-    def __init__(self, interrupts: Interrupts) -> None:
+    def __init__(self, interrupts: Interrupts, folder: JobFolder) -> None:
         self.processes: list[RankProcess] = []
+        self._folder = folder
         self._interrupts = interrupts
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Ranks:
         # -I -S: no site packages, which makes it start in milliseconds
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__],
+            [sys.executable, "-I", "-S", guardian.__file__, str(self._folder.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -125,7 +142,7 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         try:
             self.end()
-        except KeyboardInterrupt:  # a second Ctrl-C: no grace
+        except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C: no grace
             for process in self.processes:
                 process.send_group(signal.SIGKILL)
             self.end(0)
@@ -137,15 +154,24 @@ class Ranks:
                 self._guardian.stdin.close()
             self._guardian.wait()
 
-    def start(self, rank: int, command: Sequence[str], env: Mapping[str, str], show_all: bool) -> None:
+    def start(self, rank: int, command: Sequence[str], env: Mapping[str, str], shown: Shown) -> None:
         """Start the process of `rank`."""
-        process = RankProcess(rank, command, env, show_all)
+        process = RankProcess(rank, command, env, shown)
         self.processes.append(process)
         self._tell_guardian(str(process.pid))
 
     def running(self) -> list[RankProcess]:
         """The ranks that have not left."""
         return [process for process in self.processes if process.poll() is None]
+
+    def endings(self, first: int) -> dict[int, str]:
+        """How each process ended, or that it runs; `first` is the one that failed first."""
+        return {
+            process.rank: "running, then ended by the launcher"
+            if process.poll() is None
+            else left_how(process.code or 0) + (", the first" if process.rank == first else "")
+            for process in self.processes
+        }
 
     def end(self, grace: float = _GRACE_SECONDS) -> None:
         """Ask every rank that runs to end, kill those that have not after `grace` seconds, and their children."""

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from keras_flow.backends import active
+from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
 from keras_flow.launch import launcher, payload
+from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.runtime import versions
 from keras_flow.runtime.init import agreed_devices, init
 
@@ -21,6 +23,7 @@ def run(
     main: Callable[..., Result],
     devices: int | None = None,
     *,
+    processes: int | None = None,
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     timeout: float | None = None,
@@ -28,14 +31,15 @@ def run(
 ) -> Result:
     """Call `kf.init(devices)` and then `main(*args, **kwargs)` on all ranks.
 
-    On JAX and TensorFlow, and with one rank, that happens in this process. On torch each rank is a new process, which
-    imports `main` by name, or receives it by value where it stands in the script itself. Inside a rank (of
-    `keras-flow launch`, say) `main` is just called.
+    On JAX and TensorFlow, and with one rank, that happens in this process, unless several are asked for. On torch each
+    rank is a new process, which imports `main` by name, or receives it by value where it stands in the script itself.
+    Inside a process of a job (of `keras-flow launch` or `srun`, say) `main` is just called.
 
     Args:
         main: what to run. Call `run` under `if __name__ == "__main__":`.
         devices: number of ranks; None takes that of `keras-flow launch`, else the devices that the engine has (on
             torch: one rank).
+        processes: number of processes that share the ranks; None: one, on torch one for each rank.
         args: positional arguments of `main`.
         kwargs: keyword arguments of `main`.
         timeout: several processes only: seconds without progress after which the job ends (KERAS_FLOW_TIMEOUT, else
@@ -66,16 +70,18 @@ def run(
         )
     engine = active.checked_name()
     versions.check(engine)
-    if active.drives_all_ranks() or _is_rank() or (ranks or 1) == 1:
+    count = _process_count(processes, ranks)
+    if count == 1 or find().count > 1:
         with _announced(ranks):
             init(devices)
             return main(*args, **named)
     with launcher.job_folder() as folder:
         payload.send(folder.payload, main, args, named)
-        job = launcher.Job(
-            ranks=ranks or 1,
+        job = Job(
+            processes=count,
+            devices=None if ranks is None else ranks // count,
             command=(sys.executable, "-m", "keras_flow.launch.child", "main"),
-            timeout=launcher.stated_timeout(timeout),
+            timeout=stated_timeout(timeout),
             show_all=show_all,
             # as this process found it, perhaps from Keras's file, which may change before the ranks read it
             env={"KERAS_BACKEND": engine},
@@ -84,9 +90,21 @@ def run(
         return cast(Result, payload.receive_result(folder.result))
 
 
-def _is_rank() -> bool:
-    """Whether a launcher started this process as one rank of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+def _process_count(processes: int | None, ranks: int | None) -> int:
+    """How many processes to start: as asked, else one for each rank where a process drives one, else this one."""
+    alone = active.drives_all_ranks()
+    count = processes or (1 if alone else ranks or 1)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or (ranks or count) % count:
+        raise FlowError(
+            f"kf.run was asked for {ranks} ranks in processes={processes!r}; legal is a whole number from 1 up that "
+            "divides the ranks."
+        )
+    if not alone and count != (ranks or count):
+        raise FlowError(
+            f"kf.run was asked for {ranks} ranks in {count} processes, but on {active.checked_name()} each rank is a "
+            "process of its own. Leave processes out."
+        )
+    return count
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import pytest
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.folder import FOLDER_VARIABLE
-from keras_flow.launch.launcher import Job, job_folder, launch, stated_timeout
+from keras_flow.launch.job import Job, stated_timeout
+from keras_flow.launch.launcher import job_folder, launch
 from keras_flow.launch.processes import Interrupts
 from tests.launch import programs
 

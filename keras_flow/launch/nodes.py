@@ -1,0 +1,270 @@
+"""The launchers of several hosts: they meet at host 0, begin together, and tell each other when a process has failed.
+
+Each host has a launcher, which sees the processes of its host. Host 0's passes on what each of them says. A launcher
+that is silent for too long is gone, and the job with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from keras_flow.current import processes
+from keras_flow.current.channel import Channel, Meeting, connect
+from keras_flow.errors import LaunchError
+from keras_flow.launch.failure import RankError
+from keras_flow.launch.job import Job
+
+#: seconds between two signs of life
+_ALIVE_SECONDS = 1.0
+#: seconds without a sign of life after which a host is gone
+_GONE_SECONDS = 7.0
+#: seconds that host 0 leaves the others to hear of the end
+_PARTING_SECONDS = 2.0
+
+
+class Nodes(ABC):
+    """The other hosts of a job, as a launcher sees them. As a context manager it takes leave of them.
+
+    Attributes:
+        names: host names by node, as far as they are known.
+    """
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.names: dict[int, str] = {job.node: socket.gethostname()}
+        self._channels: dict[int, Channel] = {}
+        self._heard: dict[int, float] = {}
+        self._done: set[int] = set()
+        self._said_alive = 0.0
+        self._failure: LaunchError | None = None
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    @abstractmethod
+    def begin(self, port: int) -> int:
+        """Wait until all hosts are ready for the processes to start; the coordinator's port, which host 0 chose."""
+
+    def look(self) -> None:
+        """Read what the other hosts said; called a few times a second.
+
+        Raises:
+            LaunchError: a process failed there, or a host is gone.
+        """
+        now = time.monotonic()
+        if now - self._said_alive > _ALIVE_SECONDS:
+            self._said_alive = now
+            self._tell({"alive": True})
+        for node, channel in list(self._channels.items()):
+            try:
+                while (message := channel.receive()) is not None:
+                    self._heard[node] = now
+                    self._take(node, message)
+            except ConnectionError as error:
+                if node not in self._done:
+                    self._lose(node, str(error))
+        for node, heard in self._heard.items():
+            if node not in self._done and now - heard > _GONE_SECONDS:
+                self._lose(node, f"no sign of life for {_GONE_SECONDS:g} s")
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: RankError) -> None:
+        """Tell the other hosts that a process of this one failed, or that the launcher is interrupted."""
+        self._tell({"failed": _as_message(error)})
+
+    def done(self) -> None:
+        """Say that all processes of this host have left well."""
+        self._done.add(self.job.node)
+        self._tell({"done": True})
+
+    def all_done(self) -> bool:
+        """Whether the processes of every host have left well."""
+        return len(self._done) == self.job.nodes
+
+    def _take(self, node: int, message: dict[str, Any]) -> None:
+        if "failed" in message:
+            self._failure = _as_error(message["failed"])
+        elif "done" in message:
+            self._done.add(node)
+        elif "names" in message:
+            self.names = {int(index): name for index, name in message["names"].items()}
+
+    def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
+        for node, channel in self._channels.items():
+            if node != but:
+                with contextlib.suppress(ConnectionError):  # `look` notices it
+                    channel.send(message)
+
+    def _lose(self, node: int, why: str) -> None:
+        name = self.names.get(node, "?")
+        first, last = node * self.job.processes, (node + 1) * self.job.processes - 1
+        error = RankError(
+            f"host {node} ({name}) with {self.job.words} {first} to {last} is gone: {why}. Its launcher was ended, or "
+            "the network between the hosts is down. All other processes were ended.",
+            first,
+        )
+        self._done.add(node)
+        self._failure = self._failure or error
+        self._tell({"failed": _as_message(error)}, but=node)
+
+
+class NoOtherNodes(Nodes):
+    """A job on one host."""
+
+    def begin(self, port: int) -> int:
+        """Nobody to wait for."""
+        return port
+
+
+class FirstNode(Nodes):
+    """Host 0, where the others meet.
+
+    Raises:
+        LaunchError: one cannot listen at the address, a host does not come in time, or differs from this one.
+    """
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        assert job.port is not None
+        facts, until = job.facts(), time.monotonic() + job.meeting_seconds
+        try:
+            meeting = Meeting(job.host, job.port, processes.token())
+        except OSError as error:
+            raise LaunchError(
+                f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
+                "--master_addr must be an address of host 0, and --master_port a free port there."
+            ) from error
+        with meeting:
+            while len(self._channels) < job.nodes - 1:
+                try:
+                    channel, hello = meeting.arrivals.get(timeout=max(0.01, until - time.monotonic()))
+                except queue.Empty:
+                    missing = sorted(set(range(job.nodes)) - {0, *self._channels})
+                    raise self._refused(
+                        f"hosts {missing} of {job.nodes} did not come to {job.host}:{job.port} within "
+                        f"{job.meeting_seconds:g} s. Is the launcher started there, with --node_rank, and is the port "
+                        "open between the hosts?"
+                    ) from None
+                self._admit(channel, hello, facts)
+
+    def begin(self, port: int) -> int:
+        """Tell the others the port."""
+        # of a restart: those that end their processes slower than this host are waited for
+        self._done.clear()
+        until = time.monotonic() + self.job.meeting_seconds
+        for node, channel in self._channels.items():
+            while True:
+                message = channel.receive(max(0.01, until - time.monotonic()))
+                if message is None:
+                    raise LaunchError(f"host {node} ({self.names[node]}) is not ready to begin.")
+                if "ready" in message:
+                    break
+            self._heard[node] = time.monotonic()
+        self._failure = None
+        names = {str(node): name for node, name in self.names.items()}
+        self._tell({"begin": port, "names": names})
+        return port
+
+    def _admit(self, channel: Channel, hello: dict[str, Any], facts: dict[str, str]) -> None:
+        node, theirs = int(hello.get("node", -1)), dict(hello.get("facts", {}))
+        name = str(hello.get("name", "?"))
+        self._channels.setdefault(node, channel)
+        if not 0 < node < self.job.nodes or self._channels[node] is not channel:
+            channel.send({"refused": f"--node_rank {node} is taken, or none of 1 to {self.job.nodes - 1}."})
+            if self._channels[node] is channel:
+                del self._channels[node]
+            raise self._refused(f"two hosts said --node_rank {node} (the second is {name}), or it is out of range.")
+        self.names[node] = name
+        self._heard[node] = time.monotonic()
+        differing = [what for what in facts if facts[what] != theirs.get(what)]
+        if differing:
+            pairs = "; ".join(f"{what}: {facts[what]} on host 0, {theirs.get(what)} there" for what in differing)
+            raise self._refused(f"host {node} ({name}) differs from host 0: {pairs}. Make the hosts equal.")
+
+    def _refused(self, why: str) -> LaunchError:
+        self._tell({"refused": why})
+        return LaunchError(why)
+
+    def _take(self, node: int, message: dict[str, Any]) -> None:
+        super()._take(node, message)
+        if "failed" in message or "done" in message:
+            self._tell({**message, "node": node}, but=node)
+
+    def __exit__(self, *_: object) -> None:
+        # it passes on what the others say: it leaves last, or after a short while
+        until = time.monotonic() + _PARTING_SECONDS
+        for channel in self._channels.values():
+            with contextlib.suppress(ConnectionError):
+                while channel.receive(max(0.0, until - time.monotonic())) is not None:
+                    pass
+        super().__exit__(*_)
+
+
+class OtherNode(Nodes):
+    """A host that is not host 0.
+
+    Raises:
+        LaunchError: host 0 cannot be reached in time, or does not take this one.
+    """
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        assert job.port is not None
+        hello = {"node": job.node, "name": socket.gethostname(), "facts": job.facts()}
+        try:
+            self._channels[0] = connect(job.host, job.port, processes.token(), hello, job.meeting_seconds)
+        except ConnectionError as error:
+            raise LaunchError(
+                f"keras-flow launch could not reach host 0 at {job.host}:{job.port} within {job.meeting_seconds:g} s "
+                f"({error}). Is its launcher started, with the same --master_addr, --master_port and KERAS_FLOW_TOKEN, "
+                "and is the port open between the hosts?"
+            ) from error
+
+    def begin(self, port: int) -> int:
+        """Wait for host 0's word."""
+        self._done.clear()
+        self._failure = None
+        self._tell({"ready": True})
+        until = time.monotonic() + self.job.meeting_seconds + _GONE_SECONDS
+        while True:
+            try:
+                message = self._channels[0].receive(max(0.01, until - time.monotonic()))
+            except ConnectionError as error:
+                raise LaunchError(f"host 0 at {self.job.host}:{self.job.port} ended the job ({error}).") from error
+            if message is None:
+                raise LaunchError(f"host 0 at {self.job.host}:{self.job.port} did not begin the job in time.")
+            if "refused" in message:
+                raise LaunchError(f"host 0 does not begin the job: {message['refused']}")
+            if "begin" in message:
+                self._take(0, message)
+                self._heard[0] = time.monotonic()
+                return int(message["begin"])
+
+    def _take(self, node: int, message: dict[str, Any]) -> None:
+        # what host 0 passes on is of another host
+        super()._take(int(message.get("node", node)), message)
+
+
+def meet(job: Job) -> Nodes:
+    """The other hosts of a job, once all have come."""
+    if job.nodes == 1:
+        return NoOtherNodes(job)
+    return FirstNode(job) if job.node == 0 else OtherNode(job)
+
+
+def _as_message(error: RankError) -> dict[str, Any]:
+    return {"text": str(error), "rank": error.rank, "code": error.exit_code, "details": error.details}
+
+
+def _as_error(message: dict[str, Any]) -> RankError:
+    return RankError(str(message["text"]), int(message["rank"]), message["code"], str(message["details"]))
