@@ -10,7 +10,8 @@ import json
 import random as python_random
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,21 +30,24 @@ _LAG = 1000
 
 
 def exchange(text: str) -> list[str]:
-    """The texts of all processes, in their order. Short facts only: each process reads those of all.
+    """The texts of all processes, in their order: process 0 collects them, the others read its list. Short facts only.
 
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
     engine, here, number = backend(), backend().world(), _next()
-    engine.put_text(f"keras_flow/{number}/{here.process_index}", text)
-    limit = processes.waiting_seconds()
-    texts = [
-        text if index == here.process_index else engine.get_text(f"keras_flow/{number}/{index}", limit)
-        for index in range(here.process_count)
-    ]
-    # everybody has spoken now, so everybody has read what was said before
-    engine.delete_text(f"keras_flow/{number - 1}/{here.process_index}")
-    return texts
+    if here.process_count == 1:
+        return [text]
+    texts = [text]
+    if here.process_index != 0:
+        engine.put_text(f"keras_flow/{number}/{here.process_index}", f":{text}")
+    else:
+        limit = processes.waiting_seconds()
+        for index in range(1, here.process_count):
+            key = f"keras_flow/{number}/{index}"
+            texts.append(engine.get_text(key, limit)[1:])
+            engine.delete_text(key)
+    return json.loads(first_says(json.dumps(texts)))
 
 
 def first_says(text: str) -> str:
@@ -89,20 +93,42 @@ def require_equal(facts: Mapping[str, object], what: str) -> None:
             raise FlowError(f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts.")
 
 
-def align_random_states() -> None:
-    """Give all processes process 0's states of Python's, NumPy's and Keras's random numbers; say where they differed.
+@dataclass(frozen=True)
+class EngineRandom:
+    """Random numbers of the engine's own, beside Keras's seeds.
 
-    Keras draws seeds from these: unaligned, each process would shuffle, initialise and drop in its own way.
+    Attributes:
+        name: whose they are, for the message.
+        state: the state as a text.
+        set_state: gives a state back.
+    """
+
+    name: str
+    state: str
+    set_state: Callable[[str], None]
+
+
+def align_random_states(engine: EngineRandom | None = None) -> None:
+    """Give all processes process 0's states of Python's, NumPy's, Keras's and the engine's random numbers.
+
+    Keras draws seeds from these: unaligned, each process would shuffle, initialise and drop in its own way. Where they
+    differed there is a warning.
     """
     if backend().world().process_count == 1:
         return
     states = _states()
+    if engine is not None:
+        states[engine.name] = engine.state
+    # checksums first: states are kilobytes, and processes that were seeded alike need send none
     sums = [zlib.crc32(json.dumps(state).encode()) for state in states.values()]
-    first_sums = [json.loads(text) for text in exchange(json.dumps(sums))]
-    differ = [name for column, name in enumerate(states) if len({row[column] for row in first_sums}) > 1]
+    everyone = [json.loads(text) for text in exchange(json.dumps(sums))]
+    differ = [name for column, name in enumerate(states) if len({row[column] for row in everyone}) > 1]
     if not differ:
         return
-    _set_states(json.loads(first_says(json.dumps(states))))
+    states = json.loads(first_says(json.dumps(states)))
+    _set_states(states)
+    if engine is not None:
+        engine.set_state(states[engine.name])
     warnings.warn(
         f"random states differed between the processes ({', '.join(differ)}): all take process 0's. Call "
         "keras.utils.set_random_seed(...) at the start of the program to choose them",
@@ -113,13 +139,12 @@ def align_random_states() -> None:
 
 def _states() -> dict[str, Any]:
     version, state, gauss = python_random.getstate()
-    name, keys, *rest = np.random.get_state(legacy=True)
+    numpy_state: Any = np.random.get_state(legacy=True)
     generator = _keras_generator()
-    seeds = None if generator is None else [int(part) for part in np.asarray(generator.state)]
     return {
         "Python's random": [version, list(state), gauss],
-        "NumPy's": [name, keys.tolist(), *(value.item() if hasattr(value, "item") else value for value in rest)],
-        "Keras's seed generator": seeds,
+        "NumPy's": [numpy_state[0], numpy_state[1].tolist(), *map(float, numpy_state[2:])],
+        "Keras's seed generator": None if generator is None else [int(part) for part in np.asarray(generator.state)],
     }
 
 
@@ -128,8 +153,8 @@ def _set_states(states: dict[str, Any]) -> None:
     from keras.src.random import seed_generator
 
     version, state, gauss = states["Python's random"]
-    name, keys, *rest = states["NumPy's"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+    name, keys, position, has_gauss, gauss_of_numpy = states["NumPy's"]
+    np.random.set_state((name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss_of_numpy))
     seeds = states["Keras's seed generator"]
     if seeds is None:
         global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import re
+from typing import Any
 
 import jax
 from jax._src import distributed  # private: JAX has no public name for its key-value store (checked with jax 0.10)
@@ -52,17 +53,21 @@ def join(described: processes.Processes) -> None:
 
 def put_text(key: str, text: str) -> None:
     """Write a text into the job's store."""
-    distributed.global_state.client.key_value_set(key, text)
+    _client().key_value_set(key, text)
 
 
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
     try:
-        return distributed.global_state.client.blocking_key_value_get(key, int(seconds * 1000))
+        return _client().blocking_key_value_get(key, int(seconds * 1000))
     except jax.errors.JaxRuntimeError as error:
         raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), jax.process_count(), seconds, error)) from error
 
 
 def delete_text(key: str) -> None:
     """Remove a text from the job's store."""
-    distributed.global_state.client.key_value_delete(key)
+    _client().key_value_delete(key)
+
+
+def _client() -> Any:
+    return distributed.global_state.client

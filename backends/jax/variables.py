@@ -115,7 +115,7 @@ def is_split_over_processes(variable: keras.Variable) -> bool:
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
 
-def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args: object, **kwargs: object) -> object:
+def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args: Any, **kwargs: Any) -> object:
     """Hook on `Variable.__array__` and `convert_to_numpy`: what other processes have of a value is gathered.
 
     A collective: every process reads it. JAX raises instead.

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.experimental import dtensor
@@ -68,20 +69,24 @@ def joined() -> processes.Processes:
 
 def put_text(key: str, text: str) -> None:
     """Write a text into the job's store."""
-    context.context().set_config_key_value(key, text)
+    _context().set_config_key_value(key, text)
 
 
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
     try:
-        return context.context().get_config_key_value(key, int(seconds * 1000))
+        return _context().get_config_key_value(key, int(seconds * 1000))
     except tf.errors.OpError as error:
         raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), joined().count, seconds, error)) from error
 
 
 def delete_text(key: str) -> None:
     """Remove a text from the job's store."""
-    context.context().delete_config_key_value(key)
+    _context().delete_config_key_value(key)
+
+
+def _context() -> Any:
+    return context.context()  # private: TensorFlow has no public name for its key-value store (checked with 2.21)
 
 
 @contextmanager
@@ -93,7 +98,7 @@ def _short_limits(seconds: float) -> Iterator[None]:
     original = context.Context.configure_coordination_service
 
     @functools.wraps(original)
-    def configure(self: object, **options: object) -> None:
+    def configure(self: Any, **options: Any) -> None:
         options["cluster_register_timeout_in_ms"] = int(seconds * 1000)
         options["heartbeat_timeout_in_ms"] = _HEARTBEAT_MILLISECONDS
         options["shutdown_barrier_timeout_in_ms"] = _PARTING_MILLISECONDS

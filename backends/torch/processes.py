@@ -38,7 +38,7 @@ def join(described: processes.Processes, type: str) -> None:
     engine = "gloo" if type == "cpu" else "cpu:gloo,cuda:nccl"
     processes.check_port(described)
     try:
-        store = torch_distributed.TCPStore(
+        store = torch_distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             described.host, described.port, described.count, described.index == 0, joining
         )
         store.set_timeout(limit)
@@ -70,7 +70,7 @@ def delete_text(key: str) -> None:
     _store().delete_key(key)
 
 
-def _store() -> torch_distributed.Store:
+def _store() -> torch_distributed.distributed_c10d.Store:
     return torch_distributed.distributed_c10d._get_default_store()  # private: torch 2.13 has no public name for it
 
 

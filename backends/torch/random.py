@@ -2,81 +2,31 @@
 
 from __future__ import annotations
 
-import pickle
-import random as python_random
-import warnings
-import zlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
 import torch
-import torch.distributed as torch_distributed
-from keras.src.backend.common import global_state
 from keras.src.backend.torch import core
-from keras.src.random import seed_generator as keras_seeds
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow import philox
+from keras_flow.backends import agreement
 from keras_flow.backends.interface import RandomPart
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
 from keras_flow.current.models import layer_in_call
-from keras_flow.errors import FlowWarning
-
-_WHAT = ("Python's random", "NumPy's", "torch's", "Keras's seed generator")
 
 
 def align() -> None:
-    """Give all ranks rank 0's random states, with a warning where they differed. A collective of the whole job."""
-    if not torch_distributed.is_initialized():
-        return
-    # checksums first: states are kilobytes, and ranks that were seeded alike need send none
-    states = _states()
-    sums = [zlib.crc32(pickle.dumps(state)) for state in states]
-    everyone = torch.zeros(torch_distributed.get_world_size(), len(sums), dtype=torch.int64)
-    everyone[torch_distributed.get_rank()] = torch.tensor(sums)
-    torch_distributed.all_reduce(everyone)
-    differ = [what for column, what in enumerate(_WHAT) if bool((everyone[:, column] != everyone[0, column]).any())]
-    if not differ:
-        return
-    box = [states]
-    torch_distributed.broadcast_object_list(box, src=0)
-    _set_states(box[0])
-    warnings.warn(
-        f"random states differed between the ranks ({', '.join(differ)}): all take rank 0's. Call "
-        "keras.utils.set_random_seed(...) at the start of the program to choose them",
-        FlowWarning,
-        stacklevel=3,
-    )
+    """Give all ranks rank 0's random states, torch's own too. A collective of the whole job."""
 
+    def set_state(state: str) -> None:
+        torch.set_rng_state(torch.frombuffer(bytearray(bytes.fromhex(state)), dtype=torch.uint8))
 
-def _states() -> list[object]:
-    seeds = global_state.get_global_attribute(keras_seeds.GLOBAL_SEED_GENERATOR)
-    numpy_state = np.random.get_state(legacy=True)
-    return [
-        python_random.getstate(),
-        (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:]),  # type: ignore[index]
-        torch.get_rng_state().numpy().tobytes(),
-        None if seeds is None else [int(part) for part in seeds.state.numpy()],
-    ]
-
-
-def _set_states(states: list[object]) -> None:
-    python_random.setstate(states[0])  # type: ignore[arg-type]
-    name, keys, *rest = states[1]  # type: ignore[misc]
-    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(torch.frombuffer(bytearray(states[2]), dtype=torch.uint8))  # type: ignore[arg-type]
-    if states[3] is None:
-        global_state.set_global_attribute(keras_seeds.GLOBAL_SEED_GENERATOR, None)
-    else:
-        generator = global_state.get_global_attribute(keras_seeds.GLOBAL_SEED_GENERATOR)
-        if generator is None:
-            generator = keras_seeds.SeedGenerator()
-            python_random.setstate(states[0])  # type: ignore[arg-type]  # making one draws from it
-            global_state.set_global_attribute(keras_seeds.GLOBAL_SEED_GENERATOR, generator)
-        generator.state.assign(np.asarray(states[3]))
+    own = torch.get_rng_state().numpy().tobytes().hex()
+    agreement.align_random_states(agreement.EngineRandom("torch's", own, set_state))
 
 
 def dropout(

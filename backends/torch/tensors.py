@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
+from keras_flow.backends import agreement
 from keras_flow.backends.torch import call_order, layouts
 from keras_flow.backends.torch.devices import rank_devices, world
 from keras_flow.errors import FlowError
@@ -24,13 +25,10 @@ def note_call(text: str) -> None:
 
 
 def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
-    """Of all ranks."""
-    if world().size == 1:
-        return dict(facts)
-    call_order.check("agreeing on a seed or on local tensors")
-    gathered: list[Any] = [None] * world().size
-    torch.distributed.all_gather_object(gathered, dict(facts))
-    return {rank: fact for part in gathered for rank, fact in part.items()}
+    """Of all ranks, once they are known to call the same operators."""
+    if world().size > 1:
+        call_order.check("agreeing on a seed or on local tensors")
+    return agreement.agree_on(facts)
 
 
 def put(value: np.ndarray, rank: int) -> torch.Tensor:

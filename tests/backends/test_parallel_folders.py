@@ -92,7 +92,10 @@ NAMES = {
         "read_ahead": "tf.data and torch's DataLoader read ahead by themselves",
         "map_call rows refuse BatchWatch is_compared watch": "ranks are processes that read batches by themselves",
     },
-    "devices": {"must_await_steps": "XLA's pool of threads may be too small for steps in flight"},
+    "devices": {
+        "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
+        "host_device": "names of TensorFlow's devices have the process in them",
+    },
     "layers": {
         "call moments": "JAX's step sees logical tensors, outside of a step too",
         "distribution_outside rows_of_global confusion_matrix dense_bincount": "limits of DTensor, and of replicas",
@@ -101,7 +104,7 @@ NAMES = {
     "layouts": {
         "mesh": "TensorFlow's mesh joins axes: `mesh_view`",
         "MeshView mesh_view view_of layout_on relayout on_mesh gathered in_step": "DTensor puts one mesh axis on a dim",
-        "whole_on": "XLA is told which dims stay whole",
+        "whole_on on_every_rank": "XLA is told which dims stay whole",
         "replicated": "a NamedSharding without axes is all that JAX needs",
         "TorchPlacements group has_peers this_rank is_member distributed to_sbp to_placements local_slices divides "
         "from_local": "ranks are processes that meet in groups; DTensor's placements are lists",
@@ -118,6 +121,7 @@ NAMES = {
         "distribution_of_step assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
         "variables_of_dtensors updates_by_element reduce": "gradients arrive as partial sums",
     },
+    "processes": {"JOB joined": "each TensorFlow server has an address of its own, which it must be told of"},
     "random": {
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"
@@ -126,15 +130,18 @@ NAMES = {
         "has_one_mask": "ranks compute their rows alone; on TensorFlow replicas do",
         "align": "ranks are processes with random states of their own",
     },
+    "tensors": {"agree_on": "ranks of torch are processes, whose calls are compared first; the others' is common"},
     "trainer": {
         "jit purge_model_variables predict_on_batch": "Keras's stock trainer does the rest on JAX",
         "make_function remat": "JAX jits Keras's own step function, and recomputes inside it",
         "Steps make_predict_function build build_for_prediction compile": "a step is a graph for each shape of batch",
-        "new_source retrack optimizers_of": "a step runs eagerly, on parameters of torch's modules",
+        "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
     },
     "variables": {
         "should_shard_at_init": "a question of Keras's JAX backend",
         "to_logical": "numpy reads the logical value of a jax.Array",
+        "read_whole of_several_processes gathered distribute_tensor host_value": "JAX raises where a part is another process's, "
+        "and compares what is made between all of them",
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",

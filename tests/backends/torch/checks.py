@@ -187,7 +187,7 @@ def random_states_are_those_of_rank_0() -> None:
         with kf.DataParallel().scope():
             drawn = (random.random(), np.random.rand(), float(torch.rand(1)), float(keras.random.uniform((1,))[0]))
             weights = small_model().get_weights()[0].tolist()
-    assert any("random states differed between the ranks" in str(w.message) for w in caught)
+    assert any("random states differed between the processes" in str(w.message) for w in caught)
     draws = on_all_ranks((drawn, weights))
     assert all(other == draws[0] for other in draws), draws
     random.seed(0)
