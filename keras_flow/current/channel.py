@@ -172,16 +172,17 @@ def connect(host: str, port: int, token: bytes, hello: dict[str, Any], seconds: 
     """
     until = time.monotonic() + seconds
     while True:
+        channel = None
         try:
             channel = Channel(socket.create_connection((host, port), max(0.1, min(5.0, until - time.monotonic()))))
             channel.prove(token, "client")
             channel.send(hello)
             return channel
-        except StrangerError:
-            raise
         except OSError as error:
-            if time.monotonic() > until:
-                raise ConnectionError(str(error)) from error
+            if channel is not None:
+                channel.close()
+            if isinstance(error, StrangerError) or time.monotonic() > until:
+                raise error if isinstance(error, ConnectionError) else ConnectionError(str(error)) from error
             time.sleep(_RETRY_SECONDS)
 
 

@@ -127,7 +127,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Processes | None:
         "SLURM_PROCID",
         "SLURM_NTASKS",
         "SLURM_LOCALID",
-        "SLURM_NTASKS_PER_NODE",
+        "SLURM_STEP_TASKS_PER_NODE",
         "Slurm's variables",
         environment.get("SLURM_JOB_ID", "") + environment.get("SLURM_STEP_ID", ""),
         lambda: _first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")),
@@ -164,7 +164,9 @@ def _described(
             f"{index_name}={index} and {count_name}={count} describe no process: legal are indices from 0 to "
             f"{count_name} - 1."
         )
-    local_count = _number(environment, local_count_name) if environment.get(local_count_name, "").isdigit() else count
+    # Slurm's "2(x3),1" is two on each of three hosts, then one
+    here = re.match(r"\d+", environment.get(local_count_name, ""))
+    local_count = min(count, int(here[0])) if here else count
     local_index = _number(environment, local_index_name) if local_index_name in environment else index % local_count
     host = environment.get("MASTER_ADDR") or (first_host() if first_host else "")
     if not host and local_count < count:

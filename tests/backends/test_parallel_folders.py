@@ -140,8 +140,8 @@ NAMES = {
     "variables": {
         "should_shard_at_init": "a question of Keras's JAX backend",
         "to_logical": "numpy reads the logical value of a jax.Array",
-        "read_whole of_several_processes gathered distribute_tensor host_value": "JAX raises where a part is another process's, "
-        "and compares what is made between all of them",
+        "read_whole of_several_processes gathered": "JAX raises where another process has a part of what is read",
+        "distribute_tensor host_value": "JAX compares what is made between all processes",
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",

@@ -1,0 +1,196 @@
+"""Jobs on several hosts, here several launchers on one: they begin together and end together."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(90)
+
+SAYS = "import os\nprint(*(os.environ[n] for n in 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK'.split()))\n"
+WAITS = "import os, sys, time\nrank = int(os.environ['RANK'])\nopen(f'{sys.argv[1]}/{rank}', 'w').close()\n"
+
+
+def node(script: Path, number: int, port: int, *arguments: str, nodes: int = 2, **variables: str):
+    """Start the launcher of a host; a script's arguments follow `--`."""
+    options = list(arguments)
+    rest = options[options.index("--") + 1 :] if "--" in options else []
+    options = options[: options.index("--")] if "--" in options else options
+    named = ["--nnodes", str(nodes), "--node_rank", str(number), "--master_port", str(port)]
+    if "--nproc_per_node" not in options:
+        named += ["--nproc_per_node", "2"]
+    command = ["-m", "keras_flow.launch", *named, *options, str(script), *rest]
+    return programs.start(command, KERAS_FLOW_TOKEN="a secret", **variables)
+
+
+def port() -> int:
+    from keras_flow.launch.launcher import _free_port
+
+    return _free_port()
+
+
+def test_ranks_of_two_hosts(tmp_path: Path) -> None:
+    script, at = programs.write(tmp_path, SAYS), port()
+    launchers = [node(script, number, at, "--all-output") for number in (1, 0)]
+    outputs = [programs.finish(launcher) for launcher in launchers]
+    assert [code for code, _, _ in outputs] == [0, 0], outputs
+    assert sorted(outputs[0][1].splitlines()) == ["[rank 2] 2 0 4 2 1", "[rank 3] 3 1 4 2 1"]
+    assert sorted(outputs[1][1].splitlines()) == ["[rank 0] 0 0 4 2 0", "[rank 1] 1 1 4 2 0"]
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_rank_that_fails_ends_the_job_on_every_host(tmp_path: Path, failing: int) -> None:
+    fails = f"time.sleep(1)\nif rank == {failing}: sys.exit(7)\ntime.sleep(99)"
+    script, at = programs.write(tmp_path, WAITS + fails), port()
+    began = time.monotonic()
+    launchers = [node(script, number, at, "--", str(tmp_path)) for number in (0, 1)]
+    for launcher in launchers:
+        code, _, err = programs.finish(launcher, 30)
+        assert code == 7
+        assert re.search(rf"rank {failing} of 4 \(host {failing // 2}, .*\) left with exit code 7", err)
+    assert time.monotonic() - began < 20
+
+
+def test_a_host_that_is_gone(tmp_path: Path) -> None:
+    """Its launcher is killed, and the guardian with it: as if the host had lost its power."""
+    script, at = programs.write(tmp_path, WAITS + "time.sleep(99)"), port()
+    launchers = [node(script, number, at, "--", str(tmp_path)) for number in (0, 1)]
+    programs.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)))
+    for process in (psutil.Process(launchers[1].pid), *programs.tree(launchers[1].pid)):
+        process.kill()
+    began = time.monotonic()
+    code, _, err = programs.finish(launchers[0], 30)
+    assert time.monotonic() - began < 10
+    assert code == 1
+    assert "with ranks 2 to 3 is gone" in err
+    programs.finish(launchers[1])
+
+
+def test_a_host_that_is_silent(tmp_path: Path) -> None:
+    """A launcher that is stopped keeps its connection, and gives no sign of life."""
+    script, at = programs.write(tmp_path, WAITS + "time.sleep(99)"), port()
+    launchers = [node(script, number, at, "--", str(tmp_path)) for number in (0, 1)]
+    programs.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)))
+    launchers[1].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        _, _, err = programs.finish(launchers[0], 30)
+        assert time.monotonic() - began < 12
+        assert "no sign of life for 7 s" in err
+    finally:
+        launchers[1].send_signal(signal.SIGCONT)
+    code, _, _ = programs.finish(launchers[1])
+    assert code != 0
+
+
+def test_ctrl_c_on_one_host(tmp_path: Path) -> None:
+    script, at = programs.write(tmp_path, WAITS + "time.sleep(99)"), port()
+    launchers = [node(script, number, at, "--", str(tmp_path)) for number in (0, 1)]
+    programs.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)))
+    launchers[1].send_signal(signal.SIGINT)
+    assert programs.finish(launchers[1], 15)[0] == 130
+    code, _, err = programs.finish(launchers[0], 15)
+    assert code == 130
+    assert "the job was interrupted" in err
+
+
+def test_all_hosts_start_again(tmp_path: Path) -> None:
+    """The rank that fails in the first attempt does not in the second."""
+    script = programs.write(
+        tmp_path,
+        "import os, sys, time\nattempt, rank = os.environ['KERAS_FLOW_RESTARTS'], os.environ['RANK']\n"
+        "print(f'rank {rank} attempt {attempt}')\n"
+        "if (rank, attempt) == ('2', '0'): sys.exit(3)\ntime.sleep(1 if attempt == '1' else 99)",
+    )
+    at = port()
+    launchers = [node(script, number, at, "--all-output", "--max_restarts", "1") for number in (0, 1)]
+    outputs = [programs.finish(launcher, 40) for launcher in launchers]
+    assert [code for code, _, _ in outputs] == [0, 0], outputs
+    for _, out, err in outputs:
+        assert len(re.findall("attempt 1", out)) == 2
+        assert "restart 1 of 1" in err
+
+
+def test_hosts_that_differ(tmp_path: Path) -> None:
+    at = port()
+    first = node(programs.write(tmp_path, SAYS, "a.py"), 0, at)
+    second = node(programs.write(tmp_path, SAYS + "\n", "b.py"), 1, at, "--nproc_per_node", "3")
+    for launcher in (first, second):
+        code, _, err = programs.finish(launcher)
+        assert code == 1
+        assert "--nproc_per_node: 2 on host 0, 3 there" in err
+        assert "script:" in err
+
+
+def test_two_hosts_with_one_rank(tmp_path: Path) -> None:
+    script, at = programs.write(tmp_path, SAYS), port()
+    launchers = [node(script, number, at, nodes=3) for number in (0, 1, 1)]
+    outputs = [programs.finish(launcher) for launcher in launchers]
+    assert all(code == 1 for code, _, _ in outputs)
+    assert "two hosts said --node_rank 1" in outputs[0][2]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, r"hosts \[1\] of 2 did not come"), (1, "could not reach host 0 at 127.0.0.1")]
+)
+def test_a_host_that_never_comes(tmp_path: Path, number: int, text: str) -> None:
+    launcher = node(programs.write(tmp_path, SAYS), number, port(), "--timeout", "2")
+    began = time.monotonic()
+    code, _, err = programs.finish(launcher)
+    assert time.monotonic() - began < 10
+    assert code == 1
+    assert re.search(text, err)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--nproc_per_node", "0"], "greater than or equal to 1"),
+        (["--nnodes", "2", "--node_rank", "2", "--nproc_per_node", "1"], "is no host of --nnodes 2"),
+        (["--nproc_per_node", "2", "--master_port", "70000"], "65535"),
+        (["--nproc_per_node", "2", "-m", "--no_python"], "exclude each other"),
+        (["--devices", "3", "--nproc_per_node", "2"], "disagree"),
+        ([], "give --devices N or --nproc_per_node N"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, options: list[str], text: str) -> None:
+    script = programs.write(tmp_path, SAYS)
+    code, _, err = programs.finish(programs.start(["-m", "keras_flow.launch", *options, str(script)]))
+    assert code != 0
+    assert text in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
+
+
+def test_modules_programs_logs_and_names_that_are_not_ascii(tmp_path: Path) -> None:
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    (folder / "modül.py").write_text("import sys\nprint('out', *sys.argv[1:])\nprint('err', file=sys.stderr)\n")
+    logs = folder / "logs"
+    command = ["launch", "--nproc_per_node", "2", "--redirect_stdout_and_stderr", "--logdir", str(logs)]
+    run = [sys.executable, "-m", "keras_flow.cli.app"]
+    environment = {**programs.ENVIRONMENT, "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [*run, *command, "-m", "modül", "é"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    for local in (0, 1):
+        assert (logs / f"local_rank_{local}" / "stdout").read_text() == "out é\n"
+        assert (logs / f"local_rank_{local}" / "stderr").read_text() == "err\n"
+    done = subprocess.run(
+        [*run, "launch", "--nproc_per_node", "2", "--tee", "--logdir", str(logs), "--no_python", "echo", "hello"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
+    assert (logs / "local_rank_1" / "stdout").read_text() == "hello\n"
+    assert os.listdir(folder)

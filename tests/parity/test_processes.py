@@ -1,0 +1,70 @@
+"""Several processes give the numbers of one device: training, callbacks, files, rows that do not divide."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(240)
+
+JOB = Path(__file__).with_name("job.py")
+
+#: largest difference between a job and one device, of what is of the size of 1; measured: below 2e-6
+TOLERANCE = 1e-5
+
+#: engine -> layout -> options of `keras-flow launch`
+PROCESSES = {
+    "jax": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "2", "--devices_per_proc", "2")},
+    "tensorflow": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "2", "--devices_per_proc", "2")},
+    "torch": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "4")},
+}
+
+
+@functools.cache
+def on_one_device(backend: str, folder: Path) -> dict[str, np.ndarray]:
+    """The numbers of plain Keras."""
+    alone = folder / f"{backend}-one"
+    alone.mkdir()
+    code, _, err = programs.finish(programs.start([str(JOB), "one", str(alone)], backend), 100)
+    assert code == 0, err
+    return dict(np.load(alone / "process-0.npz"))
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+def engines() -> list:
+    return [
+        pytest.param(backend, layout, marks=pytest.mark.xdist_group(backend))
+        for backend, layouts in PROCESSES.items()
+        for layout in layouts
+    ]
+
+
+@pytest.mark.parametrize(("backend", "layout"), engines())
+def test_several_processes_give_the_numbers_of_one_device(
+    backend: str, layout: str, tmp_path: Path, common: Path
+) -> None:
+    expected = on_one_device(backend, common)
+    options = PROCESSES[backend][layout]
+    # the draws of plain Keras on this engine, which one device is compared with
+    command = ["-m", "keras_flow.launch", *options, "--timeout", "100", str(JOB), layout, str(tmp_path)]
+    code, _, err = programs.finish(programs.start(command, backend, KERAS_FLOW_RANDOM="stock"), 150)
+    assert code == 0, err
+    jobs = sorted(tmp_path.glob("process-*.npz"))
+    assert len(jobs) == int(options[1])
+    for path in jobs:
+        found = dict(np.load(path))
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            worst = float(np.max(np.abs(found[name] - value)))
+            assert worst < TOLERANCE, f"{path.name}: {name} differs by {worst:.1e}"
+    # written once, by one process
+    assert sorted(path.name for path in tmp_path.glob("*.keras")) == ["epoch-1.keras", "epoch-2.keras"]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3, "a heading and two epochs"
+    assert (tmp_path / "backup" / "latest.weights.h5").exists()

@@ -1,0 +1,111 @@
+"""Who a process is, from what launchers set: each launcher's variables, contradictions, and what cannot be read."""
+
+import json
+
+import pytest
+
+from keras_flow.current import processes
+from keras_flow.errors import FlowError
+
+pytestmark = pytest.mark.check
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "host0",
+    "MASTER_PORT": "29500",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-7",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+
+
+def tf_config(kind: str = "worker", index: int = 1, **cluster: list[str]) -> dict[str, str]:
+    roles = cluster or {"worker": ["a:1000", "b:1001", "b:1002"]}
+    return {"TF_CONFIG": json.dumps({"cluster": roles, "task": {"type": kind, "index": index}})}
+
+
+@pytest.mark.parametrize(
+    ("environment", "index", "count", "local_index", "local_count", "host"),
+    [
+        ({}, 0, 1, 0, 1, "127.0.0.1"),
+        (TORCHRUN, 3, 4, 1, 2, "host0"),
+        (OPEN_MPI, 1, 2, 1, 2, "127.0.0.1"),
+        (MPICH, 1, 2, 1, 2, "127.0.0.1"),
+        (SLURM, 2, 4, 0, 2, "gpu07"),
+        (tf_config(), 1, 3, 0, 2, "a"),
+        (tf_config("worker", 0, chief=["a:1"], worker=["b:2"]), 1, 2, 0, 1, "a"),
+    ],
+    ids=["alone", "torchrun", "OpenMPI", "MPICH", "Slurm", "TF_CONFIG", "TF_CONFIG with a chief"],
+)
+def test_who_a_process_is(
+    environment: dict[str, str], index: int, count: int, local_index: int, local_count: int, host: str
+) -> None:
+    found = processes.find(environment)
+    assert (found.index, found.count, found.local_index, found.local_count) == (index, count, local_index, local_count)
+    assert found.host == host
+    assert count == 1 or 0 < found.port < 65536
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, MPICH, SLURM], ids=["OpenMPI", "MPICH", "Slurm"])
+def test_all_processes_compute_one_port(environment: dict[str, str]) -> None:
+    names = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
+    other = {name: "0" if name in names else value for name, value in environment.items()}
+    assert processes.find(environment).port == processes.find(other).port
+    assert processes.find({**environment, "MASTER_PORT": "1234"}).port == 1234
+
+
+def test_addresses_of_a_tf_config_are_kept() -> None:
+    assert processes.find(tf_config()).addresses == ("a:1000", "b:1001", "b:1002")
+
+
+def test_a_batch_script_of_slurm_is_no_process_of_a_step() -> None:
+    assert processes.find({"SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}).count == 1
+
+
+def test_a_job_of_one_process_gives_way_to_another_launcher() -> None:
+    """`mpirun` inside of an allocation: Slurm's variables describe the one process that called it."""
+    assert processes.find({**OPEN_MPI, **SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).source.startswith("OpenMPI")
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"RANK": "0"}, "RANK is set and WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set and RANK is not"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "describe no process"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'; legal is a whole number"),
+        ({**TORCHRUN, "MASTER_PORT": "70000"}, "legal is 1 to 65535"),
+        ({**TORCHRUN, **OPEN_MPI}, "contradicts itself"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "set MASTER_ADDR"),
+        ({"TF_CONFIG": "{worker"}, "TF_CONFIG cannot be read"),
+        ({"TF_CONFIG": "[1]"}, "TF_CONFIG cannot be read"),
+        (tf_config(index=7), "says this process is worker 7, its cluster has worker 0, worker 1, worker 2"),
+        (tf_config(index=0, worker=["host"]), "each must be host:port"),
+    ],
+)
+def test_what_cannot_be_is_said(environment: dict[str, str], text: str) -> None:
+    with pytest.raises(FlowError) as caught:
+        processes.find(environment)
+    assert text in str(caught.value)
+
+
+def test_ranks_that_the_processes_do_not_divide() -> None:
+    with pytest.raises(FlowError, match="asked for 5 ranks in 4 processes"):
+        processes.own_share(5, processes.find(TORCHRUN))
