@@ -83,7 +83,7 @@ print(devices.init(2, None).size, devices.must_await_steps())
 def test_torch() -> None:
     body = """
 def error(size, *arguments):
-    os.environ["WORLD_SIZE"] = size
+    os.environ.update(RANK="0", WORLD_SIZE=size)
     try: devices.init(*arguments)
     except FlowError as error: print(error)
 print(devices.world())

@@ -226,7 +226,7 @@ def one_file_for_all_ranks() -> None:
         model.save_weights(path)
         errors = on_all_ranks(error_of(lambda: model.save(os.path.join(folder, "missing", "m.keras"))))
         assert all("No such file or directory" in error for error in errors), errors
-        assert "rank 0, which writes the files of all ranks, failed" in errors[1]
+        assert "process 0, which writes the files of all processes, failed" in errors[1]
         model.train_on_batch(np.ones((8, 4)), np.ones((8, 1)))  # usable
         weights = model.get_weights()
     plain = small_model()
