@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_flow.backends.jax.devices import rank_devices
+from keras_flow.backends.jax.devices import rank_devices, world
 from keras_flow.backends.jax.lowering import lower, refined
 from keras_flow.backends.jax.rank_grid import RankGrid
 from keras_flow.backends.jax.schedule import Parcels, element_count, is_uniform, rounds
@@ -39,8 +39,8 @@ from keras_flow.sbp import Split
 
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, jax.Array]) -> Mapping[int, jax.Array]:
-    """Run a plan; shards by rank, all ranks of this host."""
-    if not plan.steps:
+    """Run a plan; shards by rank, all ranks of this process. Each process that has ranks of the plan calls it."""
+    if not plan.steps or not set(plan.ranks) & set(world().local_ranks):
         return shards
     compiled = program(plan, rank_devices())
     return Shards(plan.target, compiled.run(compiled.given(shards)))
@@ -69,10 +69,11 @@ class Shards(Mapping[int, jax.Array]):
         return self._of_rank[rank]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.layout.placement.ranks)
+        mine = world().local_ranks
+        return (rank for rank in self.layout.placement.ranks if rank in mine)
 
     def __len__(self) -> int:
-        return len(self.layout.placement.ranks)
+        return sum(1 for _ in self)
 
     def block_until_ready(self) -> Shards:
         """Wait until all shards are there, as `jax.Array.block_until_ready` does."""
@@ -121,18 +122,19 @@ class _Program:
             array = shards.array
             if array.shape == self.shape_of_all and array.sharding == self.sharding:
                 return array
-        like = next(iter(shards.values()))
-        blocks = [self._block_of(rank, shards.get(rank), like) for rank in self.plan.ranks]
+        dtype = next(iter(shards.values())).dtype if shards else np.dtype(self.plan.dtype)
+        mine = world().local_ranks
+        blocks = [self._block_of(rank, shards.get(rank), dtype) for rank in self.plan.ranks if rank in mine]
         return jax.make_array_from_single_device_arrays(self.shape_of_all, self.sharding, blocks)
 
-    def _block_of(self, rank: int, shard: jax.Array | None, like: jax.Array) -> jax.Array:
+    def _block_of(self, rank: int, shard: jax.Array | None, dtype: np.dtype) -> jax.Array:
         """The block of a rank."""
         if shard is not None and shard.shape == self.source_block:
             # `device_put` would make a copy even where the shard is on the device already
             here = self.devices[rank]
             return shard if shard.devices() == {here} else jax.device_put(shard, here)
         (size,) = self.source_block
-        values = np.zeros(0, like.dtype) if shard is None else shard.reshape(-1)
+        values = np.zeros(0, dtype) if shard is None else shard.reshape(-1)
         return jax.device_put(jnp.pad(values, (0, size - values.size)), self.devices[rank])
 
     def compiled(self, dtype):

@@ -9,7 +9,7 @@ import jax
 
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
-from keras_flow.backends.jax.processes import join
+from keras_flow.backends.jax.processes import collectives_on, join
 from keras_flow.current import processes
 from keras_flow.errors import FlowError
 
@@ -45,7 +45,8 @@ def init(devices: int | None, type: str | None) -> World:
             jax.config.update("jax_platforms", "cpu")
     if not started:
         join(described)
-    _start(own)
+    with collectives_on(processes.own_address(described) if described.count > 1 else None):
+        _start(own)
     try:
         available = jax.devices(type)
     except RuntimeError as error:

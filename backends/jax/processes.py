@@ -6,11 +6,17 @@ See `keras_flow.backends.agreement` for what that is.
 from __future__ import annotations
 
 import atexit
+import functools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import distributed  # private: JAX has no public name for its key-value store (checked with jax 0.10)
+from jax._src import (  # private: JAX has no public name for its key-value store (checked with jax 0.10)
+    distributed,
+    xla_bridge,
+)
 
 from keras_flow.current import processes
 from keras_flow.errors import FlowError
@@ -49,6 +55,21 @@ def join(described: processes.Processes) -> None:
     except RuntimeError as error:
         raise FlowError(processes.cannot_join(described, limit, error)) from error
     atexit.register(processes.leave_at_once_after_a_failure)
+
+
+@contextmanager
+def collectives_on(address: str | None) -> Iterator[None]:
+    """Inside, JAX's backend for CPUs starts with collectives that listen at an address, and not at the host's name.
+
+    Private: JAX 0.10 has no option for it.
+    """
+    original = xla_bridge._jax.make_gloo_tcp_collectives
+    if address is not None:
+        xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(original, hostname=address)
+    try:
+        yield
+    finally:
+        xla_bridge._jax.make_gloo_tcp_collectives = original
 
 
 def put_text(key: str, text: str) -> None:

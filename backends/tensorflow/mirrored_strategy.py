@@ -17,6 +17,7 @@ from keras.src import tree
 
 from keras_flow.backends import logical_random, row_interaction
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
+from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.current.distribution import Distribution, active
@@ -54,6 +55,11 @@ def strategy_of(distribution: Distribution) -> tf.distribute.MirroredStrategy:
 
 @functools.lru_cache(maxsize=64)
 def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
+    if joined().count > 1:
+        raise FlowError(
+            'strategy="mirrored" works in one process on tensorflow; this job has several. Leave strategy out: data '
+            "parallelism across processes works by DTensor, with the same numbers"
+        )
     kind = (placement.type or "cpu").upper()
     # All strategies of a process number their collectives from one base, and two of different sizes then abort each
     # other ("joining a group with size3, but that group has size4"). Private; checked with TensorFlow 2.21.

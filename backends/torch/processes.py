@@ -12,6 +12,7 @@ import re
 import sys
 import time
 
+import psutil
 import torch
 import torch.distributed as torch_distributed
 
@@ -37,6 +38,7 @@ def join(described: processes.Processes, type: str) -> None:
     joining = datetime.timedelta(seconds=processes.joining_seconds())
     engine = "gloo" if type == "cpu" else "cpu:gloo,cuda:nccl"
     processes.check_port(described)
+    _use_network_of(processes.own_address(described))
     try:
         store = torch_distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             described.host, described.port, described.count, described.index == 0, joining
@@ -48,6 +50,13 @@ def join(described: processes.Processes, type: str) -> None:
     except (RuntimeError, ValueError) as error:
         raise FlowError(processes.cannot_join(described, joining.total_seconds(), error)) from error
     atexit.register(_part, described.index)
+
+
+def _use_network_of(address: str) -> None:
+    """Let gloo listen on the interface that has an address; by itself it goes by the host's name."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def put_text(key: str, text: str) -> None:

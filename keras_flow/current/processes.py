@@ -318,6 +318,16 @@ def own_share(devices: int | None, processes: Processes) -> int | None:
     return devices // processes.count
 
 
+def own_address(processes: Processes) -> str:
+    """The address of this host on the network of the coordinator: where the other processes reach this one.
+
+    The name of a host, which engines go by, often means another network, or the loopback interface.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
+        return probe.getsockname()[0]
+
+
 def check_port(processes: Processes) -> None:
     """In process 0: that nobody listens at the coordinator's port yet; an engine may abort where somebody does.
 

@@ -11,11 +11,15 @@ Example:
 
 from __future__ import annotations
 
-import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from keras_flow.backends import agreement
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.interface import World
-from keras_flow.errors import FlowError
+from keras_flow.current.processes import find
+from keras_flow.errors import FlowError, FlowWarning
 
 
 def get_world_size() -> int:
@@ -46,6 +50,52 @@ def is_main_process() -> bool:
     return process_index() == 0
 
 
+@contextmanager
+def main_process_first() -> Iterator[None]:
+    """Inside, process 0 goes first and the others after it: it downloads or prepares, they find it done.
+
+    An error in process 0 is raised in all.
+
+    Raises:
+        FlowError: process 0 failed, or did not come out within KERAS_FLOW_TIMEOUT.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> with kf.env.main_process_first():
+        ...     data = [1, 2, 3]  # a download, say
+    """
+    if not is_main_process():
+        said = agreement.first_says("")
+        if said:
+            raise FlowError(f"kf.env.main_process_first: process 0 failed: {said}")
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        if process_count() > 1:
+            agreement.first_says(f"{type(error).__name__}: {error}")
+        raise
+    if process_count() > 1:
+        agreement.first_says("")
+
+
+def init_rdma() -> None:
+    """OneFlow's switch. No engine has one: NCCL uses RDMA by itself where a host has it, gloo and gRPC never do."""
+    warnings.warn(
+        "kf.env.init_rdma() changes nothing: NCCL (GPUs) uses RDMA by itself where the hosts have it "
+        "(NCCL_IB_DISABLE=1 turns it off); on CPUs gloo and gRPC use TCP.",
+        FlowWarning,
+        stacklevel=2,
+    )
+
+
+def rdma_is_initialized() -> bool:
+    """False: what uses RDMA is the engine's own affair (`init_rdma`)."""
+    return False
+
+
 def get_rank() -> int:
     """The rank of this process, where it drives one.
 
@@ -68,24 +118,14 @@ def get_local_rank() -> int:
     Raises:
         FlowError: this process drives several ranks.
     """
-    rank = get_rank()
-    # of a job of one process the variable is a leftover of whatever started that process
-    named = os.environ.get("LOCAL_RANK")
-    return int(named) if named is not None and _world().process_count > 1 else rank % _ranks_per_node()
+    get_rank()
+    # of a job of one process the variables are leftovers of whatever started that process
+    return find().local_index if _world().process_count > 1 else 0
 
 
 def get_node_size() -> int:
     """Number of hosts of the job."""
-    return max(1, _world().size // _ranks_per_node())
-
-
-def _ranks_per_node() -> int:
-    world = _world()
-    here = os.environ.get("LOCAL_WORLD_SIZE")
-    if here is not None and world.process_count > 1:
-        return int(here)
-    # without a launcher's word every process of an engine that drives all ranks of a host is a host
-    return len(world.local_ranks)
+    return max(1, find().count // find().local_count) if _world().process_count > 1 else 1
 
 
 def _world() -> World:

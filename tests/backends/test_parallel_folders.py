@@ -121,7 +121,10 @@ NAMES = {
         "distribution_of_step assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
         "variables_of_dtensors updates_by_element reduce": "gradients arrive as partial sums",
     },
-    "processes": {"JOB joined": "each TensorFlow server has an address of its own, which it must be told of"},
+    "processes": {
+        "JOB joined": "each TensorFlow server has an address of its own, which it must be told of",
+        "collectives_on": "a private way to say it; gloo under torch takes an environment variable",
+    },
     "random": {
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"

@@ -1,0 +1,144 @@
+"""Faults in a training job of two processes, and the seconds until its last process has ended.
+
+    python -m tests.launch.faults [--backends jax,torch] [--write]
+
+`--write` writes docs/failures.md. In each job one of two processes trains, then fails: it raises, leaves early, is
+killed, is stopped, or hangs (with `--timeout 8`). One host has both; of two hosts each has a launcher and a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from keras_flow.backends.engines import that_train
+from keras_flow.launch.launcher import _free_port
+from tests.launch import programs
+
+#: fault -> what the process that fails runs
+FAULTS = {
+    "raises": "raise ValueError('boom')",
+    "leaves early": "sys.exit(0)",
+    "is killed": "os.kill(os.getpid(), 9)",
+    "is stopped": "os.kill(os.getpid(), 19)",
+    "hangs": "time.sleep(1000)",
+}
+
+#: seconds without progress after which a job ends
+TIMEOUT = 8
+
+PROGRAM = """
+import os, sys, time
+import keras_flow as kf, numpy as np
+kf.init()
+import keras
+keras.utils.set_random_seed(0)
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 10 and kf.env.process_index() == 1:
+            open(sys.argv[1], "w").write(str(time.time()))
+            FAULT
+x, y = np.zeros((64, 8), "float32"), np.zeros((64, 1), "float32")
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=16, epochs=10000, verbose=0, callbacks=[Fails()])
+"""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended.
+
+    Attributes:
+        seconds: from the fault until every process had ended.
+        named: whether the error of every launcher names the process that failed.
+        code: the exit statuses of the launchers.
+        left: processes that were left running.
+        error: the error of the first launcher.
+    """
+
+    seconds: float
+    named: bool
+    code: tuple[int, ...]
+    left: int
+    error: str
+
+
+def end(backend: str, fault: str, hosts: int, folder: Path) -> Ending:
+    """Run a job that fails."""
+    script = programs.write(folder, PROGRAM.replace("FAULT", FAULTS[fault]))
+    failed = folder / "failed"
+    port = str(_free_port())
+    command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(2 // hosts)]
+    command += ["--master_port", port, "--timeout", str(TIMEOUT)]
+    launchers = [
+        programs.start(
+            [*command, "--node_rank", str(node), str(script), str(failed)], backend, KERAS_FLOW_TOKEN="secret"
+        )
+        for node in range(hosts)
+    ]
+    below: list[psutil.Process] = []
+    until = time.monotonic() + 100
+    while any(launcher.poll() is None for launcher in launchers) and time.monotonic() < until:
+        for launcher in launchers:
+            if launcher.poll() is None:
+                below += [child for child in programs.tree(launcher.pid) if child not in below]
+        time.sleep(0.05)
+    psutil.wait_procs(below, timeout=2)
+    ended = time.time()
+    left = [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    for process in left:
+        process.kill()
+    outputs = [programs.finish(launcher, 5) for launcher in launchers]
+    errors = [re.sub(r"\\s+", " ", err[err.rfind("keras-flow: ") :]) for _, _, err in outputs]
+    assert failed.exists(), errors
+    return Ending(
+        seconds=ended - float(failed.read_text()),
+        named=all(re.match(r"keras-flow: (rank|process) 1 of 2", error) for error in errors),
+        code=tuple(code for code, _, _ in outputs),
+        left=len(left),
+        error=errors[0],
+    )
+
+
+def main() -> None:
+    """Run the faults, print the table, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default=",".join(that_train()))
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    backends = options.backends.split(",")
+    rows = []
+    for fault in FAULTS:
+        cells = []
+        for backend in backends:
+            for hosts in (1, 2):
+                with tempfile.TemporaryDirectory() as folder:
+                    ending = end(backend, fault, hosts, Path(folder))
+                wrong = "" if ending.named and not ending.left and all(ending.code) else " (!)"
+                cells.append(f"{ending.seconds:.1f}{wrong}")
+                print(fault, backend, hosts, cells[-1], ending.error[:150], file=sys.stderr, flush=True)
+        rows.append(f"| {fault} | " + " | ".join(cells) + " |")
+    heads = [f"{backend}, {hosts} host{'s' if hosts > 1 else ''}" for backend in backends for hosts in (1, 2)]
+    table = "\n".join([f"| one of two processes | {' | '.join(heads)} |", "|---|" + "---|" * len(heads), *rows])
+    print(table)
+    if options.write:
+        root = Path(subprocess.check_output(["git", "rev-parse", "--show-toplevel"], text=True).strip())
+        page = root / "docs" / "failures.md"
+        text = page.read_text()
+        start, stop = text.index("<!-- table -->"), text.index("<!-- end -->")
+        page.write_text(f"{text[:start]}<!-- table -->\n{table}\n{text[stop:]}")
+
+
+if __name__ == "__main__":
+    main()

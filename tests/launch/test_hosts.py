@@ -1,0 +1,102 @@
+"""Two hosts with network stacks of their own: two network namespaces joined by a pair of virtual interfaces.
+
+Each runs the launcher of one node of a job of 2 x 2. The bytes over the link are counted by the kernel.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keras_flow.backends.engines import that_train
+from tests.launch import programs
+
+pytestmark = [pytest.mark.timeout(180)]
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+PROGRAM = """
+import json, sys
+import keras_flow as kf
+kf.init()
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+def counted():
+    lines = open("/proc/net/dev").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.strip().startswith("kf"))
+x, y = np.ones((64, 16), "float32"), np.ones((64, 1), "float32")
+with kf.DataParallel().scope() as distribution:
+    model = keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(2048), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-4), "mse")
+    model.fit(x, y, batch_size=64, epochs=2, shuffle=False, verbose=0)
+    before = counted()
+    losses = model.fit(x, y, batch_size=64, epochs=20, shuffle=False, verbose=0).history["loss"]
+    received = (counted() - before) / 20
+if kf.env.is_main_process():
+    print(json.dumps({"world": kf.env.get_world_size(), "nodes": kf.env.get_node_size(), "received": received,
+                      "weights": 4 * model.count_params(), "losses": losses}))
+"""
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[str, str]]:
+    """Names of two namespaces; skipped where they cannot be made."""
+    names = tuple(f"kf-{os.getpid()}-{number}" for number in (0, 1))
+    links = tuple(f"kf{os.getpid()}{letter}" for letter in "ab")
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", links[0], "type", "veth", "peer", "name", links[1])
+        for name, link, address in zip(names, links, ADDRESSES, strict=True):
+            run("ip", "link", "set", link, "netns", name)
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", link)
+            run("ip", "-n", name, "link", "set", link, "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        yield names  # type: ignore[misc]
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces are not permitted here ({error})")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if name == "jax" else [pytest.mark.full]))
+        for name in that_train()
+    ],
+)
+def test_a_job_of_two_hosts(backend: str, hosts: tuple[str, str], tmp_path: Path) -> None:
+    script = programs.write(tmp_path, PROGRAM)
+    command = [sys.executable, "-m", "keras_flow.launch", "--nnodes", "2", "--nproc_per_node", "2", "--timeout", "60"]
+    command += ["--master_addr", ADDRESSES[0], "--master_port", "29500"]
+    environment = {**programs.ENVIRONMENT, "KERAS_BACKEND": backend, "KERAS_FLOW_TOKEN": "a secret"}
+    launchers = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, *command, "--node_rank", str(node), str(script)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node, name in enumerate(hosts)
+    ]
+    outputs = [programs.finish(launcher, 150) for launcher in launchers]
+    assert [code for code, _, _ in outputs] == [0, 0], [err[-2000:] for _, _, err in outputs]
+    found = json.loads(re.findall(r"^\{.*\}$", outputs[0][1], re.MULTILINE)[-1])
+    assert (found["world"], found["nodes"]) == (4, 2)
+    assert all(later < earlier for earlier, later in zip(found["losses"], found["losses"][1:], strict=False))
+    # A ring over four ranks, two on each host: what a host receives over the link is what one rank receives from its
+    # neighbour, 2 (n-1)/n of the gradients; the rest is headers, scalars and signs of life.
+    ring = 2 * 3 / 4 * found["weights"]
+    assert found["received"] < 1.25 * ring + 20_000, f"{found['received']:.0f} bytes a step, {ring:.0f} of a ring"
