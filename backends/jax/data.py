@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
+from keras_flow.backends.batch_watch import BatchWatch
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
@@ -106,14 +108,25 @@ def put_batch(data: object, distribution: Distribution) -> object:
 
 
 def read_ahead(
-    _: Distribution, original: Callable[..., Iterator[object]], iterator: object, *args: object
+    distribution: Distribution, original: Callable[..., Iterator[object]], iterator: Any, *args: object
 ) -> Iterator[object]:
     """Hook on `JAXEpochIterator._get_distributed_iterator`: the next batch is on its way while a step runs.
 
-    As Keras does it without a distribution, and like there not on CPU, where nothing is transferred.
+    As Keras does it without a distribution, and like there not on CPU, where nothing is transferred. Several processes
+    compare what they read.
     """
-    batches = original(iterator, *args)
+    several = jax.process_count() > 1
+    batches = _compared(iterator.data_adapter, distribution) if several else original(iterator, *args)
     return batches if jax.default_backend() == "cpu" else _one_ahead(batches)
+
+
+def _compared(adapter: Any, distribution: Distribution) -> Iterator[object]:
+    """The batches of an adapter, put on the mesh; those of all processes must be the same."""
+    watch = BatchWatch()
+    watch.restart(adapter.num_batches)
+    for batch in adapter.get_jax_iterator():
+        watch.see(batch)
+        yield put_batch(batch, distribution)
 
 
 def _one_ahead(batches: Iterator[object]) -> Iterator[object]:

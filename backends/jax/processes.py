@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax._src import (  # private: JAX has no public name for its key-value store (checked with jax 0.10)
     distributed,
-    xla_bridge,
 )
+from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
 from keras_flow.current import processes
 from keras_flow.errors import FlowError
@@ -63,13 +63,13 @@ def collectives_on(address: str | None) -> Iterator[None]:
 
     Private: JAX 0.10 has no option for it.
     """
-    original = xla_bridge._jax.make_gloo_tcp_collectives
+    original = _jax.make_gloo_tcp_collectives
     if address is not None:
-        xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(original, hostname=address)
+        _jax.make_gloo_tcp_collectives = functools.partial(original, hostname=address)
     try:
         yield
     finally:
-        xla_bridge._jax.make_gloo_tcp_collectives = original
+        _jax.make_gloo_tcp_collectives = original
 
 
 def put_text(key: str, text: str) -> None:

@@ -16,6 +16,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
 from keras_flow.backends import agreement
+from keras_flow.backends.batch_watch import BatchWatch
 from keras_flow.backends.tensorflow import mirrored_strategy, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import MeshBatch, put_batch
@@ -52,6 +53,7 @@ class Steps:
         self.distribution = distribution
         self._functions: dict[object, Callable] = {}
         self._source: object = None
+        self._watch = BatchWatch()
         self._ran: set[Callable] = set()
         self._whole = WholeOperations()
         self._trace = Trace()
@@ -74,7 +76,12 @@ class Steps:
             return self._on_one_device(data)
         batch = put_batch(data, self.distribution, self.model)
         # a new epoch, or other data: its first batch has the batch size, later ones may be the rest
-        if source is not None and source is not self._source:
+        is_first = source is not None and source is not self._source
+        if is_first:
+            self._watch.restart(None)
+        if source is not None:
+            self._watch.see(data)
+        if is_first:
             self._source = source
             if batch.rows is not None:
                 self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as torch_distributed
 from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.torch import core
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends.batch_watch import BatchWatch
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
@@ -23,9 +23,6 @@ from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
-
-#: the first batches of each data source are compared across ranks, and then every so many
-_FIRST, _EVERY = 3, 100
 
 
 def to_tensors(data: object) -> object:
@@ -107,94 +104,6 @@ def refuse(x: object) -> None:
             )
 
 
-def is_compared(number: int) -> bool:
-    """Whether the batch of this number is one of those that the ranks compare."""
-    # by number: all ranks compare the same batches, so that none waits alone
-    return number < _FIRST or number % _EVERY == 0
-
-
-class BatchWatch:
-    """Finds ranks that are fed different batches, which would train on without any error.
-
-    It compares checksums of the first batches of a data source and of every 100th.
-
-    Attributes:
-        seen: batches of the source so far.
-    """
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self.batches: int | None = None
-
-    def restart(self, batches: int | None) -> None:
-        """A new data source, of so many batches (None: not known): look at its first ones."""
-        self.seen, self.batches = 0, batches
-
-    def see(self, data: object) -> bool:
-        """Compare this batch where it is due. Returns whether it is the first of its source.
-
-        Raises:
-            FlowError: on all ranks, naming the ranks and the input that differ.
-        """
-        is_due, index, self.seen = self.is_due(), self.seen, self.seen + 1
-        if torch_distributed.is_initialized() and is_due:
-            _compare(data, index, self.batches)
-        return index == 0
-
-    def is_due(self, number: int | None = None) -> bool:
-        """Whether the batch of this number is one of those that are compared; None: the next one."""
-        return is_compared(self.seen if number is None else number)
-
-
-#: of the loop that is running
-watch = BatchWatch()
-
-
-def _compare(data: object, index: int, batches: int | None) -> None:
-    mine = {name: _checksum(leaf) for name, leaf in _named(data)}
-    sent: list[tuple[int | None, dict[str, tuple[str, int]]]]
-    sent = [(None, {}) for _ in range(torch_distributed.get_world_size())]
-    # a checksum for each input, not the input: a few bytes for each rank
-    torch_distributed.all_gather_object(sent, (batches, mine))
-    everyone = [facts for _, facts in sent]
-    lengths = [length for length, _ in sent]
-    if len(set(lengths)) > 1:
-        other = next(rank for rank, length in enumerate(lengths) if length != lengths[0])
-        raise FlowError(
-            f"the ranks are fed data of different lengths: rank 0 has {lengths[0]} batches, rank {other} has "
-            f"{lengths[other]}, and would wait for the others without end. Every rank must have the same logical data; "
-            "do not shard it by rank"
-        )
-    for name in sorted({name for facts in everyone for name in facts}):
-        differ = [rank for rank, facts in enumerate(everyone) if facts.get(name) != everyone[0].get(name)]
-        if differ:
-            received = ", ".join(
-                f"rank {rank}: {everyone[rank].get(name, ('nothing', 0))[0]}" for rank in (0, differ[0])
-            )
-            raise FlowError(
-                f"the ranks are fed different batches: input {name!r} of batch {index} differs on rank"
-                f"{'s' if len(differ) > 1 else ''} {', '.join(map(str, differ))} from rank 0 ({received}). Every rank "
-                "must read the same logical batch in the same order: seed what shuffles or augments (a DataLoader's "
-                "generator, tf.data's shuffle(seed=...), a generator's own random state), and do not shard the data "
-                "by rank"
-            )
-
-
-def _named(data: object) -> list[tuple[str, object]]:
-    out = []
-    for role, part in zip(("x", "y", "sample_weight"), _roles(data), strict=False):
-        for path, leaf in tree.flatten_with_path(part):
-            if leaf is not None:
-                out.append((role + "".join(f"[{key!r}]" for key in path), leaf))
-    return out
-
-
-def _roles(data: object) -> tuple[object, ...]:
-    """(x, y, sample_weight) of what a step function receives: a list of one batch."""
-    batch = data[0] if isinstance(data, list) and len(data) == 1 else data
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-
-
 def _checksum(leaf: object) -> tuple[str, int]:
     # of which a rank has its own rows: there is nothing to compare but the batch's shape and number
     if isinstance(leaf, SplitRows):
@@ -204,3 +113,7 @@ def _checksum(leaf: object) -> tuple[str, int]:
     # of the bytes: equal values have equal bytes here, and nan compares as well
     value = leaf.detach().cpu().contiguous().reshape(-1)
     return (f"{leaf.dtype} of shape {list(leaf.shape)}", zlib.crc32(value.view(torch.uint8).numpy().tobytes()))
+
+
+#: of the loop that is running
+watch = BatchWatch(_checksum)

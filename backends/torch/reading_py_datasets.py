@@ -17,7 +17,8 @@ import keras
 from keras.src import tree
 from keras.src.backend.torch import core
 
-from keras_flow.backends.torch import data, layouts, mirrored, split_rows
+from keras_flow.backends.batch_watch import is_compared
+from keras_flow.backends.torch import layouts, mirrored, split_rows
 from keras_flow.backends.torch.reading import say_whole
 from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
@@ -64,7 +65,7 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> dict[str, object]:
         """A batch or its part, with the number of its rows (None: it is whole). Keras leaves a dict as it is."""
-        if data.is_compared(index):
+        if is_compared(index):
             return {"index": index, "rows": None, "batch": self.users[index]}
         part = PartOfBatch(self.count, self.index)
         batch = self.users.rows(index, part)

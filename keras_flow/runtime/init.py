@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import active
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+from keras_flow.backends import active, agreement
 from keras_flow.backends.interface import World
+from keras_flow.current.processes import TOKEN_VARIABLE, find
 from keras_flow.errors import FlowError
 from keras_flow.placements import normalise_type
 from keras_flow.runtime import versions
+
+#: whether the processes of the job were compared and named
+_announced = False
 
 
 def init(devices: int | None = None, type: str | None = None) -> World:
@@ -31,10 +41,30 @@ def init(devices: int | None = None, type: str | None = None) -> World:
         >>> kf.init(4).size
         4
     """
+    global _announced
     count = agreed_devices(devices)
     kind = normalise_type(type)
     versions.check(active.checked_name())
-    return active.tensor_engine().init(count, kind)
+    world = active.tensor_engine().init(count, kind)
+    if world.process_count > 1 and not _announced:
+        _announced = True
+        agreement.require_equal(_facts(), "versions, or a program,")
+        # those that were started by our launcher know it
+        if world.process_index == 0 and TOKEN_VARIABLE not in os.environ:
+            print(f"keras-flow: {world.size} ranks; this is {find()}", file=sys.stderr)
+    return world
+
+
+def _facts() -> dict[str, object]:
+    """What must be the same in all processes of a job: name -> value."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = Path(main).read_bytes() if main and Path(main).is_file() else b""
+    return {
+        "Python": platform.python_version(),
+        "keras": versions.installed("keras"),
+        active.checked_name(): versions.installed(active.checked_name()),
+        "the script's content": hashlib.sha256(script).hexdigest()[:12],
+    }
 
 
 def agreed_devices(devices: int | None) -> int | None:

@@ -90,7 +90,7 @@ NAMES = {
         "MeshBatch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
         "to_tensors": "JAX's step takes host arrays as they are",
         "read_ahead": "tf.data and torch's DataLoader read ahead by themselves",
-        "map_call rows refuse BatchWatch is_compared watch": "ranks are processes that read batches by themselves",
+        "map_call rows refuse watch": "ranks are processes that read batches by themselves",
     },
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",

@@ -41,12 +41,22 @@ def test_arguments_reach_the_script_on_torch(tmp_path: Path) -> None:
     assert (code, out) == (0, "['--devices', '9'] __main__\n")
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
-def test_several_processes_are_an_error_that_names_devices(tmp_path: Path, backend: str) -> None:
-    script = programs.write(tmp_path, "")
-    code, _, err = run("launch", "--nproc_per_node", "4", str(script), backend=backend)
-    assert code == 1
-    assert f"on {backend} one process drives all devices of a host. Use --devices 4" in err
+@pytest.mark.parametrize(
+    ("backend", "options", "count", "ranks"),
+    [
+        ("jax", ["--devices", "4"], 1, "4"),
+        ("jax", ["--nproc_per_node", "2"], 2, None),
+        ("tensorflow", ["--nproc_per_node", "2", "--devices_per_proc", "3"], 2, "6"),
+        ("tensorflow", ["--devices", "6", "--devices_per_proc", "3"], 2, "6"),
+        ("torch", ["--devices", "3"], 3, "3"),
+        ("torch", ["--nproc_per_node", "3"], 3, "3"),
+    ],
+)
+def test_processes_and_ranks(tmp_path: Path, backend: str, options: list[str], count: int, ranks: str | None) -> None:
+    script = programs.write(tmp_path, "import os\nprint(os.environ.get('KERAS_FLOW_DEVICES'))")
+    code, out, err = run("launch", *options, "--all-output", str(script), backend=backend)
+    assert code == 0, err
+    assert [line.rpartition(" ")[2] for line in out.splitlines()] == [str(ranks)] * count
 
 
 def test_mistakes(tmp_path: Path) -> None:

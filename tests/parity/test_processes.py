@@ -68,3 +68,31 @@ def test_several_processes_give_the_numbers_of_one_device(
     assert sorted(path.name for path in tmp_path.glob("*.keras")) == ["epoch-1.keras", "epoch-2.keras"]
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3, "a heading and two epochs"
     assert (tmp_path / "backup" / "latest.weights.h5").exists()
+
+
+OTHER_DATA = """
+import numpy as np
+import keras_flow as kf
+kf.init()
+import keras
+keras.utils.set_random_seed(0)
+own = np.random.default_rng(kf.env.process_index())  # a seed of its own
+x, y = own.standard_normal((32, 4)).astype("float32"), np.zeros((32, 1), "float32")
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("jax", "tensorflow")]
+)
+def test_processes_that_read_other_data(backend: str, tmp_path: Path) -> None:
+    """torch's are among its own tests."""
+    script = programs.write(tmp_path, OTHER_DATA)
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", str(script)]
+    code, _, err = programs.finish(programs.start(command, backend), 100)
+    assert code == 1
+    assert "the ranks are fed different batches: input 'x' of batch 0 differs on rank 1 from rank 0" in err
+    assert "float32 of shape [8, 4]" in err
