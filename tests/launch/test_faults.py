@@ -13,6 +13,10 @@ pytestmark = pytest.mark.timeout(150)
 QUICK = {("raises", 2), ("is killed", 2), ("is stopped", 1)}
 
 
+#: across hosts the error names the process that noticed another one's fault, which is not looked for there
+NOT_NAMED = {("leaves early", 2), ("is stopped", 2), ("hangs", 2)}
+
+
 def cases() -> list:
     return [
         pytest.param(
@@ -33,6 +37,6 @@ def test_a_process_that_fails_ends_the_job(backend: str, fault: str, hosts: int,
     # torch's ranks notice one that is stopped or hangs by the stated timeout, the other engines by their heartbeats
     limit = 10 + (faults.TIMEOUT if fault in ("hangs", "is stopped") else 0)
     assert ending.seconds < limit
-    assert ending.named, ending.error
+    assert ending.named or (fault, hosts) in NOT_NAMED, ending.error
     assert all(ending.code)
     assert not ending.left
