@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.current import processes
+from keras_flow.current import joining
 from keras_flow.errors import FlowError, FlowWarning
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def exchange(text: str) -> list[str]:
     if here.process_index != 0:
         engine.put_text(f"keras_flow/{number}/{here.process_index}", f":{text}")
     else:
-        limit = processes.waiting_seconds()
+        limit = joining.waiting_seconds()
         for index in range(1, here.process_count):
             key = f"keras_flow/{number}/{index}"
             texts.append(engine.get_text(key, limit)[1:])
@@ -58,7 +58,7 @@ def first_says(text: str) -> str:
     """
     engine, number = backend(), _next()
     if engine.world().process_index != 0:
-        return engine.get_text(f"keras_flow/{number}/0", processes.waiting_seconds())[1:]
+        return engine.get_text(f"keras_flow/{number}/0", joining.waiting_seconds())[1:]
     engine.put_text(f"keras_flow/{number}/0", f":{text}")  # stores take an empty text for none
     engine.delete_text(f"keras_flow/{number - _LAG}/0")
     return text

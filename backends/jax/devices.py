@@ -10,7 +10,7 @@ import jax
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.jax.processes import collectives_on, join
-from keras_flow.current import processes
+from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -36,8 +36,8 @@ def init(devices: int | None, type: str | None) -> World:
     described = processes.find()
     started = _started()
     if started and described.count > 1 and jax.process_count() == 1:
-        raise FlowError(processes.too_late(described, "JAX", "creating an array, a Keras layer or model"))
-    own = processes.own_share(devices, described)
+        raise FlowError(joining.too_late(described, "JAX", "creating an array, a Keras layer or model"))
+    own = joining.own_share(devices, described)
     if not started and type in (None, "cpu"):
         if own is not None:
             jax.config.update("jax_num_cpu_devices", max(own, _announced_cpu_devices()))
@@ -45,7 +45,7 @@ def init(devices: int | None, type: str | None) -> World:
             jax.config.update("jax_platforms", "cpu")
     if not started:
         join(described)
-    with collectives_on(processes.own_address(described) if described.count > 1 else None):
+    with collectives_on(joining.own_address(described) if described.count > 1 else None):
         _start(own)
     try:
         available = jax.devices(type)

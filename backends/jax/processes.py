@@ -18,7 +18,7 @@ from jax._src import (  # private: JAX has no public name for its key-value stor
 )
 from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
-from keras_flow.current import processes
+from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
 #: seconds without a sign of life after which the service tells the others that a process is gone
@@ -38,8 +38,8 @@ def join(described: processes.Processes) -> None:
     """
     if described.count == 1 or distributed.global_state.client is not None:
         return
-    limit = processes.joining_seconds()
-    processes.check_port(described)
+    limit = joining.joining_seconds()
+    joining.check_port(described)
     try:
         jax.distributed.initialize(
             described.coordinator,
@@ -53,8 +53,8 @@ def join(described: processes.Processes) -> None:
             cluster_detection_method="deactivate",
         )
     except RuntimeError as error:
-        raise FlowError(processes.cannot_join(described, limit, error)) from error
-    atexit.register(processes.leave_at_once_after_a_failure)
+        raise FlowError(joining.cannot_join(described, limit, error)) from error
+    atexit.register(joining.leave_at_once_after_a_failure)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def get_text(key: str, seconds: float) -> str:
     try:
         return _client().blocking_key_value_get(key, int(seconds * 1000))
     except jax.errors.JaxRuntimeError as error:
-        raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), jax.process_count(), seconds, error)) from error
+        raise FlowError(joining.silent(int(re.sub(r".*/", "", key)), jax.process_count(), seconds, error)) from error
 
 
 def delete_text(key: str) -> None:

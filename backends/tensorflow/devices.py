@@ -17,7 +17,7 @@ from tensorflow.python.eager import context  # pyright: ignore[reportMissingImpo
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.tensorflow.processes import JOB, join, joined
-from keras_flow.current import processes
+from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -38,8 +38,8 @@ def init(devices: int | None, type: str | None) -> World:
     described = processes.find()
     started = _started()
     if started and described.count > 1 and joined().count == 1:
-        raise FlowError(processes.too_late(described, "TensorFlow", "creating a tensor, a Keras layer or model"))
-    own = processes.own_share(devices, described)
+        raise FlowError(joining.too_late(described, "TensorFlow", "creating a tensor, a Keras layer or model"))
+    own = joining.own_share(devices, described)
     chosen = _chosen_type(type)
     if chosen == "cpu" and not started:
         if type == "cpu" and tf.config.list_physical_devices("GPU"):

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
-from keras_flow.current import channel, processes
+from keras_flow.current import channel, joining, processes
 from keras_flow.errors import FlowError
 
 #: milliseconds without a sign of life after which the service tells the others that a process is gone
@@ -44,7 +44,7 @@ def join(described: processes.Processes, type: str) -> None:
     global _joined
     if described.count == 1 or _joined is not None:
         return
-    limit = processes.joining_seconds()
+    limit = joining.joining_seconds()
     addresses = described.addresses or _exchanged_addresses(described, limit)
     # the only way to tell DTensor; its C++ code reads them too
     os.environ.update(
@@ -57,9 +57,9 @@ def join(described: processes.Processes, type: str) -> None:
         with _short_limits(limit):
             dtensor.initialize_accelerator_system(type.upper())
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        raise FlowError(processes.cannot_join(described, limit, error)) from error
+        raise FlowError(joining.cannot_join(described, limit, error)) from error
     _joined = described
-    atexit.register(processes.leave_at_once_after_a_failure)
+    atexit.register(joining.leave_at_once_after_a_failure)
 
 
 def joined() -> processes.Processes:
@@ -77,7 +77,7 @@ def get_text(key: str, seconds: float) -> str:
     try:
         return _context().get_config_key_value(key, int(seconds * 1000))
     except tf.errors.OpError as error:
-        raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), joined().count, seconds, error)) from error
+        raise FlowError(joining.silent(int(re.sub(r".*/", "", key)), joined().count, seconds, error)) from error
 
 
 def delete_text(key: str) -> None:
@@ -116,25 +116,25 @@ def _exchanged_addresses(described: processes.Processes, limit: float) -> tuple[
 
     Every TensorFlow server must know all others before it starts, and a launcher names the coordinator only.
     """
-    processes.check_port(described)
+    joining.check_port(described)
     try:
         if described.index == 0:
             return _collected_addresses(described, limit)
         hello = {"index": described.index, "port": _free_port()}
-        coordinator = channel.connect(described.host, described.port, processes.token(), hello, limit)
+        coordinator = channel.connect(described.host, described.port, joining.token(), hello, limit)
         answer = coordinator.receive(limit)
         if answer is None:
             raise ConnectionError("the coordinator did not answer")
         return tuple(answer["addresses"])
     except ConnectionError as error:
-        raise FlowError(processes.cannot_join(described, limit, error)) from error
+        raise FlowError(joining.cannot_join(described, limit, error)) from error
 
 
 def _collected_addresses(described: processes.Processes, limit: float) -> tuple[str, ...]:
     until = time.monotonic() + limit
     addresses = {0: f"{described.host}:{_free_port()}"}
     others = []
-    with channel.Meeting(described.host, described.port, processes.token()) as meeting:
+    with channel.Meeting(described.host, described.port, joining.token()) as meeting:
         while len(addresses) < described.count:
             try:
                 other, hello = meeting.arrivals.get(timeout=max(0.01, until - time.monotonic()))

@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as torch_distributed
 
-from keras_flow.current import processes
+from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
 #: seconds that a rank which is done waits for the others before it closes its connections
@@ -34,21 +34,21 @@ def join(described: processes.Processes, type: str) -> None:
     if "OMP_NUM_THREADS" not in os.environ:  # the ranks of one host share its cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // described.local_count))
     # what everything that waits is limited by
-    limit = datetime.timedelta(seconds=processes.waiting_seconds())
-    joining = datetime.timedelta(seconds=processes.joining_seconds())
+    limit = datetime.timedelta(seconds=joining.waiting_seconds())
+    start_limit = datetime.timedelta(seconds=joining.joining_seconds())
     engine = "gloo" if type == "cpu" else "cpu:gloo,cuda:nccl"
-    processes.check_port(described)
-    _use_network_of(processes.own_address(described))
+    joining.check_port(described)
+    _use_network_of(joining.own_address(described))
     try:
         store = torch_distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            described.host, described.port, described.count, described.index == 0, joining
+            described.host, described.port, described.count, described.index == 0, start_limit
         )
         store.set_timeout(limit)
         torch_distributed.init_process_group(
             engine, timeout=limit, store=store, rank=described.index, world_size=described.count
         )
     except (RuntimeError, ValueError) as error:
-        raise FlowError(processes.cannot_join(described, joining.total_seconds(), error)) from error
+        raise FlowError(joining.cannot_join(described, start_limit.total_seconds(), error)) from error
     atexit.register(_part, described.index)
 
 
@@ -71,7 +71,7 @@ def get_text(key: str, seconds: float) -> str:
         return _store().get(key).decode()
     except RuntimeError as error:
         count = torch_distributed.get_world_size()
-        raise FlowError(processes.silent(int(re.sub(r".*/", "", key)), count, seconds, error)) from error
+        raise FlowError(joining.silent(int(re.sub(r".*/", "", key)), count, seconds, error)) from error
 
 
 def delete_text(key: str) -> None:

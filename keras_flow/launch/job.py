@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_flow.backends.engines import ENGINES
-from keras_flow.current.processes import DEFAULT_TIMEOUT, LOOPBACK, TIMEOUT_VARIABLE
+from keras_flow.current.joining import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
+from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import LaunchError
 from keras_flow.runtime import versions
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from keras_flow.backends.active import DEVICES_VARIABLE
-from keras_flow.current import processes
-from keras_flow.current.processes import TIMEOUT_VARIABLE, TOKEN_VARIABLE
+from keras_flow.current import joining
+from keras_flow.current.joining import TIMEOUT_VARIABLE, TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
 from keras_flow.launch import failure, hang
 from keras_flow.launch.failure import RankError
@@ -65,7 +65,7 @@ def launch(job: Job, folder: JobFolder) -> None:
         raise LaunchError("keras_flow starts several processes only on POSIX systems (Linux, macOS, WSL).")
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(32)
     if job.nodes > 1 and TOKEN_VARIABLE not in os.environ:
-        token = processes.token().decode()
+        token = joining.token().decode()
         print(
             f"keras-flow: {TOKEN_VARIABLE} is not set: whoever reaches {job.host}:{job.port} can join this job. Set it "
             "to the same secret on all hosts.",

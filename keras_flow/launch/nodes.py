@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from keras_flow.current import processes
+from keras_flow.current import joining
 from keras_flow.current.channel import Channel, Meeting, connect
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import RankError
@@ -138,7 +138,7 @@ class FirstNode(Nodes):
         assert job.port is not None
         facts, until = job.facts(), time.monotonic() + job.meeting_seconds
         try:
-            meeting = Meeting(job.host, job.port, processes.token())
+            meeting = Meeting(job.host, job.port, joining.token())
         except OSError as error:
             raise LaunchError(
                 f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
@@ -222,7 +222,7 @@ class OtherNode(Nodes):
         assert job.port is not None
         hello = {"node": job.node, "name": socket.gethostname(), "facts": job.facts()}
         try:
-            self._channels[0] = connect(job.host, job.port, processes.token(), hello, job.meeting_seconds)
+            self._channels[0] = connect(job.host, job.port, joining.token(), hello, job.meeting_seconds)
         except ConnectionError as error:
             raise LaunchError(
                 f"keras-flow launch could not reach host 0 at {job.host}:{job.port} within {job.meeting_seconds:g} s "

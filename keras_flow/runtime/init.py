@@ -10,7 +10,8 @@ from pathlib import Path
 
 from keras_flow.backends import active, agreement
 from keras_flow.backends.interface import World
-from keras_flow.current.processes import TOKEN_VARIABLE, find
+from keras_flow.current.joining import TOKEN_VARIABLE
+from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
 from keras_flow.placements import normalise_type
 from keras_flow.runtime import versions

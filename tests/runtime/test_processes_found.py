@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from keras_flow.current import processes
+from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
 pytestmark = pytest.mark.check
@@ -108,4 +108,4 @@ def test_what_cannot_be_is_said(environment: dict[str, str], text: str) -> None:
 
 def test_ranks_that_the_processes_do_not_divide() -> None:
     with pytest.raises(FlowError, match="asked for 5 ranks in 4 processes"):
-        processes.own_share(5, processes.find(TORCHRUN))
+        joining.own_share(5, processes.find(TORCHRUN))

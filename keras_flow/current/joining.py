@@ -1,0 +1,123 @@
+"""How the processes of a job find each other: limits of time, the job's secret, addresses, and what errors say.
+
+The engines' `processes.py` join by their own runtimes, and share this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+
+from keras_flow.current.processes import Processes
+from keras_flow.errors import FlowError
+
+#: seconds that everything which waits for other processes may take, unless KERAS_FLOW_TIMEOUT says so; the engines' own
+DEFAULT_TIMEOUT = 1800.0
+#: set by the user or by the launcher: that time, in seconds
+TIMEOUT_VARIABLE = "KERAS_FLOW_TIMEOUT"
+#: seconds in which the processes of a job find each other, at most
+_JOINING_SECONDS = 300.0
+
+#: the secret that the processes of a job share; made by the launcher, never printed or in a command line
+TOKEN_VARIABLE = "KERAS_FLOW_TOKEN"
+
+
+def waiting_seconds() -> float:
+    """Seconds that a process may wait for another one."""
+    return float(os.environ.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT)
+
+
+def joining_seconds() -> float:
+    """Seconds in which the processes of a job must have found each other."""
+    return max(1.0, min(_JOINING_SECONDS, waiting_seconds()))
+
+
+def cannot_join(processes: Processes, seconds: float, error: BaseException) -> str:
+    """The text of the error for a job whose processes do not find each other."""
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    who = "listen at" if processes.index == 0 else "reach"
+    return (
+        f"process {processes.index} of {processes.count} could not {who} the coordinator {processes.coordinator} "
+        f"within {seconds:g} s ({cause}). Were all {processes.count} processes started, with the same address, and is "
+        "the port free there and open between the hosts? MASTER_ADDR and MASTER_PORT name it (keras-flow launch "
+        "--master_addr, --master_port)."
+    )
+
+
+def silent(index: int, count: int, seconds: float, error: BaseException) -> str:
+    """The text of the error for a process that does not answer."""
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"process {index} of {count} did not answer within {seconds:g} s ({cause}). Every process must run the same "
+        "program: look for a branch that only some of them take."
+    )
+
+
+def too_late(processes: Processes, engine: str, causes: str) -> str:
+    """The text of the error for an engine that started before it knew of the other processes."""
+    return (
+        f"this is {processes}, but {engine} was already initialised as a process on its own: {causes} does that. Call "
+        "kf.init() before the first of these."
+    )
+
+
+def own_share(devices: int | None, processes: Processes) -> int | None:
+    """How many of `devices` ranks a process drives; None where nobody said how many there are.
+
+    Raises:
+        FlowError: the ranks cannot be divided by the processes.
+    """
+    if devices is None:
+        return None
+    if devices % processes.count:
+        raise FlowError(
+            f"kf.init was asked for {devices} ranks in {processes.count} processes ({processes.source}), which drive "
+            f"equally many each. Ask for a multiple of {processes.count}."
+        )
+    return devices // processes.count
+
+
+def own_address(processes: Processes) -> str:
+    """The address of this host on the network of the coordinator: where the other processes reach this one.
+
+    The name of a host, which engines go by, often means another network, or the loopback interface.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
+        return probe.getsockname()[0]
+
+
+def check_port(processes: Processes) -> None:
+    """In process 0: that nobody listens at the coordinator's port yet; an engine may abort where somebody does.
+
+    Raises:
+        FlowError: the port is in use, or the address is none of this host.
+    """
+    if processes.index != 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in processes.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((processes.host, processes.port))
+        except OSError as error:
+            raise FlowError(
+                f"process 0 cannot listen at {processes.coordinator}, the coordinator's address: {error.strerror}. "
+                "Choose another port (MASTER_PORT; keras-flow launch --master_port), or the address of this host "
+                "(MASTER_ADDR; --master_addr)."
+            ) from error
+
+
+def token() -> bytes:
+    """The job's secret, by which its processes know each other where an engine has no means of its own."""
+    return os.environ.get(TOKEN_VARIABLE, "keras_flow").encode()
+
+
+def leave_at_once_after_a_failure() -> None:
+    """At exit: an engine would wait for processes that are inside a collective with this one, and then abort."""
+    if getattr(sys, "last_value", None) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)
