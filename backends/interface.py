@@ -1,10 +1,10 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
-The three implementations have the same files: `devices`, `layouts`, `boxing`, `tensors`, `variables`, `creation`,
-`random`, `data`, `trainer`, `layers`, `hooks`, `probes`, `capabilities`. What differs between engines is visible by
-comparing two files; `tests/backends/test_parallel_folders.py` lists it with reasons. numpy, the reference of boxing and
-of global tensors, has `devices`, `boxing` and `tensors`. What must be known before an engine is loaded is in
-`engines.py`.
+The three implementations have the same files: `devices`, `layouts`, `boxing`, `collectives`, `tensors`, `variables`,
+`creation`, `random`, `data`, `trainer`, `replica`, `layers`, `hooks`, `probes`, `capabilities`. What differs between
+engines is visible by comparing two files; `tests/backends/test_parallel_folders.py` lists it with reasons. numpy, the
+reference of boxing and of global tensors, has `devices`, `boxing`, `collectives` and `tensors`. What must be known
+before an engine is loaded is in `engines.py`.
 
 The module `keras_flow.backends.<engine>` itself is the backend, since a module may satisfy a protocol: its `__init__`
 imports each name below from the file that has it, so that a search finds every name once. (Two of them, `hooks` and
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from keras_flow.backends.collective_engine import CollectiveEngine
 from keras_flow.current.world import World as World
 
 if TYPE_CHECKING:
@@ -166,8 +167,26 @@ class RandomPart:
         return cls(tuple(shape), tuple(slice(0, length) for length in shape), finish)
 
 
-class TensorEngine(Protocol):
-    """What global tensors need of an engine; numpy, the reference, has no more than this.
+@dataclass(frozen=True)
+class Replica:
+    """The model of one rank, trained by a loop of the user's own: what `kf.DistributedDataParallel` needs.
+
+    Attributes:
+        call: the model's call.
+        gradients_of: of a loss function, and whether it returns `(loss, others)`: a function of this process's tensors
+            that gives what the loss function returned, and the gradients by `model.trainable_weights`.
+        averages: whether the engine itself averages these over the ranks. Then it also adds up those of `no_sync`.
+        no_sync: inside, gradients are not averaged; None where `averages` is false.
+    """
+
+    call: Callable[..., Any]
+    gradients_of: Callable[[Callable[..., Any], bool], Callable[..., tuple[Any, list[Any]]]]
+    averages: bool = False
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None
+
+
+class TensorEngine(CollectiveEngine, Protocol):
+    """What global tensors and `kf.comm` need of an engine; numpy, the reference, has no more than this.
 
     Attributes:
         name: Keras's name of the backend.
@@ -321,6 +340,18 @@ class Backend(TensorEngine, Protocol):
 
     def double_precision(self) -> AbstractContextManager[object]:
         """Inside, the engine computes in float64 where it is asked to."""
+        ...
+
+    # ---- replica.py
+    def make_replica(self, model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
+        """What trains the model of this process, which is a rank.
+
+        Args:
+            model: a built model, whose weights are equal on all ranks.
+            ranks: over which gradients are averaged.
+            bucket_bytes: bytes of gradients that go together, where the engine averages them.
+            find_unused: look for weights that a loss does not depend on, where that costs something.
+        """
         ...
 
     # ---- random.py

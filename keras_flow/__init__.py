@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 #: public name -> the module that defines it
 _NAMES = {
     "DataParallel": "keras_flow.parallel.data_parallel",
+    "DistributedDataParallel": "keras_flow.comm.distributed_data_parallel",
     "FlowError": "keras_flow.errors",
     "FlowWarning": "keras_flow.errors",
     "LaunchError": "keras_flow.errors",
@@ -39,6 +40,7 @@ _NAMES = {
 }
 _MODULES = {
     "boxing": "keras_flow.boxing",
+    "comm": "keras_flow.comm",
     "env": "keras_flow.runtime.env",
     "ops": "keras_flow.tensors.ops",
     "sbp": "keras_flow.sbp",

@@ -1,5 +1,7 @@
 from keras_flow import boxing as boxing
+from keras_flow import comm as comm
 from keras_flow import sbp as sbp
+from keras_flow.comm.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from keras_flow.current.variable_layout import layout_of as layout_of
 from keras_flow.distributions.shard import shard as shard
 from keras_flow.errors import FlowError as FlowError

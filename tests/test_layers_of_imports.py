@@ -186,6 +186,7 @@ ORDER = (
     ("runtime",),
     ("launch",),
     ("distributions", "tensors"),
+    ("comm",),
     ("user_file",),
     ("explainer", "verify", "doctor"),
     ("parallel",),

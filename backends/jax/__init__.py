@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.jax.boxing import redistribute as redistribute
 from keras_flow.backends.jax.capabilities import capabilities as capabilities
+from keras_flow.backends.jax.collectives import exchange as exchange
+from keras_flow.backends.jax.collectives import fold as fold
+from keras_flow.backends.jax.collectives import gather_all as gather_all
+from keras_flow.backends.jax.collectives import join as join
+from keras_flow.backends.jax.collectives import native as native
+from keras_flow.backends.jax.collectives import reshape as reshape
+from keras_flow.backends.jax.collectives import with_gradient as with_gradient
 from keras_flow.backends.jax.devices import init as init
 from keras_flow.backends.jax.devices import world as world
 from keras_flow.backends.jax.hooks import hooks as hooks
@@ -24,6 +31,7 @@ from keras_flow.backends.jax.random import random_offsets as random_offsets
 from keras_flow.backends.jax.random import random_part as random_part
 from keras_flow.backends.jax.random import random_words as random_words
 from keras_flow.backends.jax.random import reorder as reorder
+from keras_flow.backends.jax.replica import make_replica as make_replica
 from keras_flow.backends.jax.tensors import as_numpy as as_numpy
 from keras_flow.backends.jax.tensors import from_engine as from_engine
 from keras_flow.backends.jax.tensors import note_call as note_call

@@ -6,6 +6,13 @@ This module is the engine: it has the names of `keras_flow.backends.interface.Te
 from typing import TYPE_CHECKING
 
 from keras_flow.backends.numpy.boxing import redistribute as redistribute
+from keras_flow.backends.numpy.collectives import exchange as exchange
+from keras_flow.backends.numpy.collectives import fold as fold
+from keras_flow.backends.numpy.collectives import gather_all as gather_all
+from keras_flow.backends.numpy.collectives import join as join
+from keras_flow.backends.numpy.collectives import native as native
+from keras_flow.backends.numpy.collectives import reshape as reshape
+from keras_flow.backends.numpy.collectives import with_gradient as with_gradient
 from keras_flow.backends.numpy.devices import init as init
 from keras_flow.backends.numpy.devices import world as world
 from keras_flow.backends.numpy.tensors import agree_on as agree_on

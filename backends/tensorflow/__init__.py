@@ -9,6 +9,13 @@ from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.shared_files import write_alone as write_alone
 from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
 from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
+from keras_flow.backends.tensorflow.collectives import exchange as exchange
+from keras_flow.backends.tensorflow.collectives import fold as fold
+from keras_flow.backends.tensorflow.collectives import gather_all as gather_all
+from keras_flow.backends.tensorflow.collectives import join as join
+from keras_flow.backends.tensorflow.collectives import native as native
+from keras_flow.backends.tensorflow.collectives import reshape as reshape
+from keras_flow.backends.tensorflow.collectives import with_gradient as with_gradient
 from keras_flow.backends.tensorflow.devices import init as init
 from keras_flow.backends.tensorflow.devices import world as world
 from keras_flow.backends.tensorflow.hooks import hooks as hooks
@@ -25,6 +32,7 @@ from keras_flow.backends.tensorflow.random import random_offsets as random_offse
 from keras_flow.backends.tensorflow.random import random_part as random_part
 from keras_flow.backends.tensorflow.random import random_words as random_words
 from keras_flow.backends.tensorflow.random import reorder as reorder
+from keras_flow.backends.tensorflow.replica import make_replica as make_replica
 from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
 from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy
 from keras_flow.backends.tensorflow.tensors import from_engine as from_engine

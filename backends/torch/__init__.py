@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 
 from keras_flow.backends.torch.boxing import redistribute as redistribute
 from keras_flow.backends.torch.capabilities import capabilities as capabilities
+from keras_flow.backends.torch.collectives import exchange as exchange
+from keras_flow.backends.torch.collectives import fold as fold
+from keras_flow.backends.torch.collectives import gather_all as gather_all
+from keras_flow.backends.torch.collectives import join as join
+from keras_flow.backends.torch.collectives import native as native
+from keras_flow.backends.torch.collectives import reshape as reshape
+from keras_flow.backends.torch.collectives import with_gradient as with_gradient
 from keras_flow.backends.torch.devices import init as init
 from keras_flow.backends.torch.devices import world as world
 from keras_flow.backends.torch.hooks import hooks as hooks
@@ -23,6 +30,7 @@ from keras_flow.backends.torch.random import random_offsets as random_offsets
 from keras_flow.backends.torch.random import random_part as random_part
 from keras_flow.backends.torch.random import random_words as random_words
 from keras_flow.backends.torch.random import reorder as reorder
+from keras_flow.backends.torch.replica import make_replica as make_replica
 from keras_flow.backends.torch.saving import write_alone as write_alone
 from keras_flow.backends.torch.tensors import agree_on as agree_on
 from keras_flow.backends.torch.tensors import as_numpy as as_numpy

@@ -149,6 +149,20 @@ def equal_asks_ranks_that_do_not_compute(mesh: DeviceMesh) -> bool:
     return "dist.all_reduce(r, op=dist.ReduceOp.MIN)" in source  # run, it would wait
 
 
+def a_group_that_its_members_make_has_another_name_on_each(mesh: DeviceMesh) -> bool:
+    """`new_group(ranks, use_local_synchronization=True)` hangs where its members have made different numbers of groups.
+
+    Its name, by which members find each other, counts the groups of the process.
+
+    Instead: while `kf.comm` makes a group it is named by its ranks alone.
+    """
+    if mesh.get_rank() in (1, 3):
+        dist.new_group([1, 3], use_local_synchronization=True)
+    names: list[str | None] = [None] * RANKS
+    dist.all_gather_object(names, dist.distributed_c10d._process_group_name([0, 1, 2], True))
+    return len(set(names)) > 1  # made, its members would wait
+
+
 def _same(found: torch.Tensor, expected: torch.Tensor) -> None:
     if not torch.equal(found, expected):
         raise ValueError(f"{found} is not {expected}")

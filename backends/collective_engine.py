@@ -1,0 +1,121 @@
+"""What `kf.comm` needs of an engine: two ways to move elements, its own reductions, and gradients.
+
+Values are rank -> the engine's array, for the ranks of a group that this process drives; every process that drives
+ranks of the group calls. What `exchange`, `gather_all` and `native` begin is a `Pending`.
+
+Example: ranks 0 and 1 hold `[a, b]` and `[c, d]`. `exchange` with counts `[[1, 1], [1, 1]]` leaves `[a, c]` and
+`[b, d]`; `fold` of the two rows gives `a + c` and `b + d`; `gather_all` of these both, on both: an all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective that was begun.
+
+    Attributes:
+        results: waits for it, and gives rank -> array.
+        is_completed: whether it would not have to wait.
+    """
+
+    results: Callable[[], Mapping[int, Any]]
+    is_completed: Callable[[], bool] = lambda: True
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Elements that the members of a group send each other.
+
+    Attributes:
+        table: `table[sender][receiver]` by place in the group; a process may know no more than the rows and columns of
+            its own ranks, and has zeros elsewhere.
+        longest: for each k the longest message to the k-th member after the sender; the same on all.
+        is_even: whether all messages have one length, and are not empty; the same on all.
+    """
+
+    table: tuple[tuple[int, ...], ...]
+    longest: tuple[int, ...]
+    is_even: bool
+
+    @classmethod
+    def of(cls, table: Sequence[Sequence[int]]) -> Counts:
+        """Of a table that is known whole."""
+        sizes = {count for row in table for count in row}
+        return cls(tuple(map(tuple, table)), longest(table), len(sizes) == 1 and sizes != {0})
+
+    def transposed(self) -> Counts:
+        """What goes back where these came from."""
+        around = self.longest[:1] + self.longest[:0:-1]  # k places back are n - k places on
+        return Counts(tuple(zip(*self.table, strict=True)), around, self.is_even)
+
+
+def longest(table: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """For each k the longest message to the k-th member after the sender."""
+    count = len(table)
+    return tuple(max(table[place][(place + k) % count] for place in range(count)) for k in range(count))
+
+
+class CollectiveEngine(Protocol):
+    """Each engine's `collectives.py`."""
+
+    def exchange(self, ranks: tuple[int, ...], values: Mapping[int, Any], counts: Counts) -> Pending:
+        """Every rank sends a part of its flat array to every rank of the group.
+
+        Args:
+            ranks: the group, ascending: engines order the members of a group by rank.
+            values: flat arrays: the parts for each member, one after the other.
+            counts: of these parts.
+
+        Returns:
+            Flat arrays: the parts of each member, one after the other.
+        """
+        ...
+
+    def gather_all(self, ranks: tuple[int, ...], values: Mapping[int, Any], counts: Sequence[int]) -> Pending:
+        """Flat arrays of all members, one after the other, on each; `counts` are their elements."""
+        ...
+
+    def native(self, kind: str, ranks: tuple[int, ...], values: Mapping[int, Any], how: str | int) -> Pending | None:
+        """The engine's own collective, where it has one for this kind and dtype.
+
+        Args:
+            kind: `"all_reduce"`, where `how` is `"sum"`, `"min"`, `"max"` or `"product"`, or `"broadcast"`, where it is
+                the rank that sends.
+            ranks: the group.
+            values: arrays of one shape.
+            how: see `kind`.
+
+        Returns:
+            None where it has none: then `kf.comm` puts one together.
+        """
+        ...
+
+    def fold(self, rows: Any, op: str) -> Any:
+        """The sum, smallest, largest or product of rows [ranks, elements], in their dtype; bool: any and all."""
+        ...
+
+    def reshape(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """The array in another shape; a shape of (-1,) makes it flat."""
+        ...
+
+    def join(self, flat: Sequence[Any]) -> Any:
+        """Flat arrays of one rank, one after the other."""
+        ...
+
+    def with_gradient(
+        self,
+        forward: Callable[[Sequence[Any]], list[Any]],
+        backward: Callable[[Sequence[Any]], list[Any]],
+        values: Sequence[Any],
+    ) -> list[Any]:
+        """`forward(values)`; the engine's gradient of it is `backward(cotangents)`.
+
+        Raises:
+            FlowError: it is called where the engine traces a program, which has no values yet.
+        """
+        ...

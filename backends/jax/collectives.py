@@ -1,0 +1,181 @@
+"""`kf.comm` on JAX: compiled `shard_map` programs over the devices of a group; a process runs those of its own ranks.
+
+An exchange of equal parts is XLA's all-to-all. Another one goes in rounds: in round k each member sends to the k-th
+after it, so that members without a part for one another send nothing. A round's messages are padded to its longest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from keras_flow.backends.collective_engine import Counts, Pending
+from keras_flow.backends.jax.devices import rank_devices, world
+from keras_flow.errors import FlowError
+
+_AXIS = "ranks"
+_NATIVE = {"sum": lax.psum, "min": lax.pmin, "max": lax.pmax}
+_FOLDS = {"sum": jnp.sum, "min": jnp.min, "max": jnp.max, "product": jnp.prod}
+
+
+def exchange(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: Counts) -> Pending:
+    """An all-to-all, or rounds."""
+    table, mine = counts.table, _own(ranks)
+    if counts.is_even:
+        arrived = _run("all_to_all", ranks, values)
+        return Pending(lambda: arrived)
+    cut: dict[int, tuple[jax.Array, ...]] = {}
+    for rank in mine:
+        # a rank's parts in the order of the rounds; round 0 is what it keeps
+        place, count = ranks.index(rank), len(ranks)
+        starts = [0, *np.cumsum(table[place])]
+        to = [(place + shift) % count for shift in range(count)]
+        bounds = tuple((int(starts[other]), table[place][other]) for other in to)
+        padded = tuple(table[place][place] if shift == 0 else counts.longest[shift] for shift in range(count))
+        cut[rank] = _cut(values[rank], bounds, padded)
+    got: dict[int, list[jax.Array]] = {rank: [parts[0]] for rank, parts in cut.items()}
+    for shift in range(1, len(ranks)):
+        sent = {rank: parts[shift] for rank, parts in cut.items()}
+        arrived = _run("permute", ranks, sent, shift) if counts.longest[shift] else sent
+        for rank in mine:
+            got[rank].append(arrived[rank])
+    joined = {}
+    for rank in mine:
+        place = ranks.index(rank)
+        # from the sender of round k, k places before; in the order of senders
+        order = tuple((place - sender) % len(ranks) for sender in range(len(ranks)))
+        joined[rank] = _assembled(got[rank], order, tuple(row[place] for row in table))
+    return Pending(lambda: joined)
+
+
+def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: Sequence[int]) -> Pending:
+    """XLA's all-gather, of arrays padded to the longest."""
+    size = max(counts)
+    if size == 0:
+        return Pending(lambda: dict(values))
+    got = _run("all_gather", ranks, {rank: jnp.pad(value, (0, size - value.size)) for rank, value in values.items()})
+    if min(counts) < size:
+        got = {rank: _without_padding(value, size, tuple(counts)) for rank, value in got.items()}
+    return Pending(lambda: got)
+
+
+def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
+    """XLA's all-reduce of numbers, of which it has no product; it has no broadcast."""
+    value = next(iter(values.values()))
+    if kind != "all_reduce" or how not in _NATIVE or value.dtype == bool or not value.size:
+        return None
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return None
+    got = _run(str(how), ranks, {rank: each.reshape(-1) for rank, each in values.items()})
+    reshaped = {rank: each.reshape(value.shape) for rank, each in got.items()}
+    return Pending(lambda: reshaped)
+
+
+@functools.partial(jax.jit, static_argnames="op")
+def fold(rows: jax.Array, op: str) -> jax.Array:
+    """Rows [ranks, elements] as one, in their dtype."""
+    if rows.dtype == bool:
+        return jnp.any(rows, 0) if op in ("sum", "max") else jnp.all(rows, 0)
+    if op in ("min", "max"):
+        return _FOLDS[op](rows, axis=0)
+    return _FOLDS[op](rows, axis=0, dtype=rows.dtype)
+
+
+def reshape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """In another shape."""
+    return value.reshape(shape)
+
+
+def join(flat: Sequence[jax.Array]) -> jax.Array:
+    """One after the other."""
+    return jnp.concatenate(flat)
+
+
+def with_gradient(
+    forward: Callable[[Sequence[Any]], list[Any]],
+    backward: Callable[[Sequence[Any]], list[Any]],
+    values: Sequence[Any],
+) -> list[Any]:
+    """By `jax.custom_vjp`, whose two functions run with values, outside of `jax.jit`."""
+    if not any(isinstance(value, Tracer) for value in values):
+        return forward(values)
+    function = jax.custom_vjp(lambda *given: tuple(forward(_known(given))))
+    function.defvjp(
+        lambda *given: (tuple(forward(_known(given))), None),
+        lambda _, cotangents: tuple(backward(_known(cotangents))),
+    )
+    return list(function(*values))
+
+
+@functools.partial(jax.jit, static_argnames=("bounds", "sizes"))
+def _cut(flat: jax.Array, bounds: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    """Parts of an array: start and length, padded to a size."""
+    return tuple(
+        jnp.pad(flat[start : start + length], (0, size - length))
+        for (start, length), size in zip(bounds, sizes, strict=True)
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("order", "sizes"))
+def _assembled(parts: list[jax.Array], order: tuple[int, ...], sizes: tuple[int, ...]) -> jax.Array:
+    """Padded parts in another order, one after the other."""
+    return jnp.concatenate([parts[place][:size] for place, size in zip(order, sizes, strict=True)])
+
+
+@functools.partial(jax.jit, static_argnames=("size", "counts"))
+def _without_padding(joined: jax.Array, size: int, counts: tuple[int, ...]) -> jax.Array:
+    return jnp.concatenate([joined[place * size : place * size + count] for place, count in enumerate(counts)])
+
+
+def _known(values: Sequence[Any]) -> Sequence[Any]:
+    if any(isinstance(value, Tracer) for value in values):
+        raise FlowError(
+            "kf.comm is called inside jax.jit (or vmap, scan), where ranks have no values yet. Call it outside of the "
+            "compiled function; inside, jax.lax.psum and its like do the same under jax.shard_map"
+        )
+    return values
+
+
+def _own(ranks: tuple[int, ...]) -> list[int]:
+    mine = set(world().local_ranks)
+    return [rank for rank in ranks if rank in mine]
+
+
+def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], shift: int = 0) -> dict[int, jax.Array]:
+    """A program on flat arrays of one length."""
+    devices = rank_devices()
+    value = next(iter(values.values()))
+    _known(list(values.values()))
+    run, sharding = _program(kind, ranks, shift)
+    blocks = [jax.device_put(values[rank], devices[rank]) for rank in _own(ranks)]
+    whole = jax.make_array_from_single_device_arrays((len(ranks) * value.size,), sharding, blocks)
+    got = {shard.device: shard.data for shard in run(whole).addressable_shards}
+    return {rank: got[devices[rank]] for rank in _own(ranks)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(kind: str, ranks: tuple[int, ...], shift: int):
+    """The compiled program of a collective, and how its argument lies."""
+    mesh = Mesh(np.array([rank_devices()[rank] for rank in ranks]), (_AXIS,))
+    spec = PartitionSpec(_AXIS)
+
+    def body(block: jax.Array) -> jax.Array:
+        if kind == "all_to_all":
+            return lax.all_to_all(block.reshape(len(ranks), -1), _AXIS, 0, 0).reshape(-1)
+        if kind == "all_gather":
+            return lax.all_gather(block, _AXIS, tiled=True)
+        if kind == "permute":
+            pairs = [(place, (place + shift) % len(ranks)) for place in range(len(ranks))]
+            return lax.ppermute(block, _AXIS, pairs)
+        return _NATIVE[kind](block, _AXIS)
+
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    return run, NamedSharding(mesh, spec)

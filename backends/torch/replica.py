@@ -1,0 +1,57 @@
+"""`kf.DistributedDataParallel` on torch: torch's own, around the Keras model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from keras_flow.backends.interface import Replica
+from keras_flow.backends.torch.collectives import process_group
+
+
+def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
+    """By torch's DistributedDataParallel, which averages in buckets while the backward pass runs."""
+    if len(ranks) == 1:
+        return Replica(model, lambda loss_function, has_aux: _gradients_of(model, lambda: True, loss_function, has_aux))
+    wrapped = DistributedDataParallel(
+        model,  # type: ignore[arg-type]  # on torch a Keras model is a torch module
+        process_group=process_group(ranks),
+        bucket_cap_mb=bucket_bytes / 2**20,  # type: ignore[arg-type]  # a fraction is taken too
+        find_unused_parameters=find_unused,
+        # weights are equal already, and Keras's moving statistics are parameters to torch, not buffers:
+        # kf.DistributedDataParallel sends both
+        init_sync=False,
+        broadcast_buffers=False,
+    )
+    return Replica(
+        wrapped,
+        lambda loss_function, has_aux: _gradients_of(
+            model, lambda: wrapped.require_backward_grad_sync, loss_function, has_aux
+        ),
+        averages=True,
+        no_sync=wrapped.no_sync,
+    )
+
+
+def _gradients_of(
+    model: keras.Model, is_synced: Callable[[], bool], loss_function: Callable[..., Any], has_aux: bool
+) -> Callable[..., tuple[Any, list[Any]]]:
+    def step(*args: Any) -> tuple[Any, list[Any]]:
+        result = loss_function(*args)
+        (result[0] if has_aux else result).backward()
+        values = [each.value for each in model.trainable_weights]
+        found = [torch.zeros_like(value) if value.grad is None else value.grad for value in values]
+        if is_synced():
+            for value in values:
+                value.grad = None
+        return _detached(result), found
+
+    return step
+
+
+def _detached(result: Any) -> Any:
+    return keras.tree.map_structure(lambda each: each.detach() if torch.is_tensor(each) else each, result)

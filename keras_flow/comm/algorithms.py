@@ -1,0 +1,174 @@
+"""Collectives of the two that every engine has, an exchange and an all-gather, with their gradients.
+
+An all-reduce that an engine has not is a reduce-scatter and an all-gather (Rabenseifner, 2004): a rank receives
+2 (n - 1) / n of its tensor. A reduce-scatter is an exchange whose parts are added up where they arrive.
+
+Example: the largest of `[1, 8]` on rank 0 and `[5, 2]` on rank 1. Rank 0 gets the first elements, `[1, 5]`, and keeps
+5; rank 1 gets `[8, 2]` and keeps 8; gathered, both have `[5, 8]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.collective_engine import Counts, Pending
+from keras_flow.comm.group import Group, Values, dtype_name, elements, on_each, shape_of
+from keras_flow.errors import FlowError
+
+OPS = ("sum", "mean", "min", "max", "product")
+
+#: bytes up to which a broadcast that the engine has not is sent by one rank to each, and not in parts
+_SHORT = 1 << 16
+
+Begin = Callable[[Values], Pending]
+
+
+def balanced(count: int, parts: int) -> list[int]:
+    """A balanced split: 7 in 3 parts is 3, 2, 2."""
+    return [count // parts + (place < count % parts) for place in range(parts)]
+
+
+def differentiable(group: Group, begin: Begin, pullback: Begin, values: Values) -> Values:
+    """What `begin` gives, where the engine's gradient is what `pullback` gives of cotangents."""
+    mine = list(values)
+
+    def run(function: Begin, given: Sequence[Any]) -> list[Any]:
+        results = function(dict(zip(mine, given, strict=True))).results()
+        return [results[rank] for rank in mine]
+
+    if not has_gradient(next(iter(values.values()))):
+        return begin(values).results()
+    results = tensor_engine().with_gradient(
+        lambda given: run(begin, given), lambda cotangents: run(pullback, cotangents), list(values.values())
+    )
+    return dict(zip(mine, results, strict=True))
+
+
+def has_gradient(value: Any) -> bool:
+    """Whether tensors of this dtype have gradients."""
+    return dtype_name(value).startswith(("float", "bfloat", "complex"))
+
+
+def check_op(op: str, value: Any, call: str) -> None:
+    """Check that the numbers of a tensor can be reduced in this way.
+
+    Raises:
+        FlowError: they cannot.
+    """
+    name = dtype_name(value)
+    if op not in OPS:
+        raise FlowError(f"kf.comm.{call}: op is one of {', '.join(OPS)}; got {op!r}")
+    if op == "mean" and not has_gradient(value):
+        raise FlowError(f"kf.comm.{call}: the mean of {name} is no {name}; cast to a float, or take op='sum'")
+    if name.startswith("float8"):
+        raise FlowError(f"kf.comm.{call}: engines do not compute in {name}; cast it first")
+    if name.startswith("complex") and op in ("min", "max"):
+        raise FlowError(f"kf.comm.{call}: complex numbers have no order, so no {op}")
+
+
+def no_gradient(op: str, call: str) -> Begin:
+    """In the place of the gradient of an op that has none."""
+
+    def refuse(cotangents: Values) -> Pending:
+        raise FlowError(f"kf.comm.{call}: op={op!r} has no gradient; 'sum' and 'mean' have")
+
+    return refuse
+
+
+def all_reduce(group: Group, values: Values, op: str) -> Pending:
+    """Reduced over the ranks, on each."""
+    engine = tensor_engine()
+    first = next(iter(values.values()))
+    shape, count = shape_of(first), len(group.ranks)
+    if count == 1 or 0 in shape:
+        return Pending(lambda: values)
+    kind = "sum" if op == "mean" else op
+    begun = engine.native("all_reduce", group.ranks, values, kind)
+    if begun is None:
+        parts = balanced(elements(shape), count)
+        flat = on_each(values, lambda value: engine.reshape(value, (-1,)))
+        reduced = reduce_scatter(group, flat, kind, parts).results()
+        whole = engine.gather_all(group.ranks, reduced, parts).results()
+        shaped = on_each(whole, lambda value: engine.reshape(value, shape))
+        begun = Pending(lambda: shaped)
+    return begun if op != "mean" else _then(begun, lambda value: value / count)
+
+
+def reduce_scatter(group: Group, flat: Values, op: str, parts: Sequence[int]) -> Pending:
+    """Of flat tensors reduced over the ranks, on each its part."""
+    engine, count = tensor_engine(), len(group.ranks)
+    kind = "sum" if op == "mean" else op
+    got = engine.exchange(group.ranks, flat, Counts.of([list(parts)] * count))
+
+    def folded(value: Any) -> Any:
+        reduced = engine.fold(engine.reshape(value, (count, shape_of(value)[0] // count)), kind)
+        return reduced / count if op == "mean" else reduced
+
+    return _then(got, folded)
+
+
+def gather(group: Group, flat: Values, parts: Sequence[int]) -> Pending:
+    """Flat tensors of all ranks, one after the other."""
+    return tensor_engine().gather_all(group.ranks, flat, list(parts))
+
+
+def exchange(group: Group, flat: Values, counts: Counts) -> Pending:
+    """Parts of flat tensors for each rank."""
+    return tensor_engine().exchange(group.ranks, flat, counts)
+
+
+def broadcast(group: Group, values: Values, source: int) -> Pending:
+    """The value of one rank, on all; of the others' the shape counts."""
+    engine = tensor_engine()
+    first = next(iter(values.values()))
+    shape, count = shape_of(first), len(group.ranks)
+    if count == 1 or 0 in shape:
+        return Pending(lambda: values)
+    begun = engine.native("broadcast", group.ranks, values, source)
+    if begun is not None:
+        return begun
+    flat = on_each(values, lambda value: engine.reshape(value, (-1,)))
+    size, place = elements(shape), group.ranks.index(source)
+    if size * count * 8 <= _SHORT:
+        copies = {rank: engine.join([value] * count) if rank == source else value[:0] for rank, value in flat.items()}
+        counts = [[size if sender == place else 0] * count for sender in range(count)]
+        whole = engine.exchange(group.ranks, copies, Counts.of(counts)).results()
+    else:
+        # its parts to the ranks, which then gather them: no rank sends more than twice the tensor
+        parts = balanced(size, count)
+        counts = [parts if sender == place else [0] * count for sender in range(count)]
+        sent = {rank: value if rank == source else value[:0] for rank, value in flat.items()}
+        whole = engine.gather_all(
+            group.ranks, engine.exchange(group.ranks, sent, Counts.of(counts)).results(), parts
+        ).results()
+    shaped = on_each(whole, lambda value: engine.reshape(value, shape))
+    return Pending(lambda: shaped)
+
+
+def broadcast_text(members: Group, facts: Any, src: int) -> Any:
+    """Facts of rank `src` (texts, numbers and lists of them), on all ranks; JSON, which runs nothing."""
+    if members.is_local:
+        return json.loads(json.dumps(facts))
+    data = json.dumps(facts).encode() if src in members.mine else b""
+    return json.loads(broadcast_bytes(members, data, src))
+
+
+def broadcast_bytes(members: Group, data: bytes, src: int) -> bytes:
+    """The bytes of rank `src`: first how many."""
+    engine = tensor_engine()
+    sizes = {rank: engine.put(np.array([len(data)], "int32"), rank) for rank in members.mine}
+    told = broadcast(members, sizes, src).results()
+    size = int(engine.as_numpy(next(iter(told.values())))[0])
+    blank = np.frombuffer(data, "uint8").copy() if data else np.zeros(size, "uint8")
+    got = broadcast(members, {rank: engine.put(blank, rank) for rank in members.mine}, src).results()
+    return engine.as_numpy(next(iter(got.values()))).tobytes()
+
+
+def _then(begun: Pending, function: Callable[[Any], Any]) -> Pending:
+    """What a function makes of the results, once they are there."""
+    return Pending(lambda: on_each(begun.results(), function), begun.is_completed)

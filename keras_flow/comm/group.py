@@ -1,0 +1,264 @@
+"""The ranks of a collective, the tensors that this process gives for its own, and whether all call the same.
+
+A process that drives one rank gives and gets that rank's tensor; one that drives several a mapping, rank -> tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.collective_engine import Counts
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+from keras_flow.tensors.dtypes import default_of_values
+from keras_flow.tensors.global_tensor import GlobalTensor
+
+#: words of 32 bits in which ranks tell each other what they call, and the shape of a tensor
+_TEXT_WORDS, _SHAPE_WORDS = 64, 12
+
+#: (ranks, call) that were compared between them: a call that is repeated is not compared again
+_compared: set[tuple[tuple[int, ...], str]] = set()
+
+#: rank -> the engine's array
+Values = Mapping[int, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that take part.
+
+    Attributes:
+        ranks: ascending, as engines order the members of a group.
+        mine: those that this process drives.
+        order: in the order of the placement, which lists of the caller have.
+    """
+
+    ranks: tuple[int, ...]
+    mine: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, placement: Placement | None, call: str) -> Group:
+        """The group of a placement; of all ranks where it is None.
+
+        Raises:
+            FlowError: the job has not all of its ranks.
+        """
+        world = tensor_engine().world()
+        if placement is not None and not isinstance(placement, Placement):
+            raise FlowError(f"kf.comm.{call}: group is a kf.Placement of ranks, or None for all; got {placement!r}")
+        order = tuple(range(world.size)) if placement is None else placement.ranks
+        ranks = tuple(sorted(order))
+        outside = [rank for rank in ranks if rank >= world.size]
+        if outside:
+            raise FlowError(f"kf.comm.{call}: the group has ranks {outside}; the job has 0 to {world.size - 1}")
+        return cls(ranks, tuple(rank for rank in ranks if rank in world.local_ranks), order)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process drives all of them: nobody else has to be asked."""
+        return len(self.mine) == len(self.ranks)
+
+    def in_order(self, values: Sequence[Any]) -> list[Any]:
+        """Values of the members by rank, in the order of the placement."""
+        return [values[self.ranks.index(rank)] for rank in self.order]
+
+    def by_rank(self, values: Sequence[Any]) -> list[Any]:
+        """Values in the order of the placement, by rank."""
+        return [values[self.order.index(rank)] for rank in self.ranks]
+
+    def check_member(self, rank: int, call: str) -> None:
+        """Check that a rank belongs to the group."""
+        if rank not in self.ranks:
+            raise FlowError(f"kf.comm.{call}: rank {rank} is not in the group {list(self.ranks)}")
+
+    def tensors(self, given: object, call: str) -> dict[int, Any]:
+        """Rank -> array, of what the caller gave for the ranks of this process."""
+        return {rank: as_tensor(value, rank, call) for rank, value in self.of_ranks(given, call).items()}
+
+    def lists(self, given: object, call: str) -> dict[int, list[Any]]:
+        """Rank -> a list with one array for each member, by rank."""
+        found = {}
+        for rank, values in self.of_ranks(given, call).items():
+            if not isinstance(values, Sequence) or len(values) != len(self.ranks):
+                raise FlowError(
+                    f"kf.comm.{call}: rank {rank} must give a list with one tensor for each of the "
+                    f"{len(self.ranks)} ranks of the group"
+                )
+            found[rank] = [as_tensor(value, rank, call) for value in _of_one_dtype(self.by_rank(values))]
+            names = {dtype_name(value) for value in found[rank]}
+            if len(names) > 1:
+                raise FlowError(f"kf.comm.{call}: rank {rank} gives tensors of several dtypes: {sorted(names)}")
+        return found
+
+    def of_ranks(self, given: object, call: str) -> dict[int, Any]:
+        """Rank -> what was given for it."""
+        local = tensor_engine().world().local_ranks
+        # of one rank a mapping can be what is meant itself: an object to send
+        if isinstance(given, Mapping) and not (len(local) == 1 and local[0] not in given):
+            missing = [rank for rank in self.mine if rank not in given]
+            if missing:
+                raise FlowError(f"kf.comm.{call}: nothing given for ranks {missing}, which this process drives")
+            return {rank: given[rank] for rank in self.mine}
+        if len(local) > 1:
+            raise FlowError(
+                f"kf.comm.{call}: this process drives ranks {list(local)}; give a tensor for each, "
+                f"{{{local[0]}: ..., {local[1]}: ...}}"
+            )
+        return dict.fromkeys(self.mine, given)
+
+    def answer(self, results: Mapping[int, Any]) -> Any:
+        """To the caller: the result of its one rank, or rank -> result."""
+        if len(tensor_engine().world().local_ranks) == 1:
+            return next(iter(results.values()), None)
+        return dict(results)
+
+
+def as_tensor(value: object, rank: int, call: str) -> Any:
+    """The engine's array; arrays keep their dtype, Python numbers take Keras's defaults.
+
+    Raises:
+        FlowError: it is a global tensor.
+    """
+    if isinstance(value, GlobalTensor):
+        raise FlowError(
+            f"kf.comm.{call} takes tensors of one rank, and this is a global tensor; x.to_global(sbp=...) changes its "
+            "layout, x.to_local() gives this rank's part"
+        )
+    engine = tensor_engine()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return engine.put(np.asarray(value), rank)
+    if isinstance(value, (list, tuple, float, int)):
+        array = np.asarray(value)
+        return engine.put(array.astype(default_of_values(array), copy=False), rank)
+    if not keras.ops.is_tensor(value):
+        raise FlowError(f"kf.comm.{call}: {type(value).__name__} is no tensor of {engine.name}, nor numbers")
+    return keras.ops.convert_to_tensor(value)
+
+
+def _of_one_dtype(values: Sequence[Any]) -> list[Any]:
+    """Lists of numbers as arrays of their common dtype: `[]` beside `[1]` has whole numbers."""
+    plain = [isinstance(value, (list, tuple, float, int)) for value in values]
+    arrays = [np.asarray(value) for value, is_plain in zip(values, plain, strict=True) if is_plain]
+    wanted = default_of_values(np.asarray(sum(array.ravel()[:1].sum() for array in arrays if array.size)))
+    return [
+        np.asarray(value).astype(wanted) if is_plain else value for value, is_plain in zip(values, plain, strict=True)
+    ]
+
+
+def dtype_name(value: Any) -> str:
+    """The dtype as engines and numpy write it."""
+    return getattr(value.dtype, "name", "") or str(value.dtype).rpartition(".")[2]
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape as numbers."""
+    return tuple(int(length) for length in value.shape)
+
+
+def on_each(values: Mapping[int, Any], function: Callable[..., Any]) -> dict[int, Any]:
+    """What a function makes of each rank's value, on that rank's device."""
+    results = {}
+    for rank, value in values.items():
+        with tensor_engine().on_rank(rank):
+            results[rank] = function(value)
+    return results
+
+
+def elements(shape: Sequence[int]) -> int:
+    """How many a shape has."""
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def parts_of(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """The tensors of these shapes that lie one after the other."""
+    ends = list(accumulate(elements(shape) for shape in shapes))
+    starts = [0, *ends[:-1]]
+    return [
+        tensor_engine().reshape(flat[start:end], shape) for start, end, shape in zip(starts, ends, shapes, strict=True)
+    ]
+
+
+def require_same(group: Group, calls: Mapping[int, str]) -> None:
+    """Check that all ranks of a group make one call, the first time that they do.
+
+    Raises:
+        FlowError: another rank calls something else.
+    """
+    key = (group.ranks, next(iter(calls.values())))
+    if len(set(calls.values())) == 1 and key in _compared:
+        return
+    found = dict(calls)
+    if not group.is_local:
+        words = {rank: _as_words(text) for rank, text in calls.items()}
+        found = {rank: _as_text(row) for rank, row in _gathered(group, words, _TEXT_WORDS).items()}
+    first = group.ranks[0]
+    for rank, text in found.items():
+        if text != found[first]:
+            raise FlowError(
+                f"kf.comm: rank {first} calls {found[first]} where rank {rank} calls {text}. Every rank of a group "
+                "must make the same calls, in the same order"
+            )
+    _compared.add(key)
+
+
+def shapes_of_all(group: Group, values: Values) -> dict[int, tuple[int, ...]]:
+    """Rank -> shape of its tensor, for all ranks of the group."""
+    shapes = {rank: shape_of(value) for rank, value in values.items()}
+    if group.is_local:
+        return {rank: shapes[rank] for rank in group.ranks}
+    rows = _gathered(group, {rank: shape_words(shape) for rank, shape in shapes.items()}, _SHAPE_WORDS)
+    return {rank: shape_of_words(row) for rank, row in rows.items()}
+
+
+def shape_words(shape: tuple[int, ...]) -> np.ndarray:
+    """A shape in words of 32 bits: how many dims, and their lengths."""
+    if len(shape) >= _SHAPE_WORDS:
+        raise FlowError(f"kf.comm takes tensors of up to {_SHAPE_WORDS - 1} dims; this one has {len(shape)}")
+    return np.array([len(shape), *shape] + [0] * (_SHAPE_WORDS - 1 - len(shape)), "int32")
+
+
+def shape_of_words(row: np.ndarray) -> tuple[int, ...]:
+    """What `shape_words` wrote."""
+    return tuple(int(length) for length in row[1 : 1 + row[0]])
+
+
+def exchanged_shapes(group: Group, shapes: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, list[tuple[int, ...]]]:
+    """The shapes of what each rank of this process will get from each member, of those that they send."""
+    if group.is_local:
+        return {rank: [shapes[sender][place] for sender in group.ranks] for place, rank in enumerate(group.ranks)}
+    engine, count = tensor_engine(), len(group.ranks)
+    sent = {
+        rank: engine.put(np.concatenate([shape_words(shape) for shape in row]), rank) for rank, row in shapes.items()
+    }
+    got = engine.exchange(group.ranks, sent, Counts.of([[_SHAPE_WORDS] * count] * count)).results()
+    return {
+        rank: [shape_of_words(row) for row in engine.as_numpy(value).reshape(count, -1)] for rank, value in got.items()
+    }
+
+
+def _gathered(group: Group, words: Mapping[int, np.ndarray], length: int) -> dict[int, np.ndarray]:
+    """Rank -> its words, of all ranks."""
+    engine = tensor_engine()
+    values = {rank: engine.put(row, rank) for rank, row in words.items()}
+    got = engine.gather_all(group.ranks, values, [length] * len(group.ranks)).results()
+    rows = engine.as_numpy(next(iter(got.values()))).reshape(len(group.ranks), length)
+    return dict(zip(group.ranks, rows, strict=True))
+
+
+def _as_words(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode()[: 4 * _TEXT_WORDS].ljust(4 * _TEXT_WORDS), "int32").copy()
+
+
+def _as_text(row: np.ndarray) -> str:
+    return row.astype("int32").tobytes().decode(errors="replace").rstrip()

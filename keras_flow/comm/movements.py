@@ -1,0 +1,307 @@
+"""`all_gather`, `all_gather_into_tensor`, `all_to_all`, `gather`, `scatter`, `broadcast` and `barrier`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.collective_engine import Counts, longest
+from keras_flow.comm import algorithms
+from keras_flow.comm.group import (
+    Group,
+    dtype_name,
+    elements,
+    exchanged_shapes,
+    on_each,
+    parts_of,
+    require_same,
+    shape_of,
+    shapes_of_all,
+)
+from keras_flow.comm.work import Work
+from keras_flow.placements import Placement
+from keras_flow.tensors.dtypes import numpy_dtype
+
+Shape = tuple[int, ...]
+
+
+def all_gather(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
+    """The tensors of all ranks, on each: a list in the group's order. Shapes may differ.
+
+    Its gradient sums over the ranks what each has for this rank's tensor.
+
+    Args:
+        x: this rank's tensor, of one dtype on all.
+        group: the ranks that take part.
+        async_op: return a `Work` at once.
+
+    Raises:
+        FlowError: a rank calls something else, or has another dtype.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.all_gather({0: [1, 2], 1: [3]}, group=kf.Placement([0, 1]))[1]
+        [array([1, 2], dtype=int32), array([3], dtype=int32)]
+    """
+    members = Group.of(group, "all_gather")
+    values = members.tensors(x, "all_gather")
+    if not values:
+        return None
+    require_same(members, {rank: f"all_gather {dtype_name(value)}" for rank, value in values.items()})
+    shapes = list(shapes_of_all(members, values).values())
+    return _gathered(members, values, shapes, async_op, lambda value: members.in_order(parts_of(value, shapes)))
+
+
+def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
+    """The tensors of all ranks, joined along dim 0, on each; scalars become a vector.
+
+    Its gradient is a reduce-scatter.
+
+    Args:
+        x: this rank's tensor, of one shape and dtype on all (`all_gather` takes others).
+        group: the ranks that take part.
+        async_op: return a `Work` at once.
+
+    Raises:
+        FlowError: a rank calls something else, or has another shape or dtype.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.all_gather_into_tensor({0: [1, 2], 1: [3, 4]}, group=kf.Placement([0, 1]))[0]
+        array([1, 2, 3, 4], dtype=int32)
+    """
+    members = Group.of(group, "all_gather_into_tensor")
+    values = members.tensors(x, "all_gather_into_tensor")
+    if not values:
+        return None
+    _check_equal(members, values, "all_gather_into_tensor")
+    shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
+    joined = (count * shape[0], *shape[1:]) if shape else (count,)
+
+    def shaped(value: Any) -> Any:
+        if members.order != members.ranks:
+            value = tensor_engine().join(members.in_order(parts_of(value, [(elements(shape),)] * count)))
+        return tensor_engine().reshape(value, joined)
+
+    return _gathered(members, values, [shape] * count, async_op, shaped)
+
+
+def all_to_all(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
+    """Each rank gives a tensor for every rank, and gets those that all gave for it, in the group's order.
+
+    Its gradient sends cotangents back.
+
+    Args:
+        x: a list with one tensor for each rank of the group, of any shapes and one dtype.
+        group: the ranks that take part.
+        async_op: return a `Work` at once.
+
+    Raises:
+        FlowError: a rank calls something else, or has another dtype.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.all_to_all({0: [[1], [2, 3]], 1: [[4, 5], []]}, group=kf.Placement([0, 1]))[0]
+        [array([1], dtype=int32), array([4, 5], dtype=int32)]
+    """
+    members = Group.of(group, "all_to_all")
+    lists = members.lists(x, "all_to_all")
+    if not lists:
+        return None
+    engine = tensor_engine()
+    require_same(
+        members,
+        {rank: "all_to_all " + " ".join(sorted({dtype_name(each) for each in row})) for rank, row in lists.items()},
+    )
+    sent = {rank: [shape_of(each) for each in tensors] for rank, tensors in lists.items()}
+    received = exchanged_shapes(members, sent)
+    counts = _counts(members, sent, received)
+    flat = on_each(lists, lambda tensors: engine.join([engine.reshape(each, (-1,)) for each in tensors]))
+
+    def finish(results: Mapping[int, Any]) -> Any:
+        found = {}
+        for rank, value in results.items():
+            with engine.on_rank(rank):
+                found[rank] = members.in_order(parts_of(value, received[rank]))
+        return members.answer(found)
+
+    if async_op:
+        return Work(algorithms.exchange(members, flat, counts), finish)
+    return finish(
+        algorithms.differentiable(
+            members,
+            lambda given: algorithms.exchange(members, given, counts),
+            lambda cotangents: algorithms.exchange(members, cotangents, counts.transposed()),
+            flat,
+        )
+    )
+
+
+def gather(x: object, dst: int, group: Placement | None = None) -> Any:
+    """The tensors of all ranks, on rank `dst`: a list in the group's order. The others get None. Shapes may differ.
+
+    Raises:
+        FlowError: a rank calls something else, or has another dtype; `dst` is not in the group.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.gather({0: [1, 2], 1: [3]}, dst=1, group=kf.Placement([0, 1]))
+        {0: None, 1: [array([1, 2], dtype=int32), array([3], dtype=int32)]}
+    """
+    members = Group.of(group, "gather")
+    members.check_member(dst, "gather")
+    values = members.tensors(x, "gather")
+    if not values:
+        return None
+    require_same(members, {rank: f"gather to {dst} {dtype_name(value)}" for rank, value in values.items()})
+    shapes = list(shapes_of_all(members, values).values())
+    place = members.ranks.index(dst)
+    counts = [[elements(shape) if to == place else 0 for to in range(len(shapes))] for shape in shapes]
+    flat = on_each(values, lambda value: tensor_engine().reshape(value, (-1,)))
+    got = algorithms.exchange(members, flat, Counts.of(counts)).results()
+    found = on_each(
+        {rank: value for rank, value in got.items() if rank == dst},
+        lambda value: members.in_order(parts_of(value, shapes)),
+    )
+    return members.answer({rank: found.get(rank) for rank in values})
+
+
+def scatter(x: object, src: int, group: Placement | None = None) -> Any:
+    """Each rank gets its tensor of the list that rank `src` gives.
+
+    Args:
+        x: on rank `src` a list with one tensor for each rank of the group, of any shapes and one dtype; elsewhere None.
+        src: the rank that gives.
+        group: the ranks that take part.
+
+    Raises:
+        FlowError: a rank calls something else; `src` is not in the group or gives no list.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.scatter({0: [[1, 2], [3]], 1: None}, src=0, group=kf.Placement([0, 1]))
+        {0: array([1, 2], dtype=int32), 1: array([3], dtype=int32)}
+    """
+    members = Group.of(group, "scatter")
+    members.check_member(src, "scatter")
+    given = members.of_ranks(x, "scatter")
+    if not given:
+        return None
+    engine, count, place = tensor_engine(), len(members.ranks), members.ranks.index(src)
+    lists = {src: given[src]} if src in given else {}
+    if src in given:
+        lists = Group(members.ranks, (src,), members.order).lists({src: given[src]}, "scatter")
+    require_same(members, dict.fromkeys(given, f"scatter from {src}"))
+    # what it gives is known to `src` alone: first the dtype and all shapes, then the tensors
+    facts = [dtype_name(lists[src][0]), [shape_of(each) for each in lists[src]]] if lists else None
+    dtype, shapes = algorithms.broadcast_text(members, facts, src)
+    sizes = [elements(shape) for shape in shapes]
+    flat = {}
+    for rank in given:
+        with engine.on_rank(rank):
+            tensors = [engine.reshape(each, (-1,)) for each in lists.get(rank, [])]
+            flat[rank] = engine.join(tensors) if tensors else empty(dtype, rank)
+    got = algorithms.exchange(
+        members, flat, Counts.of([sizes if sender == place else [0] * count for sender in range(count)])
+    ).results()
+    return members.answer(
+        {rank: engine.reshape(value, tuple(shapes[members.ranks.index(rank)])) for rank, value in got.items()}
+    )
+
+
+def broadcast(x: object, src: int, group: Placement | None = None, async_op: bool = False) -> Any:
+    """The tensor of rank `src`, on all ranks.
+
+    Args:
+        x: this rank's tensor; of one shape and dtype on all, since those of the others say what to expect.
+        src: the rank whose value it is.
+        group: the ranks that take part.
+        async_op: return a `Work` at once.
+
+    Raises:
+        FlowError: a rank calls something else, or has another shape or dtype; `src` is not in the group.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.broadcast({0: [1, 2], 1: [3, 4]}, src=1, group=kf.Placement([0, 1]))[0]
+        array([3, 4], dtype=int32)
+    """
+    members = Group.of(group, "broadcast")
+    members.check_member(src, "broadcast")
+    values = members.tensors(x, "broadcast")
+    if not values:
+        return None
+    _check_equal(members, values, f"broadcast from {src}")
+    work = Work(algorithms.broadcast(members, values, src), members.answer)
+    return work if async_op else work.wait()
+
+
+def barrier(group: Placement | None = None) -> None:
+    """Wait until every rank of the group is here.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.barrier()
+    """
+    members = Group.of(group, "barrier")
+    if members.is_local or not members.mine:
+        return
+    engine = tensor_engine()
+    values = {rank: engine.put(np.zeros(1, "int32"), rank) for rank in members.mine}
+    got = algorithms.gather(members, values, [1] * len(members.ranks)).results()
+    for value in got.values():
+        engine.as_numpy(value)  # engines that run ahead have to be waited for
+
+
+def empty(dtype: str, rank: int) -> Any:
+    """A flat tensor without elements."""
+    return tensor_engine().put(np.zeros(0, numpy_dtype(dtype)), rank)
+
+
+def _check_equal(members: Group, values: dict[int, Any], call: str) -> None:
+    require_same(
+        members, {rank: f"{call} {dtype_name(value)}{list(shape_of(value))}" for rank, value in values.items()}
+    )
+
+
+def _gathered(members: Group, values: dict[int, Any], shapes: list[Shape], async_op: bool, shaped: Any) -> Any:
+    """An all-gather of tensors of these shapes."""
+    parts = [elements(shape) for shape in shapes]
+    flat = on_each(values, lambda value: tensor_engine().reshape(value, (-1,)))
+
+    def finish(results: Mapping[int, Any]) -> Any:
+        return members.answer(on_each(results, shaped))
+
+    if async_op:
+        return Work(algorithms.gather(members, flat, parts), finish)
+    return finish(
+        algorithms.differentiable(
+            members,
+            lambda given: algorithms.gather(members, given, parts),
+            lambda cotangents: algorithms.reduce_scatter(members, cotangents, "sum", parts),
+            flat,
+        )
+    )
+
+
+def _counts(members: Group, sent: Mapping[int, list[Shape]], received: Mapping[int, list[Shape]]) -> Counts:
+    """Elements from each rank to each, as far as this process has to do with them."""
+    counts = [[0] * len(members.ranks) for _ in members.ranks]
+    for place, rank in enumerate(members.ranks):
+        for other, shape in enumerate(sent.get(rank, [])):
+            counts[place][other] = elements(shape)
+        for other, shape in enumerate(received.get(rank, [])):
+            counts[other][place] = elements(shape)
+    if members.is_local:
+        return Counts.of(counts)
+    # what no process knows alone: the longest message of each round, and whether all are equal
+    engine = tensor_engine()
+    own = [count for place, rank in enumerate(members.ranks) if rank in sent for count in counts[place]]
+    facts = np.array([*longest(counts), max(own), -min(own)], "int32")
+    told = {rank: engine.put(facts, rank) for rank in members.mine}
+    largest = algorithms.all_reduce(members, told, "max").results()
+    *rounds, most, least = engine.as_numpy(next(iter(largest.values()))).tolist()
+    return Counts(tuple(map(tuple, counts)), tuple(rounds), most == -least > 0)

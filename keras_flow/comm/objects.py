@@ -1,0 +1,107 @@
+"""`broadcast_object` and `all_gather_object`: Python objects, pickled.
+
+Unpickling runs code, so a process unpickles only what a process of its own job has signed: with HMAC-SHA256 (RFC 2104)
+and the job's secret, KERAS_FLOW_TOKEN, which `keras-flow launch` makes and passes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.comm import algorithms, movements
+from keras_flow.comm.group import Group, require_same
+from keras_flow.current.joining import TOKEN_VARIABLE
+from keras_flow.errors import FlowError
+from keras_flow.placements import Placement
+
+_SIGNATURE = hashlib.sha256().digest_size
+
+
+def broadcast_object(value: object, src: int, group: Placement | None = None) -> Any:
+    """A Python object of rank `src`, on all ranks.
+
+    Args:
+        value: what can be pickled; where this process drives several ranks rank -> object. That of `src` counts.
+        src: the rank whose object it is.
+        group: the ranks that take part.
+
+    Raises:
+        FlowError: processes have no common secret; `src` is not in the group.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.broadcast_object({0: "a", 1: "b"}, src=1, group=kf.Placement([0, 1]))
+        {0: 'b', 1: 'b'}
+    """
+    members = Group.of(group, "broadcast_object")
+    members.check_member(src, "broadcast_object")
+    given = members.of_ranks(value, "broadcast_object")
+    if not given:
+        return None
+    if members.is_local:
+        return members.answer(dict.fromkeys(given, given[src]))
+    require_same(members, dict.fromkeys(given, f"broadcast_object from {src}"))
+    sealed = _sealed(given[src]) if src in given else b""
+    opened = _opened(algorithms.broadcast_bytes(members, sealed, src))
+    return members.answer(dict.fromkeys(given, opened))
+
+
+def all_gather_object(value: object, group: Placement | None = None) -> Any:
+    """The Python objects of all ranks, on each: a list in the group's order.
+
+    Args:
+        value: what can be pickled; where this process drives several ranks rank -> object.
+        group: the ranks that take part.
+
+    Raises:
+        FlowError: processes have no common secret.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.comm.all_gather_object({0: "a", 1: {"b": 2}}, group=kf.Placement([0, 1]))[0]
+        ['a', {'b': 2}]
+    """
+    members = Group.of(group, "all_gather_object")
+    given = members.of_ranks(value, "all_gather_object")
+    if not given:
+        return None
+    if members.is_local:
+        return members.answer({rank: [given[each] for each in members.order] for rank in given})
+    require_same(members, dict.fromkeys(given, "all_gather_object"))
+    engine = tensor_engine()
+    arrays = {rank: np.frombuffer(_sealed(each), "uint8").copy() for rank, each in given.items()}
+    local = movements.all_gather(arrays, group)
+    parts = local if isinstance(local, list) else next(iter(local.values()))
+    objects = [_opened(engine.as_numpy(part).tobytes()) for part in parts]
+    return members.answer({rank: list(objects) for rank in given})
+
+
+def _sealed(value: object) -> bytes:
+    data = pickle.dumps(value)
+    return hmac.digest(_secret(), data, "sha256") + data
+
+
+def _opened(sealed: bytes) -> Any:
+    signature, data = sealed[:_SIGNATURE], sealed[_SIGNATURE:]
+    if not hmac.compare_digest(signature, hmac.digest(_secret(), data, "sha256")):
+        raise FlowError(
+            f"kf.comm: an object came that no process of this job has signed; is {TOKEN_VARIABLE} the same in all?"
+        )
+    return pickle.loads(data)
+
+
+def _secret() -> bytes:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise FlowError(
+            "kf.comm sends objects between processes that have a common secret: start the job with keras-flow launch, "
+            f"or set {TOKEN_VARIABLE} to one text for all processes of the job"
+        )
+    return token.encode()

@@ -1,0 +1,105 @@
+"""`send` and `recv`: one rank to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.collective_engine import Counts
+from keras_flow.comm.group import as_tensor, dtype_name, elements, shape_of, shape_of_words, shape_words
+from keras_flow.errors import FlowError
+from keras_flow.tensors.dtypes import numpy_dtype
+
+#: words of 32 bits that tell the dtype and shape of what will be sent
+_NAME_WORDS, _WORDS = 4, 16
+
+
+def send(x: object, dst: int, send_meta: bool = True) -> None:
+    """Send a tensor to rank `dst` of another process, which calls `recv`.
+
+    Args:
+        x: this rank's tensor; where this process drives several ranks `{rank: tensor}`, the rank that sends.
+        dst: the rank that receives.
+        send_meta: tell it dtype and shape first; not where its `recv` names them.
+
+    Raises:
+        FlowError: `dst` is a rank of this process, or none of the job.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> if kf.env.process_count() > 1:  # between processes only
+        ...     kf.comm.send([1, 2], dst=1) if kf.env.get_rank() == 0 else kf.comm.recv(src=0)
+    """
+    engine = tensor_engine()
+    local = engine.world().local_ranks
+    if isinstance(x, Mapping):
+        if len(x) != 1 or next(iter(x)) not in local:
+            raise FlowError(f"kf.comm.send sends from one rank of this process ({list(local)}); got {sorted(x)}")
+        ((source, x),) = x.items()
+    elif len(local) > 1:
+        raise FlowError(f"this process drives ranks {list(local)}: kf.comm.send({{{local[0]}: x}}, dst={dst})")
+    else:
+        source = local[0]
+    _check_other(dst, "send", "dst")
+    value = as_tensor(x, source, "send")
+    if send_meta:
+        name = np.frombuffer(dtype_name(value).encode().ljust(4 * _NAME_WORDS), "int32")
+        _moved(source, dst, source, engine.put(np.concatenate([name, shape_words(shape_of(value))]), source), _WORDS)
+    with engine.on_rank(source):
+        flat = engine.reshape(value, (-1,))
+    _moved(source, dst, source, flat, elements(shape_of(value)))
+
+
+def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = None, rank: int | None = None) -> Any:
+    """The tensor that rank `src`, of another process, sends with `send`.
+
+    Args:
+        src: the rank that sends.
+        shape: its shape, where the sender has `send_meta=False`; else None.
+        dtype: its dtype; named exactly when `shape` is.
+        rank: which rank receives, where this process drives several.
+
+    Raises:
+        FlowError: `src` is a rank of this process, or none of the job; one of shape and dtype is missing.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> if kf.env.process_count() > 1:  # between processes only
+        ...     kf.comm.send([1, 2], dst=1) if kf.env.get_rank() == 0 else kf.comm.recv(src=0)
+    """
+    engine = tensor_engine()
+    local = engine.world().local_ranks
+    if rank is None:
+        if len(local) > 1:
+            raise FlowError(f"this process drives ranks {list(local)}: kf.comm.recv(src={src}, rank={local[0]})")
+        rank = local[0]
+    if rank not in local:
+        raise FlowError(f"kf.comm.recv: rank {rank} is not of this process, which drives {list(local)}")
+    if (shape is None) != (dtype is None):
+        raise FlowError("kf.comm.recv takes shape and dtype, or neither: then the sender tells them")
+    _check_other(src, "recv", "src")
+    if shape is None or dtype is None:
+        words = engine.as_numpy(_moved(src, rank, rank, engine.put(np.zeros(0, "int32"), rank), _WORDS))
+        dtype, shape = words[:_NAME_WORDS].tobytes().decode().rstrip(), shape_of_words(words[_NAME_WORDS:])
+    flat = _moved(src, rank, rank, engine.put(np.zeros(0, numpy_dtype(dtype)), rank), elements(shape))
+    with engine.on_rank(rank):
+        return engine.reshape(flat, tuple(shape))
+
+
+def _check_other(rank: int, call: str, name: str) -> None:
+    world = tensor_engine().world()
+    if not 0 <= rank < world.size:
+        raise FlowError(f"kf.comm.{call}: {name}={rank} is no rank of the job, which has 0 to {world.size - 1}")
+    if rank in world.local_ranks:
+        raise FlowError(f"kf.comm.{call}: {name}={rank} is a rank of this process: there is nothing to send")
+
+
+def _moved(source: int, target: int, here: int, flat: Any, count: int) -> Any:
+    """An exchange between two ranks of which one sends; `here` is that of this process."""
+    # in one order on both, whoever sends
+    pair = (min(source, target), max(source, target))
+    table = [[count if (sender, receiver) == (source, target) else 0 for receiver in pair] for sender in pair]
+    return tensor_engine().exchange(pair, {here: flat}, Counts.of(table)).results()[here]

@@ -1,0 +1,14 @@
+"""A job in several processes that runs every collective: `job.py GROUPS`, a JSON list of groups of ranks."""
+
+import json
+import sys
+
+import keras_flow as kf
+
+if __name__ == "__main__":
+    kf.init()
+    from tests.comm import cases
+
+    checked = cases.everything(json.loads(sys.argv[1]))
+    if kf.env.is_main_process():
+        print(json.dumps({"world": kf.env.get_world_size(), "processes": kf.env.process_count(), "groups": checked}))

@@ -1,0 +1,133 @@
+"""`kf.comm` against numpy: every op, dtype and size of group, in one process and between several."""
+
+import json
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from keras_flow.backends.engines import that_train
+from keras_flow.comm import objects
+from tests import sampling
+from tests.comm import cases
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(280)
+
+JOB = Path(__file__).with_name("job.py")
+
+#: all, two of them, three in another order, one
+GROUPS = [[0, 1, 2, 3], [1, 3], [3, 0, 2], [2]]
+
+
+#: of which one process drives all ranks
+SINGLE = ["jax", "tensorflow"]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", *sampling.on_one(SINGLE)])
+def test_four_ranks(backend: str, on_ranks) -> None:
+    assert on_ranks(backend)(cases.everything, GROUPS) == len(GROUPS)
+
+
+#: processes, ranks of each, groups of ranks; torch's four ranks above are processes
+JOBS = {
+    "2 processes": (2, 1, [[0, 1], [1]]),
+    "3 processes": (3, 1, [[2, 0, 1], [0, 2]]),
+    "2 processes of 2 ranks": (2, 2, [[0, 1, 2, 3], [3, 0], [2, 3], [1, 2, 3]]),
+}
+
+
+@pytest.mark.parametrize(("backend", "job"), sampling.each_on_one(SINGLE, list(JOBS)))
+def test_between_processes(backend: str, job: str) -> None:
+    processes, share, groups = JOBS[job]
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", str(processes), "--devices_per_proc", str(share)]
+    command += ["--timeout", "100", str(JOB), json.dumps(groups)]
+    root = str(Path(__file__).parents[2])
+    code, out, err = programs.finish(programs.start(command, backend, PYTHONPATH=root), 250)
+    assert code == 0, err[-4000:]
+    assert json.loads(out.splitlines()[-1]) == {
+        "world": processes * share,
+        "processes": processes,
+        "groups": len(groups),
+    }
+
+
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in that_train()])
+def test_distributed_data_parallel(backend: str) -> None:
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", "--timeout", "100", str(JOB.with_name("ddp_job.py"))]
+    root = str(Path(__file__).parents[2])
+    code, out, err = programs.finish(programs.start(command, backend, PYTHONPATH=root), 250)
+    assert code == 0, err[-4000:]
+    assert out.splitlines()[-1] == "done"
+
+
+def pair() -> kf.Placement:
+    return kf.Placement([0, 1])
+
+
+def test_what_is_refused(on_ranks) -> None:
+    def program() -> None:
+        def everywhere(x: object) -> dict[int, object]:
+            return dict.fromkeys(range(4), x)
+
+        ones = everywhere(np.ones(3, "float32"))
+        wrong = {
+            "op is one of sum, mean, min, max, product": lambda: kf.comm.all_reduce(ones, op="median"),
+            "the mean of int32 is no int32": lambda: kf.comm.all_reduce(everywhere([1, 2]), op="mean"),
+            r"nothing given for ranks \[2, 3\]": lambda: kf.comm.all_reduce({0: [1], 1: [2]}),
+            r"this process drives ranks \[0, 1, 2, 3\]; give a tensor for each": lambda: kf.comm.all_reduce([1.0]),
+            "rank 0 calls all_reduce sum float32.3. where rank 1 calls": lambda: kf.comm.all_reduce(
+                {**ones, 1: np.ones(2, "float32")}
+            ),
+            r"rank 5 is not in the group \[0, 1\]": lambda: kf.comm.broadcast(ones, 5, group=pair()),
+            r"the group has ranks \[7\]; the job has 0 to 3": lambda: kf.comm.barrier(kf.Placement([0, 7])),
+            "group is a kf.Placement of ranks": lambda: kf.comm.barrier([0, 1]),  # type: ignore[arg-type]
+            "dim 0 of .3. must be a multiple of the 4 ranks": lambda: kf.comm.reduce_scatter_tensor(ones),
+            "must give a list with one tensor for each of the 4 ranks": lambda: kf.comm.all_to_all(everywhere([[1.0]])),
+            "complex numbers have no order": lambda: kf.comm.all_reduce(everywhere(np.ones(2, "complex64")), op="min"),
+            "takes tensors of one rank, and this is a global tensor": lambda: kf.comm.all_reduce(
+                everywhere(kf.ones((4,), placement=kf.Placement(range(4)), sbp="S(0)"))
+            ),
+            "'max' has no gradient": lambda: cases.differentiated(
+                lambda x: keras.ops.sum(kf.comm.all_reduce(x, "max")[0]),
+                {rank: keras.ops.array(one) for rank, one in ones.items()},
+            ),
+            "dst=9 is no rank of the job": lambda: kf.comm.send({0: [1.0]}, dst=9),
+            "dst=1 is a rank of this process": lambda: kf.comm.send({0: [1.0]}, dst=1),
+            "takes shape and dtype, or neither": lambda: kf.comm.recv(1, shape=(2,), rank=0),
+        }
+        for text, call in wrong.items():
+            with pytest.raises(kf.FlowError, match=text):
+                call()
+
+    on_ranks("jax")(program)
+
+
+def test_an_object_that_nobody_of_the_job_signed_is_not_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Writes:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "written"),)
+
+    monkeypatch.setenv("KERAS_FLOW_TOKEN", "that of a stranger")
+    sealed = objects._sealed(Writes())
+    monkeypatch.setenv("KERAS_FLOW_TOKEN", "that of the job")
+    with pytest.raises(kf.FlowError, match="no process of this job has signed"):
+        objects._opened(sealed)
+    assert not (tmp_path / "written").exists()
+    monkeypatch.delenv("KERAS_FLOW_TOKEN")
+    with pytest.raises(kf.FlowError, match="start the job with keras-flow launch"):
+        objects._opened(sealed)
+
+
+def test_ranks_that_call_different_things_are_told(on_ranks) -> None:
+    def program() -> float:
+        with pytest.raises(
+            kf.FlowError, match=r"calls all_reduce sum float32.2. where rank 1 calls all_gather float32"
+        ):
+            kf.comm.all_reduce([1.0, 2.0]) if kf.env.get_rank() == 0 else kf.comm.all_gather([1.0, 2.0])
+        return float(kf.comm.all_reduce(1.0))  # all were told, so all go on
+
+    assert on_ranks("torch")(program) == 4.0
