@@ -14,7 +14,7 @@ import typer
 from keras_flow.backends import active
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
-from keras_flow.launch import launcher
+from keras_flow.launch import launcher, submit
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job, stated_timeout
 
@@ -78,6 +78,16 @@ def launch(
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
     ] = False,
+    print_slurm: Annotated[
+        bool, typer.Option("--print-slurm", help="Run nothing: print a batch script for Slurm's sbatch.")
+    ] = False,
+    print_k8s: Annotated[
+        bool, typer.Option("--print-k8s", help="Run nothing: print a JobSet for Kubernetes (needs --image).")
+    ] = False,
+    print_mpirun: Annotated[
+        bool, typer.Option("--print-mpirun", help="Run nothing: print a shell script for OpenMPI's mpirun.")
+    ] = False,
+    image: Annotated[str, typer.Option(help="Container image with keras_flow and the script, for --print-k8s.")] = "",
 ) -> None:
     """Run SCRIPT.py on several ranks, in several processes and on several hosts.
 
@@ -98,6 +108,31 @@ def launch(
         raise FlowError("--module and --no_python exclude each other: a module is run by Python.")
     if (redirect or tee) and logdir.exists() and not logdir.is_dir():
         raise FlowError(f"--logdir {logdir} is a file; it must be a folder, or not exist yet.")
+    asked = [
+        option
+        for option, is_asked in zip(submit.SYSTEMS, (print_slurm, print_k8s, print_mpirun), strict=True)
+        if is_asked
+    ]
+    if asked:
+        if len(asked) > 1 or no_python or (print_k8s and not image):
+            raise FlowError(
+                f"{' '.join(asked)}: print one of them, of a script or module (not --no_python); --print-k8s needs "
+                "--image, a container image that has them."
+            )
+        job = submit.Submission(
+            engine=engine,
+            program=(str(script), *(arguments or [])),
+            is_module=module,
+            nodes=nnodes,
+            processes=processes,
+            devices=share,
+            port=master_port or submit.DEFAULT_PORT,
+            timeout=stated_timeout(timeout),
+            restarts=max_restarts,
+            image=image,
+        )
+        print(submit.SYSTEMS[asked[0]](job), end="")
+        return
     command = _command(script, arguments or [], module, no_python)
     if processes == 1 and nnodes == 1 and not (redirect or tee or max_restarts):
         raise typer.Exit(_run_alone(command, share))
@@ -110,7 +145,7 @@ def launch(
         nodes=nnodes,
         node=node_rank,
         host=master_addr,
-        port=master_port or (29500 if nnodes > 1 else None),
+        port=master_port or (submit.DEFAULT_PORT if nnodes > 1 else None),
         logs=logdir.absolute() if redirect or tee else None,
         tee=tee,
         restarts=max_restarts,

@@ -84,6 +84,14 @@ def test_a_job_of_one_process_gives_way_to_another_launcher() -> None:
     assert processes.find({**OPEN_MPI, **SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).source.startswith("OpenMPI")
 
 
+def test_a_launcher_on_each_host_that_another_one_started() -> None:
+    """`srun torchrun ...`: Slurm speaks of the launchers, torchrun of the processes."""
+    found = processes.find({**SLURM, **TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
+    assert (found.index, found.count) == (3, 4)
+    found = processes.find({**OPEN_MPI, **TORCHRUN, "KERAS_FLOW_JOB": "folder"})
+    assert (found.index, found.count) == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("environment", "text"),
     [
