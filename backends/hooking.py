@@ -74,11 +74,16 @@ def install(engine: Backend) -> None:
     for hook in (*engine.hooks(), *keras_hooks.hooks()):
         key = (hook.module, hook.name, hook.replacement)
         if key not in _installed:
-            _install_one(hook)
+            install_one(hook)
             _installed.add(key)
 
 
-def _install_one(hook: Hook) -> None:
+def install_one(hook: Hook) -> None:
+    """Install one hook, which stays for the life of the process.
+
+    Raises:
+        FlowError: the name is missing, because Keras or the engine is of another version.
+    """
     owner, attribute = _owner(hook.module, hook.name)
     original = getattr(owner, attribute)
 

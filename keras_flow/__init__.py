@@ -27,6 +27,7 @@ _NAMES = {
     "init": "keras_flow.runtime.init",
     "layout_of": "keras_flow.current.variable_layout",
     "ones": "keras_flow.tensors.creation",
+    "on_preemption": "keras_flow.launch.preemption",
     "placement": "keras_flow.runtime.placement",
     "rand": "keras_flow.tensors.creation",
     "randint": "keras_flow.tensors.creation",

@@ -8,6 +8,7 @@ from keras_flow.errors import FlowError as FlowError
 from keras_flow.errors import FlowWarning as FlowWarning
 from keras_flow.errors import LaunchError as LaunchError
 from keras_flow.errors import LayoutError as LayoutError
+from keras_flow.launch.preemption import on_preemption as on_preemption
 from keras_flow.launch.run import run as run
 from keras_flow.layout import Layout as Layout
 from keras_flow.parallel.data_parallel import DataParallel as DataParallel

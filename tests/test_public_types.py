@@ -22,6 +22,23 @@ UNTYPED = {
     ): "a tensor or several, by operator; Keras's own have no type",
     ("Operator.without_decomposition", "return"): "as of a call",
     ("ValueAndGrad.__call__", "return"): "gradients in the structure of the arguments",
+    ("DistributedDataParallel.__call__", "args"): "those of the model",
+    ("DistributedDataParallel.__call__", "kwargs"): "those of the model",
+    (
+        "DistributedDataParallel.__call__",
+        "return",
+    ): "the model's outputs: arrays of the engine, in a structure of its own",
+    ("DistributedDataParallel.average", "gradients"): "arrays of the engine",
+    ("DistributedDataParallel.average", "return"): "arrays of the engine",
+    ("DistributedDataParallel.value_and_grad", "loss_function"): "a function of arrays of the engine",
+    ("DistributedDataParallel.value_and_grad", "return"): "a function of arrays of the engine",
+    ("comm.broadcast_object", "return"): "the object",
+    ("comm.all_gather_object", "return"): "the objects",
+    **{
+        (f"comm.{name}", "return"): "arrays of the engine: this rank's, or rank -> array; a `Work` where asked for"
+        for name in "all_gather all_gather_into_tensor all_to_all broadcast gather scatter recv all_reduce reduce "
+        "reduce_scatter reduce_scatter_tensor".split()
+    },
 }
 
 

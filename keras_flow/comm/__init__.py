@@ -7,7 +7,7 @@ Example:
     >>> import keras_flow as kf
     >>> ranks = kf.init(4)
     >>> kf.comm.all_reduce({rank: [1.0, rank] for rank in range(4)})[0]
-    array([4., 6.], dtype=float32)
+    Array([4., 6.], dtype=float32)
 """
 
 from keras_flow.comm.movements import all_gather as all_gather

@@ -43,8 +43,9 @@ def all_gather(x: object, group: Placement | None = None, async_op: bool = False
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.all_gather({0: [1, 2], 1: [3]}, group=kf.Placement([0, 1]))[1]
-        [array([1, 2], dtype=int32), array([3], dtype=int32)]
+        [Array([1, 2], dtype=int32), Array([3], dtype=int32)]
     """
     members = Group.of(group, "all_gather")
     values = members.tensors(x, "all_gather")
@@ -70,8 +71,9 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.all_gather_into_tensor({0: [1, 2], 1: [3, 4]}, group=kf.Placement([0, 1]))[0]
-        array([1, 2, 3, 4], dtype=int32)
+        Array([1, 2, 3, 4], dtype=int32)
     """
     members = Group.of(group, "all_gather_into_tensor")
     values = members.tensors(x, "all_gather_into_tensor")
@@ -104,8 +106,9 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.all_to_all({0: [[1], [2, 3]], 1: [[4, 5], []]}, group=kf.Placement([0, 1]))[0]
-        [array([1], dtype=int32), array([4, 5], dtype=int32)]
+        [Array([1], dtype=int32), Array([4, 5], dtype=int32)]
     """
     members = Group.of(group, "all_to_all")
     lists = members.lists(x, "all_to_all")
@@ -148,8 +151,9 @@ def gather(x: object, dst: int, group: Placement | None = None) -> Any:
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.gather({0: [1, 2], 1: [3]}, dst=1, group=kf.Placement([0, 1]))
-        {0: None, 1: [array([1, 2], dtype=int32), array([3], dtype=int32)]}
+        {0: None, 1: [Array([1, 2], dtype=int32), Array([3], dtype=int32)]}
     """
     members = Group.of(group, "gather")
     members.check_member(dst, "gather")
@@ -182,8 +186,9 @@ def scatter(x: object, src: int, group: Placement | None = None) -> Any:
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.scatter({0: [[1, 2], [3]], 1: None}, src=0, group=kf.Placement([0, 1]))
-        {0: array([1, 2], dtype=int32), 1: array([3], dtype=int32)}
+        {0: Array([1, 2], dtype=int32), 1: Array([3], dtype=int32)}
     """
     members = Group.of(group, "scatter")
     members.check_member(src, "scatter")
@@ -226,8 +231,9 @@ def broadcast(x: object, src: int, group: Placement | None = None, async_op: boo
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.broadcast({0: [1, 2], 1: [3, 4]}, src=1, group=kf.Placement([0, 1]))[0]
-        array([3, 4], dtype=int32)
+        Array([3, 4], dtype=int32)
     """
     members = Group.of(group, "broadcast")
     members.check_member(src, "broadcast")
@@ -244,6 +250,7 @@ def barrier(group: Placement | None = None) -> None:
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.barrier()
     """
     members = Group.of(group, "barrier")

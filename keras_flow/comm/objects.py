@@ -37,6 +37,7 @@ def broadcast_object(value: object, src: int, group: Placement | None = None) ->
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.broadcast_object({0: "a", 1: "b"}, src=1, group=kf.Placement([0, 1]))
         {0: 'b', 1: 'b'}
     """
@@ -65,6 +66,7 @@ def all_gather_object(value: object, group: Placement | None = None) -> Any:
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> kf.comm.all_gather_object({0: "a", 1: {"b": 2}}, group=kf.Placement([0, 1]))[0]
         ['a', {'b': 2}]
     """

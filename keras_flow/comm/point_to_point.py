@@ -30,6 +30,7 @@ def send(x: object, dst: int, send_meta: bool = True) -> None:
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> if kf.env.process_count() > 1:  # between processes only
         ...     kf.comm.send([1, 2], dst=1) if kf.env.get_rank() == 0 else kf.comm.recv(src=0)
     """
@@ -42,7 +43,7 @@ def send(x: object, dst: int, send_meta: bool = True) -> None:
     elif len(local) > 1:
         raise FlowError(f"this process drives ranks {list(local)}: kf.comm.send({{{local[0]}: x}}, dst={dst})")
     else:
-        source = local[0]
+        source = min(local)
     _check_other(dst, "send", "dst")
     value = as_tensor(x, source, "send")
     if send_meta:
@@ -67,6 +68,7 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> if kf.env.process_count() > 1:  # between processes only
         ...     kf.comm.send([1, 2], dst=1) if kf.env.get_rank() == 0 else kf.comm.recv(src=0)
     """
@@ -75,7 +77,7 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
     if rank is None:
         if len(local) > 1:
             raise FlowError(f"this process drives ranks {list(local)}: kf.comm.recv(src={src}, rank={local[0]})")
-        rank = local[0]
+        rank = min(local)
     if rank not in local:
         raise FlowError(f"kf.comm.recv: rank {rank} is not of this process, which drives {list(local)}")
     if (shape is None) != (dtype is None):

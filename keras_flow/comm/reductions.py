@@ -30,9 +30,10 @@ def all_reduce(x: object, op: str = "sum", group: Placement | None = None, async
 
     Example:
         >>> import keras_flow as kf
+       >>> ranks = kf.init(4)
         >>> ranks = kf.init(4)
         >>> kf.comm.all_reduce({0: [1.0, 8.0], 1: [5.0, 2.0]}, op="max", group=kf.Placement([0, 1]))[1]
-        array([5., 8.], dtype=float32)
+        Array([5., 8.], dtype=float32)
     """
     members = Group.of(group, "all_reduce")
     values = members.tensors(x, "all_reduce")
@@ -57,9 +58,10 @@ def reduce(x: object, dst: int, op: str = "sum", group: Placement | None = None)
 
     Example:
         >>> import keras_flow as kf
+       >>> ranks = kf.init(4)
         >>> ranks = kf.init(4)
         >>> kf.comm.reduce({0: [1, 2], 1: [3, 4]}, dst=1, group=kf.Placement([0, 1]))
-        {0: array([1, 2], dtype=int32), 1: array([4, 6], dtype=int32)}
+        {0: Array([1, 2], dtype=int32), 1: Array([4, 6], dtype=int32)}
     """
     members = Group.of(group, "reduce")
     members.check_member(dst, "reduce")
@@ -98,9 +100,10 @@ def reduce_scatter(x: object, op: str = "sum", group: Placement | None = None, a
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> pair = kf.Placement([0, 1])
         >>> kf.comm.reduce_scatter({0: [[1, 2], [3]], 1: [[10, 20], [30]]}, group=pair)
-        {0: array([11, 22], dtype=int32), 1: array([33], dtype=int32)}
+        {0: Array([11, 22], dtype=int32), 1: Array([33], dtype=int32)}
     """
     members = Group.of(group, "reduce_scatter")
     lists = members.lists(x, "reduce_scatter")
@@ -137,9 +140,10 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
 
     Example:
         >>> import keras_flow as kf
+        >>> ranks = kf.init(4)
         >>> pair = kf.Placement([0, 1])
         >>> kf.comm.reduce_scatter_tensor({0: [1, 2, 3, 4], 1: [10, 20, 30, 40]}, group=pair)
-        {0: array([11, 22], dtype=int32), 1: array([33, 44], dtype=int32)}
+        {0: Array([11, 22], dtype=int32), 1: Array([33, 44], dtype=int32)}
     """
     members = Group.of(group, "reduce_scatter_tensor")
     values = members.tensors(x, "reduce_scatter_tensor")

@@ -19,7 +19,7 @@ class Work:
         >>> ranks = kf.init(4)
         >>> work = kf.comm.all_reduce({rank: [1.0 * rank] for rank in range(4)}, async_op=True)
         >>> work.wait()[0]
-        array([6.], dtype=float32)
+        Array([6.], dtype=float32)
     """
 
     def __init__(self, pending: Pending, finish: Callable[[Mapping[int, Any]], Any]):

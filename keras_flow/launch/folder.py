@@ -37,6 +37,11 @@ class JobFolder:
         """Where a rank writes its stack when it is sent SIGUSR1; it exists once the rank can."""
         return self.path / f"stack-{rank}"
 
+    @property
+    def asks_for_time(self) -> Path:
+        """Exists once a process has something to do before the job ends (`kf.on_preemption`)."""
+        return self.path / "asks-for-time"
+
     def clear(self) -> None:
         """Forget what the ranks of an attempt that failed wrote; what was sent to them stays."""
         for path in (path for name in ("failure", "left", "stack") for path in self.path.glob(f"{name}-*")):

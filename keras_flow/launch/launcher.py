@@ -30,6 +30,9 @@ from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 #: set by the launcher: how often the job was restarted
 RESTART_VARIABLE = "KERAS_FLOW_RESTARTS"
 
+#: exit code of the error by which another host says that it was asked to end the job
+_INTERRUPTED = -signal.SIGINT
+
 #: seconds between two looks at the ranks
 _LOOK_SECONDS = 0.03
 
@@ -76,11 +79,8 @@ def launch(job: Job, folder: JobFolder) -> None:
             try:
                 _run(job, folder, nodes, interrupts, attempt, token)
                 return
-            except (KeyboardInterrupt, SystemExit):
-                nodes.fail(RankError("the job was interrupted; every process was ended.", job.first, -signal.SIGINT))
-                raise
             except RankError as error:
-                if attempt == job.restarts or error.exit_code == -signal.SIGINT:
+                if attempt == job.restarts or error.exit_code == _INTERRUPTED:
                     raise
                 print(f"keras-flow: {error}\nkeras-flow: restart {attempt + 1} of {job.restarts}", file=sys.stderr)
                 folder.clear()
@@ -91,14 +91,21 @@ def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, atte
     free = job.port if job.nodes == 1 and job.port is not None else _free_port()
     port = nodes.begin(free)
     with Ranks(interrupts, folder) as ranks:
-        for local in range(job.processes):
-            interrupts.check()
-            env = _environment(job, folder, local, port, attempt, token)
-            ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
         try:
+            for local in range(job.processes):
+                interrupts.check()
+                env = _environment(job, folder, local, port, attempt, token)
+                ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
             _watch(job, folder, ranks, interrupts, nodes)
+        except (KeyboardInterrupt, SystemExit):
+            # at once: the processes of all hosts stop at one step
+            nodes.fail(RankError("the job was interrupted; every process was ended.", job.first, _INTERRUPTED))
+            ranks.give_time()
+            raise
         except RankError as error:
             error.endings = ranks.endings(error.rank)
+            if error.exit_code == _INTERRUPTED:
+                ranks.give_time()
             nodes.fail(error)
             raise
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+from keras_flow.errors import LaunchError
 from keras_flow.launch import guardian
 from keras_flow.launch.failure import left_how
 from keras_flow.launch.folder import JobFolder
@@ -22,6 +23,29 @@ from keras_flow.launch.output import RankOutput, Shown
 _GRACE_SECONDS = 3.0
 #: seconds that a killed rank may take to be gone
 _GONE_SECONDS = 5.0
+
+
+#: set by the user: seconds that processes with `kf.on_preemption` have before they are killed
+GRACE_VARIABLE = "KERAS_FLOW_GRACE"
+_DEFAULT_GRACE = 30.0
+
+
+def preemption_seconds() -> float:
+    """Seconds for a checkpoint.
+
+    Raises:
+        LaunchError: the variable is no number above 0.
+    """
+    text = os.environ.get(GRACE_VARIABLE) or str(_DEFAULT_GRACE)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise LaunchError(
+            f"the environment variable {GRACE_VARIABLE} is {text!r}; legal is a number of seconds above 0."
+        )
+    return seconds
 
 
 class Interrupts:
@@ -127,6 +151,7 @@ class Ranks:
         self._folder = folder
         self._interrupts = interrupts
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._grace = _GRACE_SECONDS
 
     def __enter__(self) -> Ranks:
         # -I -S: no site packages, which makes it start in milliseconds
@@ -173,10 +198,17 @@ class Ranks:
             for process in self.processes
         }
 
-    def end(self, grace: float = _GRACE_SECONDS) -> None:
+    def give_time(self) -> None:
+        """The job is asked to end and nothing failed: processes that have `kf.on_preemption` get time for it."""
+        if self._folder.asks_for_time.exists():
+            self._grace = preemption_seconds()
+
+    def end(self, grace: float | None = None) -> None:
         """Ask every rank that runs to end, kill those that have not after `grace` seconds, and their children."""
+        grace = self._grace if grace is None else grace
         for process in self.running():
-            process.send_group(signal.SIGTERM)
+            # what a process has started (workers that read data) is needed for its last step
+            (process.send if grace > _GRACE_SECONDS else process.send_group)(signal.SIGTERM)
         until = time.monotonic() + grace
         while self.running() and time.monotonic() < until:
             self._interrupts.check()

@@ -135,7 +135,8 @@ export {TOKEN_VARIABLE}="$(python -c 'import secrets; print(secrets.token_hex(32
 {exports}
 
 # OpenMPI. MPICH: mpiexec -n {count} -ppn {job.processes} -hosts "$hosts" -genvlist {",".join(names)}
-mpirun -n {count} --map-by ppr:{job.processes}:node --host "$(echo "$hosts" | sed 's/,/:{job.processes},/g'):{job.processes}" \\
+mpirun -n {count} --map-by ppr:{job.processes}:node \\
+  --host "$(echo "$hosts" | sed 's/,/:{job.processes},/g'):{job.processes}" \\
   {" ".join(f"-x {name}" for name in names)} \\
   {program}
 """

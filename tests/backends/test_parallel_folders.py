@@ -92,6 +92,7 @@ NAMES = {
         "read_ahead": "tf.data and torch's DataLoader read ahead by themselves",
         "map_call rows refuse watch": "ranks are processes that read batches by themselves",
     },
+    "collectives": {"process_group": "torch makes a group before it is used; the others name ranks in each call"},
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
         "host_device": "names of TensorFlow's devices have the process in them",

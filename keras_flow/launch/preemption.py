@@ -1,0 +1,184 @@
+"""`kf.on_preemption`: what is done before a job ends that was asked to end, at one step in all processes.
+
+Signals reach processes in the middle of different steps, and a checkpoint needs them all at one. So each process says
+in which step it is, goes on to the last of these steps, and stops there: with two processes, one inside step 7 and one
+inside step 8 (which waits for the first), both stop after step 8. No process waits before step 8 is over, and none
+begins step 9. Orbax and TensorFlow's PreemptionCheckpointHandler agree on a step in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from keras_flow.backends import hooking
+from keras_flow.backends.active import backend
+from keras_flow.errors import FlowError
+from keras_flow.launch.folder import own_folder
+
+#: seconds in which all processes must have said in which step they are
+_SAYING_SECONDS = 10.0
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class PreemptionPoint:
+    """Where a training loop can be stopped; `kf.on_preemption` makes it.
+
+    Args:
+        callback: called once, at the same step in all processes.
+    """
+
+    def __init__(self, callback: Callable[[], object]):
+        """Nothing was asked yet."""
+        self._callback = callback
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._asked: int | None = None  # the signal
+        self._last: int | None = None
+
+    def check(self) -> None:
+        """To be called at the end of every step, in all processes; `fit` does it by itself.
+
+        Raises:
+            SystemExit: the job was asked to end, and the callback has been called: status 143 (SIGTERM) or 130.
+        """
+        with self._lock:
+            self._steps += 1
+            asked = self._asked
+        if asked is None:
+            return
+        if self._last is None:
+            self._last = self._agreed()
+        if self._steps <= self._last:
+            return
+        self._callback()
+        sys.stdout.flush()
+        raise SystemExit(128 + asked)
+
+    def ask(self, number: int) -> None:
+        """A signal has come: say in which step this process is. Called by a thread, also while a step runs."""
+        with self._lock:
+            if self._asked is not None:
+                return
+            self._asked = number
+            said = self._steps
+        here = backend().world()
+        if here.process_count > 1:
+            backend().put_text(_key(here.process_index), f":{said}")
+
+    def is_asked(self) -> bool:
+        """Whether the job was asked to end."""
+        return self._asked is not None
+
+    def _agreed(self) -> int:
+        """The last step that a process was in."""
+        here = backend().world()
+        if here.process_count == 1:
+            return 0
+        try:
+            return max(int(backend().get_text(_key(index), _SAYING_SECONDS)[1:]) for index in range(here.process_count))
+        except FlowError as error:
+            print(
+                f"keras-flow: this process was asked to end and another one was not ({error}). All processes of a job "
+                "must get the signal; keras-flow launch sends it to all. The callback of kf.on_preemption is not "
+                "called.",
+                file=sys.stderr,
+            )
+            raise SystemExit(128 + (self._asked or signal.SIGTERM)) from error
+
+
+_point: PreemptionPoint | None = None
+
+
+def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
+    """Call `callback` when the job is asked to end (SIGTERM, Ctrl-C), after the step that runs, in every process.
+
+    Then the program leaves with status 143 or 130. Schedulers send SIGTERM some time before they kill; `keras-flow
+    launch` passes it to the processes of all hosts and gives them KERAS_FLOW_GRACE seconds (30). `model.save` and the
+    like may be called as ever: all processes are there. A second Ctrl-C ends the program at once.
+
+    Args:
+        callback: without arguments. Called in the main thread, between two steps of `fit`.
+
+    Returns:
+        What a loop of one's own asks at the end of each step: `point.check()`.
+
+    Raises:
+        FlowError: not called from the main thread, or a callback is there already.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> point = kf.on_preemption(lambda: print("model.save('preempted.keras')"))
+        >>> point.is_asked()
+        False
+    """
+    global _point
+    if threading.current_thread() is not threading.main_thread():
+        raise FlowError("kf.on_preemption handles signals, which Python does in the main thread: call it there")
+    if _point is not None:
+        raise FlowError("kf.on_preemption was called before in this program; do both things in one callback")
+    _point = point = PreemptionPoint(callback)
+    backend().world()  # the job is joined before signals can ask about it
+    if (folder := own_folder()) is not None:
+        folder.asks_for_time.touch()
+    hooking.install_one(
+        hooking.Hook(
+            "keras.src.callbacks.callback_list",
+            "CallbackList.on_train_batch_end",
+            _at_batch_end,
+            "kf.on_preemption: all processes end after the same step",
+            when=lambda *args, **kwargs: point,
+        )
+    )
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if point.is_asked() and number == signal.SIGINT:
+            signal.signal(number, before[signal.Signals(number)])
+            raise KeyboardInterrupt
+        point.ask(number)
+
+    for number in _NUMBERS:
+        signal.signal(number, handle)
+    _listen(point)
+    return point
+
+
+def _listen(point: PreemptionPoint) -> None:
+    """Hear of signals while the main thread is inside an engine, where Python's handlers wait for its return."""
+    ours, pythons = socket.socketpair()
+    pythons.setblocking(False)
+    if signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False) != -1:
+        # an event loop (a notebook's) listens there already: then its thread, the main one, hears of signals
+        signal.set_wakeup_fd(-1)
+        return
+
+    threading.Thread(target=_hear, args=(point, ours, pythons), daemon=True, name="keras_flow-preemption").start()
+
+
+def _hear(point: PreemptionPoint, ours: socket.socket, pythons: socket.socket) -> None:
+    """Read the numbers of signals; `pythons` is the other end, which lives as long as this thread."""
+    with contextlib.suppress(OSError):
+        while numbers := ours.recv(64):
+            for number in numbers:
+                if number in _NUMBERS:
+                    point.ask(number)
+
+
+def _at_batch_end(
+    point: PreemptionPoint, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on `CallbackList.on_train_batch_end`: a step of `fit` is over."""
+    original(callbacks, *args, **kwargs)
+    point.check()
+
+
+def _key(index: int) -> str:
+    return f"keras_flow/preemption/{os.environ.get('KERAS_FLOW_RESTARTS', '0')}/{index}"
