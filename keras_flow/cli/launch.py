@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 from keras_flow.backends import active
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
-from keras_flow.launch import launcher, submit
+from keras_flow.launch import launcher, on_ray, submit
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job, stated_timeout
 
@@ -23,7 +24,10 @@ def launch(
     script: Annotated[Path, typer.Argument(help="The script that every process runs.", metavar="SCRIPT.py")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What the script is given.", metavar="ARGS...")] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Number of ranks of this host, where the processes are not counted.")
+        int | None,
+        typer.Option(
+            "--devices", "--ranks", min=1, help="Number of ranks of this host, where the processes are not counted."
+        ),
     ] = None,
     nproc_per_node: Annotated[
         int | None,
@@ -78,6 +82,12 @@ def launch(
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="ray: a process for each of --ranks on the Ray cluster of RAY_ADDRESS, else on this machine."
+        ),
+    ] = None,
     print_slurm: Annotated[
         bool, typer.Option("--print-slurm", help="Run nothing: print a batch script for Slurm's sbatch.")
     ] = False,
@@ -101,7 +111,11 @@ def launch(
     the error names it, and its exit status is passed on.
     """
     engine = active.checked_name()
-    processes, share = _division(devices, nproc_per_node, devices_per_proc, engine)
+    if on not in (None, "ray"):
+        raise FlowError(f"--on {on}: legal is ray. Without it processes are started on this host.")
+    if on and nnodes > 1:
+        raise FlowError("--on ray places processes on nodes by itself: give --ranks, and leave --nnodes out.")
+    processes, share = _division(devices, nproc_per_node or (devices if on else None), devices_per_proc, engine)
     if node_rank >= nnodes:
         raise FlowError(f"--node_rank {node_rank} is no host of --nnodes {nnodes}; legal is 0 to {nnodes - 1}.")
     if module and no_python:
@@ -134,7 +148,7 @@ def launch(
         print(submit.SYSTEMS[asked[0]](job), end="")
         return
     command = _command(script, arguments or [], module, no_python)
-    if processes == 1 and nnodes == 1 and not (redirect or tee or max_restarts):
+    if processes == 1 and nnodes == 1 and not (redirect or tee or max_restarts or on):
         raise typer.Exit(_run_alone(command, share))
     job = Job(
         processes=processes,
@@ -151,6 +165,9 @@ def launch(
         restarts=max_restarts,
         script=None if module else script,
     )
+    if on:
+        on_ray.launch(replace(job, env={"KERAS_BACKEND": engine}))
+        return
     try:
         with launcher.job_folder() as folder:
             launcher.launch(job, folder)

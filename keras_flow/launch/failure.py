@@ -175,7 +175,9 @@ def rank_hangs(suspects: list[int], job: Job, stacks: dict[int, str]) -> RankErr
 
 
 def _who(rank: int, job: Job) -> str:
-    where = f" (host {job.node}, {socket.gethostname()})" if job.nodes > 1 else ""
+    node = rank // job.processes
+    name = f", {socket.gethostname()}" if node == job.node else ""  # others' names are known to their launchers
+    where = f" (host {node}{name})" if job.nodes > 1 else ""
     return f"{job.word} {rank} of {job.count}{where}"
 
 

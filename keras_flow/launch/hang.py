@@ -21,6 +21,9 @@ _INSIDE_ENGINE = re.compile("|".join(rf"/{engine.module}/|/backends/{engine.name
 #: innermost frames in which to look for these
 _INNER_FRAMES = 8
 
+#: seconds after which a rank that is stopped counts as one that hangs: a shell's Ctrl-Z and `fg` take less
+_STOPPED_SECONDS = 3.0
+
 #: seconds that a rank may take to write its stack
 _ANSWER_SECONDS = 1.0
 
@@ -49,12 +52,29 @@ class HangWatch:
         return now - self._alive > self._timeout
 
 
+class StopWatch:
+    """Notices ranks that are stopped by a signal (SIGSTOP, a debugger that was left): the others wait for them."""
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._since: dict[int, float] = {}
+
+    def stopped(self, running: list[RankProcess]) -> list[int]:
+        """Ranks that have been stopped for some seconds. Cheap enough to be called a few times a second."""
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return []
+        self._looked = now
+        self._since = {process.rank: self._since.get(process.rank, now) for process in running if process.is_stopped()}
+        return sorted(rank for rank, since in self._since.items() if now - since >= _STOPPED_SECONDS)
+
+
 def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[int], dict[int, str]]:
     """Ask every rank for its stack, to find the ranks that the others wait for.
 
     Returns:
-        The ranks that the others wait for (those that do not answer, else those that are not inside a collective,
-        else all of them), and the stack of each rank that answered.
+        The ranks that the others wait for: those that do not answer, else those that are not inside a collective;
+        none where all wait. And the stack of each rank that answered.
     """
     able = [process for process in running if folder.stack(process.rank).exists()]
     for process in able:
@@ -67,10 +87,9 @@ def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[i
             text = folder.stack(process.rank).read_text(encoding="utf-8", errors="replace")
             if text.strip():
                 stacks[process.rank] = text
-    ranks = [process.rank for process in running]
     silent = [process.rank for process in able if process.rank not in stacks]
     busy = [rank for rank, stack in stacks.items() if not _waits(stack)]
-    return sorted(silent or busy or ranks), stacks
+    return sorted(silent or busy), stacks
 
 
 def _waits(stack: str) -> bool:

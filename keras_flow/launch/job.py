@@ -20,6 +20,19 @@ _MEETING_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
+class Place:
+    """A process among those of its machine, where each has a launcher of its own (Ray).
+
+    Attributes:
+        index: index among them.
+        count: their number.
+    """
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Job:
     """One command, run as several processes.
 
@@ -39,6 +52,7 @@ class Job:
         tee: show output that is written to files too.
         restarts: how often all processes are started again after a failure.
         script: the file that the command runs, which must be the same on all hosts.
+        place: of the process of this launcher, where others on the same machine have theirs; None: it starts all.
     """
 
     processes: int
@@ -55,6 +69,7 @@ class Job:
     tee: bool = False
     restarts: int = 0
     script: Path | None = None
+    place: Place | None = None
 
     @property
     def count(self) -> int:

@@ -22,7 +22,7 @@ from keras_flow.errors import LaunchError
 from keras_flow.launch import failure, hang
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.folder import FOLDER_VARIABLE, JobFolder
-from keras_flow.launch.job import Job
+from keras_flow.launch.job import Job, Place
 from keras_flow.launch.nodes import Nodes, meet
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
@@ -41,6 +41,9 @@ _LEAVING_SECONDS = 2.0
 
 #: seconds in which the rank that caused another's "connection closed" shows up as failed itself
 _CAUSE_SECONDS = 0.5
+
+#: seconds in which a launcher that sees no cause among its own processes hears of it from another host's
+_OTHERS_SECONDS = 3.0
 
 #: exit codes of a process that its engine ends from within when another one is gone
 _ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
@@ -66,15 +69,15 @@ def launch(job: Job, folder: JobFolder) -> None:
     """
     if os.name != "posix":
         raise LaunchError("keras_flow starts several processes only on POSIX systems (Linux, macOS, WSL).")
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(32)
-    if job.nodes > 1 and TOKEN_VARIABLE not in os.environ:
-        token = joining.token().decode()
+    given = job.env.get(TOKEN_VARIABLE) or os.environ.get(TOKEN_VARIABLE)
+    token = given or (secrets.token_hex(32) if job.nodes == 1 else joining.token().decode())
+    if job.nodes > 1 and not given:
         print(
             f"keras-flow: {TOKEN_VARIABLE} is not set: whoever reaches {job.host}:{job.port} can join this job. Set it "
             "to the same secret on all hosts.",
             file=sys.stderr,
         )
-    with Interrupts() as interrupts, meet(job) as nodes:
+    with Interrupts() as interrupts, meet(job, token.encode()) as nodes:
         for attempt in range(job.restarts + 1):
             try:
                 _run(job, folder, nodes, interrupts, attempt, token)
@@ -88,7 +91,7 @@ def launch(job: Job, folder: JobFolder) -> None:
 
 def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, attempt: int, token: str) -> None:
     """Start the processes of this host and watch them, once."""
-    free = job.port if job.nodes == 1 and job.port is not None else _free_port()
+    free = job.port if job.nodes == 1 and job.port is not None else free_port()
     port = nodes.begin(free)
     with Ranks(interrupts, folder) as ranks:
         try:
@@ -123,15 +126,21 @@ def _shown(job: Job, local: int, attempt: int) -> Shown:
 
 
 def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, nodes: Nodes) -> None:
-    watch = hang.HangWatch(job.timeout)
+    watch, stops = hang.HangWatch(job.timeout), hang.StopWatch()
     while running := ranks.running():
         interrupts.check()
         if first := _first_failure(folder, ranks.processes):
             raise _explain(job, folder, ranks, first, nodes)
         nodes.look()
+        nodes.left_well([process.rank for process in ranks.processes if folder.left(process.rank).exists()])
+        if stopped := stops.stopped(running):
+            raise failure.rank_hangs(stopped, job, {})
         if watch.expired(running):
             suspects, stacks = hang.find_suspects(running, folder)
-            raise failure.rank_hangs(suspects, job, stacks)
+            if not suspects:
+                # all of this host wait, so that the one they wait for is on another
+                _wait(_OTHERS_SECONDS if job.nodes > 1 else 0.0, lambda: not _looked(nodes))
+            raise failure.rank_hangs(suspects or [process.rank for process in running], job, stacks)
         time.sleep(_LOOK_SECONDS)
     if first := _first_failure(folder, ranks.processes):
         raise _explain(job, folder, ranks, first, nodes)
@@ -174,8 +183,12 @@ def _explain(job: Job, folder: JobFolder, ranks: Ranks, first: RankProcess, node
     if lost or (written is not None and written.waited_too_long):
         # at exit an engine may wait for the others, so that the one that left early still runs
         early = [each.rank for each in ranks.processes if each.code == 0 or folder.left(each.rank).exists()]
-        if 0 < len(early) < len(ranks.processes):
+        early += sorted(nodes.left)
+        if 0 < len(early) < job.count:
             return failure.rank_left_early(early[0], first.rank, job, written)
+    if (lost or (written is not None and written.waited_too_long)) and job.nodes > 1:
+        # the cause is on another host, whose launcher finds it about now
+        _wait(_OTHERS_SECONDS, lambda: not _looked(nodes))
     if written is not None and written.waited_too_long:
         others = [process for process in ranks.running() if process is not first]
         suspects, stacks = hang.find_suspects(others, folder)
@@ -203,6 +216,7 @@ def _wait(seconds: float, until: Callable[[], bool]) -> None:
 
 def _environment(job: Job, folder: JobFolder, local: int, port: int, attempt: int, token: str) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // job.processes)
+    place = job.place or Place(local, job.processes)
     devices = {} if job.devices is None else {DEVICES_VARIABLE: str(job.count * job.devices)}
     return {
         "OMP_NUM_THREADS": str(threads),  # the processes share the cores; the user's own value wins
@@ -211,9 +225,9 @@ def _environment(job: Job, folder: JobFolder, local: int, port: int, attempt: in
         **job.env,
         "PYTHONUNBUFFERED": "1",
         "RANK": str(job.first + local),
-        "LOCAL_RANK": str(local),
+        "LOCAL_RANK": str(place.index),
         "WORLD_SIZE": str(job.count),
-        "LOCAL_WORLD_SIZE": str(job.processes),
+        "LOCAL_WORLD_SIZE": str(place.count),
         "GROUP_RANK": str(job.node),
         "MASTER_ADDR": job.host,
         "MASTER_PORT": str(port),
@@ -229,7 +243,7 @@ def _environment(job: Job, folder: JobFolder, local: int, port: int, attempt: in
 _PORTS = range(20000, 32000)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nobody listens on now; rank 0 does some seconds later, and other jobs on this host choose too."""
     chooser = random.SystemRandom()
     while True:

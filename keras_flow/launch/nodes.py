@@ -11,9 +11,9 @@ import queue
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
-from keras_flow.current import joining
 from keras_flow.current.channel import Channel, Meeting, connect
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import RankError
@@ -32,11 +32,14 @@ class Nodes(ABC):
 
     Attributes:
         names: host names by node, as far as they are known.
+        left: ranks of the other hosts whose program has come to its end.
     """
 
     def __init__(self, job: Job):
         self.job = job
         self.names: dict[int, str] = {job.node: socket.gethostname()}
+        self.left: set[int] = set()
+        self._said_left: set[int] = set()
         self._channels: dict[int, Channel] = {}
         self._heard: dict[int, float] = {}
         self._done: set[int] = set()
@@ -82,6 +85,12 @@ class Nodes(ABC):
         """Tell the other hosts that a process of this one failed, or that the launcher is interrupted."""
         self._tell({"failed": _as_message(error)})
 
+    def left_well(self, ranks: Sequence[int]) -> None:
+        """Tell the other hosts which ranks of this one have come to their end: another may fail for that."""
+        if new := set(ranks) - self._said_left:
+            self._said_left |= new
+            self._tell({"left": sorted(new)})
+
     def done(self) -> None:
         """Say that all processes of this host have left well."""
         self._done.add(self.job.node)
@@ -91,9 +100,16 @@ class Nodes(ABC):
         """Whether the processes of every host have left well."""
         return len(self._done) == self.job.nodes
 
+    def _begin_anew(self) -> None:
+        self._done.clear()
+        self.left.clear()
+        self._said_left.clear()
+
     def _take(self, node: int, message: dict[str, Any]) -> None:
         if "failed" in message:
             self._failure = _as_error(message["failed"])
+        elif "left" in message:
+            self.left.update(map(int, message["left"]))
         elif "done" in message:
             self._done.add(node)
         elif "names" in message:
@@ -133,12 +149,12 @@ class FirstNode(Nodes):
         LaunchError: one cannot listen at the address, a host does not come in time, or differs from this one.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, token: bytes):
         super().__init__(job)
         assert job.port is not None
         facts, until = job.facts(), time.monotonic() + job.meeting_seconds
         try:
-            meeting = Meeting(job.host, job.port, joining.token())
+            meeting = Meeting(job.host, job.port, token)
         except OSError as error:
             raise LaunchError(
                 f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
@@ -160,7 +176,7 @@ class FirstNode(Nodes):
     def begin(self, port: int) -> int:
         """Tell the others the port."""
         # of a restart: those that end their processes slower than this host are waited for
-        self._done.clear()
+        self._begin_anew()
         until = time.monotonic() + self.job.meeting_seconds
         for node, channel in self._channels.items():
             while True:
@@ -197,7 +213,7 @@ class FirstNode(Nodes):
 
     def _take(self, node: int, message: dict[str, Any]) -> None:
         super()._take(node, message)
-        if "failed" in message or "done" in message:
+        if "failed" in message or "done" in message or "left" in message:
             self._tell({**message, "node": node}, but=node)
 
     def __exit__(self, *_: object) -> None:
@@ -217,12 +233,12 @@ class OtherNode(Nodes):
         LaunchError: host 0 cannot be reached in time, or does not take this one.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, token: bytes):
         super().__init__(job)
         assert job.port is not None
         hello = {"node": job.node, "name": socket.gethostname(), "facts": job.facts()}
         try:
-            self._channels[0] = connect(job.host, job.port, joining.token(), hello, job.meeting_seconds)
+            self._channels[0] = connect(job.host, job.port, token, hello, job.meeting_seconds)
         except ConnectionError as error:
             raise LaunchError(
                 f"keras-flow launch could not reach host 0 at {job.host}:{job.port} within {job.meeting_seconds:g} s "
@@ -232,7 +248,7 @@ class OtherNode(Nodes):
 
     def begin(self, port: int) -> int:
         """Wait for host 0's word."""
-        self._done.clear()
+        self._begin_anew()
         self._failure = None
         self._tell({"ready": True})
         until = time.monotonic() + self.job.meeting_seconds + _GONE_SECONDS
@@ -255,11 +271,11 @@ class OtherNode(Nodes):
         super()._take(int(message.get("node", node)), message)
 
 
-def meet(job: Job) -> Nodes:
-    """The other hosts of a job, once all have come."""
+def meet(job: Job, token: bytes) -> Nodes:
+    """The other hosts of a job, once all have come; `token` is the secret by which they know each other."""
     if job.nodes == 1:
         return NoOtherNodes(job)
-    return FirstNode(job) if job.node == 0 else OtherNode(job)
+    return FirstNode(job, token) if job.node == 0 else OtherNode(job, token)
 
 
 def _as_message(error: RankError) -> dict[str, Any]:

@@ -209,6 +209,7 @@ class Ranks:
         for process in self.running():
             # what a process has started (workers that read data) is needed for its last step
             (process.send if grace > _GRACE_SECONDS else process.send_group)(signal.SIGTERM)
+            process.send_group(signal.SIGCONT)  # one that is stopped hears nothing
         until = time.monotonic() + grace
         while self.running() and time.monotonic() < until:
             self._interrupts.check()

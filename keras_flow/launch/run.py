@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from keras_flow.backends import active
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
-from keras_flow.launch import launcher, payload
+from keras_flow.launch import launcher, on_ray, payload
 from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.runtime import versions
 from keras_flow.runtime.init import agreed_devices, init
@@ -24,6 +24,7 @@ def run(
     devices: int | None = None,
     *,
     processes: int | None = None,
+    on: str | None = None,
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     timeout: float | None = None,
@@ -40,6 +41,8 @@ def run(
         devices: number of ranks; None takes that of `keras-flow launch`, else the devices that the engine has (on
             torch: one rank).
         processes: number of processes that share the ranks; None: one, on torch one for each rank.
+        on: `"ray"`: the processes are placed on a Ray cluster (that of RAY_ADDRESS, else this machine); one for each
+            rank unless `processes` says otherwise. None: this host.
         args: positional arguments of `main`.
         kwargs: keyword arguments of `main`.
         timeout: several processes only: seconds without progress after which the job ends (KERAS_FLOW_TIMEOUT, else
@@ -70,8 +73,10 @@ def run(
         )
     engine = active.checked_name()
     versions.check(engine)
-    count = _process_count(processes, ranks)
-    if count == 1 or find().count > 1:
+    if on not in (None, "ray"):
+        raise FlowError(f'kf.run was asked for on={on!r}; legal is "ray", or None for this host.')
+    count = _process_count(processes or (ranks if on else None), ranks)
+    if (count == 1 and on is None) or find().count > 1:
         with _announced(ranks):
             init(devices)
             return main(*args, **named)
@@ -86,7 +91,10 @@ def run(
             # as this process found it, perhaps from Keras's file, which may change before the ranks read it
             env={"KERAS_BACKEND": engine},
         )
-        launcher.launch(job, folder)
+        if on == "ray":
+            folder.result.write_bytes(on_ray.launch(job, folder.payload.read_bytes()) or b"")
+        else:
+            launcher.launch(job, folder)
         return cast(Result, payload.receive_result(folder.result))
 
 

@@ -3,8 +3,8 @@
     python -m tests.launch.faults [--backends jax,torch] [--write]
 
 `--write` writes docs/failures.md. In each job one of two processes trains, then fails: it raises, leaves early, is
-killed, is stopped, or hangs (with `--timeout 8`). One host has both; of two hosts each has a launcher and a process of
-its own.
+killed, is stopped, hangs (with `--timeout 8`), or runs out of memory (of its address space). One host has both; of two
+hosts each has a launcher and a process of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from keras_flow.backends.engines import that_train
-from keras_flow.launch.launcher import _free_port
+from keras_flow.launch.launcher import free_port
 from tests.launch import programs
 
 #: fault -> what the process that fails runs
@@ -31,13 +31,14 @@ FAULTS = {
     "is killed": "os.kill(os.getpid(), 9)",
     "is stopped": "os.kill(os.getpid(), 19)",
     "hangs": "time.sleep(1000)",
+    "runs out of memory": "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); np.ones(2**31)",
 }
 
 #: seconds without progress after which a job ends
 TIMEOUT = 8
 
 PROGRAM = """
-import os, sys, time
+import os, resource, sys, time
 import keras_flow as kf, numpy as np
 kf.init()
 import keras
@@ -78,7 +79,7 @@ def end(backend: str, fault: str, hosts: int, folder: Path) -> Ending:
     """Run a job that fails."""
     script = programs.write(folder, PROGRAM.replace("FAULT", FAULTS[fault]))
     failed = folder / "failed"
-    port = str(_free_port())
+    port = str(free_port())
     command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(2 // hosts)]
     command += ["--master_port", port, "--timeout", str(TIMEOUT)]
     launchers = [

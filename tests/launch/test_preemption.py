@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_flow.launch.launcher import _free_port
+from keras_flow.launch.launcher import free_port
 from tests import sampling
 from tests.launch import programs
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_before_the_end(backend: str, hosts: int, tmp_path: Path) -
         "--timeout",
         "60",
     ]
-    command += ["--master_port", str(_free_port())]
+    command += ["--master_port", str(free_port())]
     launchers = [
         programs.start(
             [*command, "--node_rank", str(node), str(script), str(tmp_path), "1"], backend, KERAS_FLOW_TOKEN="secret"

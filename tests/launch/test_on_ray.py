@@ -1,0 +1,112 @@
+"""Jobs on a Ray cluster of two nodes, which are two raylets of one machine."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch import programs
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("default")]
+
+TRAINS = """
+import json, os, sys
+import keras_flow as kf
+kf.init()
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+x = np.linspace(-1, 1, 48).reshape(12, 4).astype("float32")
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    losses = model.fit(x, np.cos(x.sum(1, keepdims=True)), batch_size=6, epochs=2, verbose=0).history["loss"]
+print(json.dumps({"rank": kf.env.process_index(), "world": kf.env.get_world_size(), "losses": losses,
+                  "nodes": kf.env.get_node_size(), "local": int(os.environ["LOCAL_RANK"])}), flush=True)
+if len(sys.argv) > 1 and kf.env.process_index() == 1:
+    sys.exit(int(sys.argv[1]))
+kf.comm.barrier()
+"""
+
+RUNS = """
+import keras_flow as kf
+
+def main(offset):
+    total = kf.comm.all_reduce([float(kf.env.get_rank() + offset)])
+    return float(total[0]), kf.env.get_world_size()
+
+def fails():
+    if kf.env.get_rank() == 1:
+        raise ValueError("boom")
+    kf.comm.barrier()
+
+if __name__ == "__main__":
+    print(kf.run(main, devices=2, on="ray", args=(10,)))
+    try:
+        kf.run(fails, devices=2, on="ray")
+    except kf.LaunchError as error:
+        print(str(error).splitlines()[0])
+    try:
+        kf.run(main, devices=64, on="ray", args=(1,))
+    except kf.LaunchError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes, with two CPUs and one."""
+    utilities = pytest.importorskip("ray.cluster_utils")
+    cluster = utilities.Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=1)
+    yield cluster.address
+    cluster.shutdown()
+
+
+def run(command: list[str], backend: str, address: str) -> tuple[int, str, str]:
+    # Ray's workers look for the package where this process found it
+    variables = {"RAY_ADDRESS": address, "RAY_DEDUP_LOGS": "0", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return programs.finish(programs.start(command, backend, **variables), 200)
+
+
+def lines(out: str) -> list[dict]:
+    """What ranks printed, which Ray streams with their names before it."""
+    return [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"losses"' in line]
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.full)])
+def test_a_script(backend: str, cluster: str, tmp_path: Path) -> None:
+    script = programs.write(tmp_path, TRAINS)
+    options = ["--on", "ray", "--ranks", "3", "--all-output", "--timeout", "100"]
+    code, out, err = run(["-m", "keras_flow.launch", *options, str(script)], backend, cluster)
+    assert code == 0, out + err
+    found = lines(out + err)
+    assert sorted(each["rank"] for each in found) == [0, 1, 2]
+    assert {each["world"] for each in found} == {3}
+    assert sorted(each["local"] for each in found) == [0, 0, 1], "two on one node, one on the other"
+    assert found[0]["losses"] == found[1]["losses"] == found[2]["losses"]
+    assert found[0]["losses"][1] < found[0]["losses"][0]
+    code, out, err = run(["-m", "keras_flow.launch", *options, str(script), "7"], backend, cluster)
+    assert code == 7
+    assert "rank 1 of 3" in err and "left with exit code 7" in err
+
+
+def test_a_function(cluster: str, tmp_path: Path) -> None:
+    code, out, err = run([str(programs.write(tmp_path, RUNS))], "torch", cluster)
+    assert code == 0, err
+    printed = [line for line in out.splitlines() if not line.startswith("(")]
+    assert printed[0] == "(21.0, 2)" or "(21.0, 2)" in out
+    assert "rank 1 of 2" in out and "ValueError: boom" in out
+    assert "a job of 64 processes needs as many CPUs of the Ray cluster, which has 3 on 2 nodes" in out
+
+
+def test_without_ray(tmp_path: Path) -> None:
+    body = (
+        "import sys\nsys.modules['ray'] = None\nsys.argv = ['keras-flow', 'launch', '--on', 'ray', '--ranks', '2', "
+        f"{str(programs.write(tmp_path, ''))!r}]\nfrom keras_flow.cli.app import main\nmain()"
+    )
+    code, _, err = programs.finish(programs.start(["-c", body], "torch"))
+    assert code == 1
+    assert "pip install 'keras-flow[ray]'" in err
