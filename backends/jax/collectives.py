@@ -74,9 +74,12 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], h
         return None
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         return None
-    got = _run(str(how), ranks, {rank: each.reshape(-1) for rank, each in values.items()})
-    reshaped = {rank: each.reshape(value.shape) for rank, each in got.items()}
-    return Pending(lambda: reshaped)
+    if value.ndim == 1:
+        reduced = _run(str(how), ranks, values)
+    else:
+        flat = _run(str(how), ranks, {rank: each.reshape(-1) for rank, each in values.items()})
+        reduced = {rank: each.reshape(value.shape) for rank, each in flat.items()}
+    return Pending(lambda: reduced)
 
 
 @functools.partial(jax.jit, static_argnames="op")
@@ -91,7 +94,7 @@ def fold(rows: jax.Array, op: str) -> jax.Array:
 
 def reshape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """In another shape."""
-    return value.reshape(shape)
+    return value if value.ndim == 1 and shape == (-1,) else value.reshape(shape)
 
 
 def join(flat: Sequence[jax.Array]) -> jax.Array:
@@ -155,10 +158,16 @@ def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], shi
     value = next(iter(values.values()))
     _known(list(values.values()))
     run, sharding = _program(kind, ranks, shift)
-    blocks = [jax.device_put(values[rank], devices[rank]) for rank in _own(ranks)]
+    mine = _own(ranks)
+    blocks = [
+        values[rank] if values[rank].device == devices[rank] else jax.device_put(values[rank], devices[rank])
+        for rank in mine
+    ]
     whole = jax.make_array_from_single_device_arrays((len(ranks) * value.size,), sharding, blocks)
+    if len(mine) == 1:
+        return {mine[0]: run(whole).addressable_data(0)}
     got = {shard.device: shard.data for shard in run(whole).addressable_shards}
-    return {rank: got[devices[rank]] for rank in _own(ranks)}
+    return {rank: got[devices[rank]] for rank in mine}
 
 
 @functools.lru_cache(maxsize=1024)

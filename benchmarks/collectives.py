@@ -1,0 +1,182 @@
+"""Time of `kf.comm` beside the engine's own collectives, between two processes of one host.
+
+    python -m benchmarks.collectives [--backends jax,tensorflow,torch] [--repeats 40] [--out FILE.md]
+
+Interleaved calls on each process; of the two processes the slower counts, and a ratio is that of medians. The overhead
+is what a call of 4 bytes takes beyond the engine's own. Exit status 1 where a ratio of 1 MB and more is above 1.05, or
+an overhead above 50 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parts import measured_apart
+
+SIZES = {"4 B": 1, "4 KB": 1_000, "1 MB": 250_000, "16 MB": 4_000_000}
+CALLS = ("all_reduce", "all_gather_into_tensor", "broadcast")
+RATIO, OVERHEAD = 1.05, 50e-6
+
+
+def own_calls(backend: str, count: int, elements: int) -> dict[str, Callable[[Any], Any]]:
+    """The engine's own, of a tensor of this process; what it gives is a tensor of its own too."""
+    return {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow}[backend](count, elements)
+
+
+def _torch(count: int, elements: int) -> dict[str, Callable[[Any], Any]]:
+    import torch
+    import torch.distributed as dist
+
+    def all_reduce(x: torch.Tensor) -> torch.Tensor:
+        result = x.clone()
+        dist.all_reduce(result)
+        return result
+
+    def gather(x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty(count * elements)
+        dist.all_gather_single(result, x)
+        return result
+
+    def broadcast(x: torch.Tensor) -> torch.Tensor:
+        result = x.clone()
+        dist.broadcast(result, 0)
+        return result
+
+    return {"all_reduce": all_reduce, "all_gather_into_tensor": gather, "broadcast": broadcast}
+
+
+def _jax(count: int, elements: int) -> dict[str, Callable[[Any], Any]]:
+    import jax
+    import numpy as np
+    from jax import lax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()), ("ranks",))
+    spec = PartitionSpec("ranks")
+
+    def program(body: Callable) -> Callable[[Any], Any]:
+        run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        sharding = NamedSharding(mesh, spec)
+
+        def call(x: jax.Array) -> jax.Array:
+            whole = jax.make_array_from_single_device_arrays((count * elements,), sharding, [x])
+            return run(whole).addressable_shards[0].data
+
+        return call
+
+    return {
+        "all_reduce": program(lambda block: lax.psum(block, "ranks")),
+        "all_gather_into_tensor": program(lambda block: lax.all_gather(block, "ranks", tiled=True)),
+        # it has no broadcast: the sum of one and of zeros
+        "broadcast": program(
+            lambda block: lax.psum(jax.numpy.where(lax.axis_index("ranks") == 0, block, 0.0), "ranks")
+        ),
+    }
+
+
+def _tensorflow(count: int, elements: int) -> dict[str, Callable[[Any], Any]]:
+    import tensorflow as tf
+
+    import keras_flow as kf
+
+    first = kf.env.is_main_process()
+
+    def keys(instance: int) -> dict[str, Any]:
+        keys = {"group_size": count, "group_key": 0x2000_0000, "instance_key": 0x2000_0000 + 16 * elements + instance}
+        return {**keys, "communication_hint": "ring", "timeout_seconds": 60.0}
+
+    def wrapped(body: Callable) -> Callable[[Any], Any]:
+        return tf.compat.v1.wrap_function(body, [tf.TensorSpec([elements], tf.float32)])
+
+    ordered = {"ordering_token": [], "is_stateless": False}
+    return {
+        "all_reduce": wrapped(
+            lambda x: tf.raw_ops.CollectiveReduceV2(input=x, merge_op="Add", final_op="Id", **ordered, **keys(0))
+        ),
+        "all_gather_into_tensor": wrapped(lambda x: tf.raw_ops.CollectiveGatherV2(input=x, **ordered, **keys(1))),
+        "broadcast": wrapped(
+            lambda x: (
+                tf.raw_ops.CollectiveBcastSendV2(input=x, **keys(2))
+                if first
+                else tf.raw_ops.CollectiveBcastRecvV2(T=x.dtype, shape=tf.shape(x), **keys(2))
+            )
+        ),
+    }
+
+
+def measure(backend: str, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """In each process: call and size -> seconds of kf.comm and of the engine's own, the slower process's."""
+    import numpy as np
+
+    import keras_flow as kf
+    from keras_flow.backends.active import tensor_engine
+
+    engine, rank, count = tensor_engine(), kf.env.get_rank(), kf.env.get_world_size()
+    found: dict[str, dict[str, list[float]]] = {}
+    for size, elements in SIZES.items():
+        x = engine.put(np.full(elements, 1.0 + rank, "float32"), rank)
+        own = own_calls(backend, count, elements)
+        for name in CALLS:
+            ways = {
+                "kf.comm": (lambda x: kf.comm.broadcast(x, 0)) if name == "broadcast" else getattr(kf.comm, name),
+                "own": own[name],
+            }
+            results = [engine.as_numpy(way(x)) for way in ways.values()]
+            np.testing.assert_array_equal(results[0], results[1], err_msg=f"{name} of {size}")
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for turn in range(repeats + 3):
+                for way in list(ways) if turn % 2 else reversed(list(ways)):
+                    kf.comm.barrier()
+                    begin = time.perf_counter()
+                    engine.as_numpy(ways[way](x))[0]
+                    if turn >= 3:
+                        times[way].append(time.perf_counter() - begin)
+            everyone = kf.comm.all_gather_object(times)
+            found[f"{name}, {size}"] = {
+                way: [max(each) for each in zip(*(theirs[way] for theirs in everyone), strict=True)] for way in ways
+            }
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default="jax,tensorflow,torch")
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        import keras_flow as kf
+
+        found = kf.run(measure, devices=2, processes=2, args=(options.backends, options.repeats))
+        Path(options.one).write_text(json.dumps(found))
+        return 0
+    rows, missed = [], []
+    for backend in options.backends.split(","):
+        found = measured_apart(
+            "benchmarks.collectives", ["--repeats", str(options.repeats)], backend, Path("collectives")
+        )
+        for case, times in found.items():
+            ours, own = (statistics.median(times[way]) for way in ("kf.comm", "own"))
+            rows.append(f"| {backend} | {case} | {own * 1e6:.0f} | {ours / own:.2f} | {(ours - own) * 1e6:.0f} |")
+            is_large = case.endswith("MB")
+            if (is_large and ours / own > RATIO) or (case.endswith(" B") and ours - own > OVERHEAD):
+                missed.append(rows[-1])
+    head = ["| engine | call | its own, us | kf.comm, ratio | beyond, us |", "|---|---|---|---|---|"]
+    table = "\n".join([*head, *rows])
+    print(table)
+    if options.out:
+        options.out.write_text(f"# kf.comm beside the engines' own\n\n`python -m benchmarks.collectives`\n\n{table}\n")
+    print(f"{len(missed)} of {len(rows)} above the limits", file=sys.stderr)
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
