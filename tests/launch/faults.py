@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from keras_flow.backends.engines import that_train
-from keras_flow.launch.launcher import _free_port
+from keras_flow.launch.environment import free_port
 from tests.launch import programs
 
 #: fault -> what the process that fails runs
@@ -78,7 +78,7 @@ def end(backend: str, fault: str, hosts: int, folder: Path) -> Ending:
     """Run a job that fails."""
     script = programs.write(folder, PROGRAM.replace("FAULT", FAULTS[fault]))
     failed = folder / "failed"
-    port = str(_free_port())
+    port = str(free_port())
     command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(2 // hosts)]
     command += ["--master_port", port, "--timeout", str(TIMEOUT)]
     launchers = [

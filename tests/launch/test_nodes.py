@@ -32,9 +32,9 @@ def node(script: Path, number: int, port: int, *arguments: str, nodes: int = 2, 
 
 
 def port() -> int:
-    from keras_flow.launch.launcher import _free_port
+    from keras_flow.launch.environment import free_port
 
-    return _free_port()
+    return free_port()
 
 
 def test_ranks_of_two_hosts(tmp_path: Path) -> None:
