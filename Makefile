@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo check check-tests test test-full coverage lint types wheel
+.PHONY: venv demo notebook check check-tests test test-full coverage lint types wheel
 
 venv: $(STAMP)
 
@@ -21,6 +21,11 @@ $(STAMP): pyproject.toml setup.py requirements-cpu.txt
 
 demo: venv
 	$(BIN)/keras-flow compare examples/digits.py --out demo-out
+
+# JupyterLab on the notebooks; KERAS_BACKEND chooses the engine (default: jax, as their first cells say).
+notebook: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebook]'
+	$(BIN)/jupyter lab notebooks
 
 # What needs no engine, in under a minute: its three parts at the same time.
 check: venv
