@@ -33,8 +33,8 @@ def ranks(line: str, cell: str) -> None:
         except ValueError:
             raise UsageError(f"%%ranks --rank {options.rank}: legal is a rank, or several: --rank 0,2") from None
     try:
-        # an empty line in the place of the magic's: tracebacks then count lines as the notebook does
-        session.run_cell(f"\n{cell}", ranks=chosen, quiet=options.quiet, timeout=options.timeout)
+        # a line in the place of the magic: tracebacks then count lines as the notebook does
+        session.run_cell(f"# %%ranks {line}\n{cell}", ranks=chosen, quiet=options.quiet, timeout=options.timeout)
     except FlowError as error:
         if type(error) is FlowError:  # a wrong use, whose traceback says nothing
             raise UsageError(str(error)) from None
