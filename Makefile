@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo notebook check check-tests test test-full coverage lint types wheel
+.PHONY: venv demo notebook check check-tests test test-full coverage docs test-versions lint types wheel
 
 venv: $(STAMP)
 
@@ -57,6 +57,15 @@ coverage: venv
 	$(BIN)/python -m coverage run -m pytest -q -n 2 --dist loadgroup
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --sort=cover
+
+# The documentation site, in build/site; DOCS=--no-execute shows the notebooks without outputs, in seconds.
+docs: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python docs/site.py $(DOCS)
+
+# The oldest and newest versions of Keras and the engines; writes docs/versions.md and backends/fingerprints.json.
+test-versions: venv
+	$(BIN)/python -m tests.versions.runner
 
 lint: venv
 	$(BIN)/ruff check .
