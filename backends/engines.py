@@ -50,7 +50,7 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine(
             "jax",
-            ">=0.10,<0.11",
+            ">=0.8,<0.11",
             ("jax",),
             "jax",
             "keras-flow[jax]",
@@ -61,7 +61,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             "tensorflow",
-            ">=2.21,<2.22",
+            ">=2.20,<2.22",
             ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
             "tensorflow",
             "keras-flow[tensorflow]",
@@ -77,7 +77,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             "torch",
-            ">=2.13,<2.14",
+            ">=2.13",
             ("torch",),
             "torch",
             "keras-flow[torch]",

@@ -20,7 +20,7 @@ from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
 #: the job's store, once this process has joined
-_joined: torch_distributed.Store | None = None
+_joined: torch_distributed.Store | None = None  # pyright: ignore[reportPrivateImportUsage]
 
 #: seconds between two looks for a text of another rank
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.02

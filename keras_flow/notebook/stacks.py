@@ -27,6 +27,7 @@ def where(stack: str) -> str:
     named = next((frame for frame in inner if frame["name"] not in _AROUND), frames[0])
     cell = next((frame for frame in frames if _CELL.search(frame["file"])), None)
     text = f"{named['name']} ({named['file'].rpartition('/')[2]}:{named['line']})"
-    if cell is named:
-        return f"line {cell['line']} of the cell"
-    return text + (f", called in line {cell['line']} of the cell" if cell else "")
+    if cell is None:
+        return text
+    line = f"line {cell['line']} of the cell"
+    return line if cell is named else f"{text}, called in {line}"

@@ -131,7 +131,8 @@ class Workers:
 
     def view(self, indices: Sequence[int]) -> ipyparallel.DirectView:
         """What runs code on some of the workers, in this order."""
-        return self.client.direct_view([self._ids[index] for index in indices])
+        targets = [self._ids[index] for index in indices]
+        return self.client.direct_view(targets)  # pyright: ignore[reportArgumentType]  # its stub knows "all" only
 
     def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
         """Call a function of a module in every worker; what each returned.
