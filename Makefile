@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo check check-tests test test-full coverage lint types wheel
+.PHONY: venv demo notebook check check-tests test test-full coverage docs test-versions lint types wheel
 
 venv: $(STAMP)
 
@@ -21,6 +21,11 @@ $(STAMP): pyproject.toml setup.py requirements-cpu.txt
 
 demo: venv
 	$(BIN)/keras-flow compare examples/digits.py --out demo-out
+
+# JupyterLab on the notebooks; KERAS_BACKEND chooses the engine (default: jax, as their first cells say).
+notebook: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebook]'
+	$(BIN)/jupyter lab notebooks
 
 # What needs no engine, in under a minute: its three parts at the same time.
 check: venv
@@ -52,6 +57,15 @@ coverage: venv
 	$(BIN)/python -m coverage run -m pytest -q -n 2 --dist loadgroup
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --sort=cover
+
+# The documentation site, in build/site; DOCS=--no-execute shows the notebooks without outputs, in seconds.
+docs: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python docs/site.py $(DOCS)
+
+# The oldest and newest versions of Keras and the engines; writes docs/versions.md and backends/fingerprints.json.
+test-versions: venv
+	$(BIN)/python -m tests.versions.runner
 
 lint: venv
 	$(BIN)/ruff check .

@@ -26,6 +26,8 @@ class Engine:
         trains: whether it has `interface.Backend`; otherwise `interface.TensorEngine` only.
         lost_neighbour: words in an error of this engine by which a rank says that another one is gone, so that the
             launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
+        rejoins: processes that are stuck in a collective can leave it and form their group anew, so that workers of a
+            notebook stay usable after an interrupt.
         settings: environment variables that users set for it, which `keras-flow doctor` shows.
     """
 
@@ -38,6 +40,7 @@ class Engine:
     tensors_of_processes: bool = True
     trains: bool = True
     lost_neighbour: tuple[str, ...] = ()
+    rejoins: bool = False
     settings: tuple[str, ...] = ()
 
 
@@ -47,7 +50,7 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine(
             "jax",
-            ">=0.10,<0.11",
+            ">=0.8,<0.11",
             ("jax",),
             "jax",
             "keras-flow[jax]",
@@ -58,7 +61,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             "tensorflow",
-            ">=2.21,<2.22",
+            ">=2.20,<2.22",
             ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
             "tensorflow",
             "keras-flow[tensorflow]",
@@ -74,7 +77,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             "torch",
-            ">=2.13,<2.14",
+            ">=2.13",
             ("torch",),
             "torch",
             "keras-flow[torch]",
@@ -83,6 +86,7 @@ ENGINES: dict[str, Engine] = {
                 "recvBytes",
                 "sendBytes",
             ),  # functions of gloo, named when a connection breaks
+            rejoins=True,
             settings=("KERAS_TORCH_DEVICE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
         ),
         # the reference of boxing and of global tensors

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from keras_flow.backends import fingerprints
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError
@@ -49,6 +51,7 @@ class Hook:
         why: which behaviour it changes, and what happens without it.
         when: called as `when(*args, **kwargs)`; returns what the replacement needs, or None to call the original.
         also: other `module:name` that imported the same function by value.
+        since: the version of its package that brought the name; older ones that are supported have nothing to wrap.
     """
 
     module: str
@@ -57,6 +60,18 @@ class Hook:
     why: str
     when: Callable[..., object] = active_distribution
     also: tuple[str, ...] = ()
+    since: str = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its package has the name, or should have it."""
+        if not self.since:
+            return True
+        try:
+            _owner(self.module, self.name)
+        except FlowError:
+            return False
+        return True
 
 
 _installed: set[tuple[str, str, Callable[..., object]]] = set()
@@ -66,16 +81,33 @@ def install(engine: Backend) -> None:
     """Install the hooks common to all engines and those of `engine`; a second call does nothing.
 
     Raises:
-        FlowError: a name is missing, because Keras or the engine is of another version.
+        FlowError: a name is missing or is not what its hook was written against, because Keras or the engine is of
+            another version. One that was not tested and fits is a warning.
     """
     from keras_flow.backends import keras_hooks
 
+    if not _installed:
+        fingerprints.require_fitting(engine.name, (*engine.hooks(), *keras_hooks.hooks()))
     # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before these ask for it
     for hook in (*engine.hooks(), *keras_hooks.hooks()):
         key = (hook.module, hook.name, hook.replacement)
-        if key not in _installed:
+        if key not in _installed and hook.is_there:
             install_one(hook)
             _installed.add(key)
+
+
+def original_of(hook: Hook) -> object:
+    """What a hook wraps, as its package has it: without hooks.
+
+    Raises:
+        FlowError: its package does not have it.
+    """
+    owner, attribute = _owner(hook.module, hook.name)
+    found = inspect.getattr_static(owner, attribute) if inspect.isclass(owner) else getattr(owner, attribute)
+    found = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+    while hasattr(found, "keras_flow_hook"):
+        found = found.__wrapped__
+    return found
 
 
 def install_one(hook: Hook) -> None:

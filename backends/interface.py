@@ -330,6 +330,18 @@ class Backend(TensorEngine, Protocol):
         """After a step raised: leave the model with its last good weights, usable."""
         ...
 
+    def rejoin(self, times: int) -> bool:
+        """Form the process groups anew after collectives were broken off; called by all processes of the job.
+
+        Args:
+            times: how often this was done before, the same in all processes.
+
+        Returns:
+            Whether tensors made before can be used; False where the engine cannot (`Engine.rejoins`), or the processes
+            have made different groups.
+        """
+        ...
+
     def random_state(self) -> object:
         """The state of the engine's own random generators, beside Keras's seeds; None where it has none."""
         ...

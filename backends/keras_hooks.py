@@ -16,7 +16,7 @@ from keras.src.distribution import distribution_lib
 from keras_flow.backends import dry_run_hooks, logical_random, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
-from keras_flow.current import dry_run, models, recorded_calls
+from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import ActivationLayout, Distribution, active
 from keras_flow.current.dry_run import is_dry_run
@@ -225,6 +225,14 @@ def _distribute_tensor(
         raise
 
 
+def _batch_begins(
+    gate: pausing.Gate, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
+) -> object:
+    """Hook on `CallbackList.on_*_batch_begin`: a worker of a notebook may be held or stopped before a step."""
+    gate.pass_through()
+    return original(callbacks, *args, **kwargs)
+
+
 _STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
@@ -242,6 +250,16 @@ def hooks() -> Sequence[Hook]:
                 when=_distribution_of,
             )
             for name in _ENTRIES
+        ),
+        *(
+            Hook(
+                "keras.src.callbacks.callback_list",
+                f"CallbackList.on_{loop}_batch_begin",
+                _batch_begins,
+                "the stop button of a notebook stops all its workers before the same step; without it some would wait",
+                when=pausing.gate_of,
+            )
+            for loop in ("train", "test", "predict")
         ),
         Hook(
             "keras.src.saving.saving_lib",

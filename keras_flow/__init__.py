@@ -22,6 +22,7 @@ _NAMES = {
     "GlobalTensor": "keras_flow.tensors.global_tensor",
     "arange": "keras_flow.tensors.creation",
     "explain": "keras_flow.tensors.explanation",
+    "explain_file": "keras_flow.explainer.explain_file",
     "full": "keras_flow.tensors.creation",
     "global_tensor": "keras_flow.tensors.from_engine",
     "init": "keras_flow.runtime.init",
@@ -29,6 +30,7 @@ _NAMES = {
     "ones": "keras_flow.tensors.creation",
     "on_preemption": "keras_flow.launch.preemption",
     "placement": "keras_flow.runtime.placement",
+    "plot_layout": "keras_flow.explainer.plot",
     "rand": "keras_flow.tensors.creation",
     "randint": "keras_flow.tensors.creation",
     "randn": "keras_flow.tensors.creation",
@@ -36,6 +38,7 @@ _NAMES = {
     "shard": "keras_flow.distributions.shard",
     "tensor": "keras_flow.tensors.creation",
     "to_global": "keras_flow.tensors.from_local",
+    "visualize": "keras_flow.tensors.visualize",
     "value_and_grad": "keras_flow.tensors.gradients",
     "zeros": "keras_flow.tensors.creation",
 }
@@ -43,6 +46,7 @@ _MODULES = {
     "boxing": "keras_flow.boxing",
     "comm": "keras_flow.comm",
     "env": "keras_flow.runtime.env",
+    "notebook": "keras_flow.notebook",
     "ops": "keras_flow.tensors.ops",
     "sbp": "keras_flow.sbp",
 }

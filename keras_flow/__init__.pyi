@@ -1,5 +1,6 @@
 from keras_flow import boxing as boxing
 from keras_flow import comm as comm
+from keras_flow import notebook as notebook
 from keras_flow import sbp as sbp
 from keras_flow.comm.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from keras_flow.current.variable_layout import layout_of as layout_of
@@ -8,6 +9,8 @@ from keras_flow.errors import FlowError as FlowError
 from keras_flow.errors import FlowWarning as FlowWarning
 from keras_flow.errors import LaunchError as LaunchError
 from keras_flow.errors import LayoutError as LayoutError
+from keras_flow.explainer.explain_file import explain_file as explain_file
+from keras_flow.explainer.plot import plot_layout as plot_layout
 from keras_flow.launch.preemption import on_preemption as on_preemption
 from keras_flow.launch.run import run as run
 from keras_flow.layout import Layout as Layout
@@ -31,5 +34,6 @@ from keras_flow.tensors.from_engine import global_tensor as global_tensor
 from keras_flow.tensors.from_local import to_global as to_global
 from keras_flow.tensors.global_tensor import GlobalTensor as GlobalTensor
 from keras_flow.tensors.gradients import value_and_grad as value_and_grad
+from keras_flow.tensors.visualize import visualize as visualize
 
 __version__: str

@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_flow import sbp as _sbp
 from keras_flow.errors import FlowError
+from keras_flow.pictures import ranks as pictures
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, PartialSum, Sbp, Split
 
@@ -134,6 +135,40 @@ class Layout:
     def divides(self) -> bool:
         """Whether every split dimension divides, so that all shards are of one shape."""
         return all(n % self.parts_of_dim(dim) == 0 for dim, n in enumerate(self.shape))
+
+    def picture(self, title: str = "", width: float = 190) -> str | None:
+        """Which rank holds which block, as SVG; None where the ranks are too many to be told apart.
+
+        Of a tensor with more than two dims the ones that are split are drawn, else the two longest.
+        """
+        if self.placement.size > pictures.MOST_RANKS:
+            return None
+        split = {part.dim for part in self.nd_sbp if isinstance(part, Split)}
+        row_dim, column_dim = pictures.matrix_of(self.shape, sorted(split))
+        lengths = [self.shape[dim] if dim >= 0 else 1 for dim in (row_dim, column_dim)]
+        sheets: dict[tuple[tuple[int, int], ...], dict[tuple[int, ...], list[int]]] = {}
+        for rank in self.placement.ranks:
+            slices = self.local_slices(rank)
+            spans = tuple(
+                (slices[dim].start, slices[dim].stop) if dim >= 0 else (0, 1) for dim in (row_dim, column_dim)
+            )
+            # ranks that differ along an axis with P hold other summands
+            summand = tuple(
+                index
+                for index, part in zip(self.placement.coordinates(rank), self.nd_sbp, strict=True)
+                if isinstance(part, PartialSum)
+            )
+            sheets.setdefault(spans, {}).setdefault(summand, []).append(rank)
+        held = [
+            pictures.Block(rows, columns, tuple(tuple(ranks) for ranks in summands.values()))
+            for (rows, columns), summands in sheets.items()
+        ]
+        words = title or f"({_sbp.text(self.nd_sbp)}) of {list(self.shape)}"
+        return pictures.blocks((lengths[0], lengths[1]), held, words, width)
+
+    def _repr_html_(self) -> str | None:
+        """The picture, for a notebook."""
+        return self.picture()
 
     def __repr__(self) -> str:
         return f"Layout({_sbp.text(self.nd_sbp)} of {list(self.shape)} on {self.placement})"

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from keras_flow.errors import FlowError
+from keras_flow.pictures import ranks as pictures
 
 _TYPES = ("cpu", "gpu", "tpu")
 
@@ -142,6 +143,12 @@ class Placement:
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+    def _repr_html_(self) -> str | None:
+        """The ranks as a grid, for a notebook; None, which shows the text, where they are too many."""
+        if self.size > pictures.MOST_RANKS:
+            return None
+        return pictures.placement(self.ranks, self.hierarchy, self.axis_names)
 
     def __repr__(self) -> str:
         ranks = np.asarray(self.ranks).reshape(self.hierarchy).tolist()

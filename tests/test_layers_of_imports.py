@@ -133,6 +133,7 @@ def test_the_algebra_imports_only_itself_and_numpy() -> None:
         "keras_flow.placements",
         "keras_flow.layout",
         "keras_flow.errors",
+        "keras_flow.pictures",
     )
     for name in ("sbp", "placements", "layout", "errors"):
         for line, module in imports(ROOT / "keras_flow" / f"{name}.py"):
@@ -141,12 +142,20 @@ def test_the_algebra_imports_only_itself_and_numpy() -> None:
                 assert legal, f"{name}.py:{line} imports {module}"
 
 
+def test_pictures_know_numbers_and_names_only() -> None:
+    for path in sorted((ROOT / "keras_flow" / "pictures").glob("*.py")):
+        for line, module in imports(path):
+            if module.startswith(("keras", "keras_flow")):
+                assert module.startswith(("keras_flow.pictures", "keras_flow.errors")), f"{path.name}:{line} {module}"
+
+
 def test_boxing_imports_only_the_algebra_and_itself() -> None:
     """`kf.boxing.execute` alone asks for the active engine, when it is first used."""
     allowed = (
         "keras_flow.boxing.",
         "keras_flow.errors.",
         "keras_flow.layout.",
+        "keras_flow.pictures.",
         "keras_flow.placements.",
         "keras_flow.units.",
     )
@@ -176,6 +185,7 @@ def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
 #: packages and modules from the lowest to the highest; what stands in one line may not import each other
 ORDER = (
     ("errors", "units", "philox"),
+    ("pictures",),
     ("sbp",),
     ("placements",),
     ("layout",),
@@ -191,6 +201,7 @@ ORDER = (
     ("explainer", "verify", "doctor"),
     ("parallel",),
     ("compare",),
+    ("notebook",),
     ("cli",),
 )
 

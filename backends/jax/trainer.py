@@ -106,6 +106,11 @@ def recover(model: keras.Model) -> None:
             variable._value = value
 
 
+def rejoin(times: int) -> bool:
+    """False: XLA's collectives are parts of compiled programs, which cannot be left."""
+    return False
+
+
 def random_state() -> object:
     """None: every draw of Keras is a function of its seed's variable."""
     return None

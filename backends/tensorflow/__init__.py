@@ -46,6 +46,7 @@ from keras_flow.backends.tensorflow.trainer import enter as enter
 from keras_flow.backends.tensorflow.trainer import forget_steps as forget_steps
 from keras_flow.backends.tensorflow.trainer import random_state as random_state
 from keras_flow.backends.tensorflow.trainer import recover as recover
+from keras_flow.backends.tensorflow.trainer import rejoin as rejoin
 from keras_flow.backends.tensorflow.trainer import set_random_state as set_random_state
 from keras_flow.backends.tensorflow.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.tensorflow.variables import place as place

@@ -83,7 +83,6 @@ def hooks() -> tuple[Hook, ...]:
                 ("tensorflow", substitutes.ensure_shape, ()),
                 ("tensorflow", counting.searchsorted, ()),
                 (_NUMPY, counting.histogram, ()),
-                (_NUMPY, counting.nanquantile, ()),
                 ("tensorflow.image", images.hsv_to_rgb, ()),
                 ("tensorflow.image", images.rgb_to_hsv, ()),
                 ("tensorflow.image", images.extract_patches, ()),
@@ -93,6 +92,14 @@ def hooks() -> tuple[Hook, ...]:
                 ("tensorflow.nn", windows.pool, ()),
                 ("tensorflow.nn", windows.depthwise_conv2d, ()),
             )
+        ),
+        Hook(
+            _NUMPY,
+            "nanquantile",
+            counting.nanquantile,
+            "has no rule, or its gradient has none",
+            when=when,
+            since="keras 3.14",
         ),
         *(
             Hook(

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
+from tensorflow.python.distribute.values import (
+    MirroredVariable as _MirroredVariable,  # private: tf.distribute names none of its variables (tensorflow 2.21)
+)
 
 from keras_flow import sbp
 from keras_flow.backends.tensorflow.devices import rank_devices
@@ -66,7 +69,10 @@ def to_engine(layout: Layout, shards: Mapping[int, tf.Tensor]) -> tf.Tensor:
 
 
 def from_engine(value: Any) -> tuple[Layout, dict[int, tf.Tensor]] | None:
-    """The layout of a DTensor."""
+    """The layout of a DTensor, or of a variable of tf.distribute that each replica has a copy of."""
+    if isinstance(value, _MirroredVariable):
+        copies = dict(enumerate(value.values))
+        return Layout(Placement(list(copies)), sbp.broadcast, tuple(value.shape)), copies
     value = value.value() if isinstance(value, tf.Variable) else value
     if not tf.is_tensor(value) or not dtensor.is_dtensor(value):
         return None

@@ -294,6 +294,11 @@ def recover(model: keras.Model) -> None:
     forget_steps(model)
 
 
+def rejoin(times: int) -> bool:
+    """False: DTensor keeps the error of a broken collective for all later ones."""
+    return False
+
+
 def random_state() -> object:
     """None: every draw of Keras is a function of its seed's variable."""
     return None

@@ -33,6 +33,13 @@ def note(call: str) -> None:
         _skipped += 1
 
 
+def begin_anew() -> None:
+    """Forget what was called, after ranks were stopped in different places."""
+    global _number, _skipped, _digest
+    _calls.clear()
+    _number, _skipped, _digest = 0, 0, b""
+
+
 def check(exchange: str) -> None:
     """Before an exchange that every rank takes part in.
 

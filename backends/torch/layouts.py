@@ -16,12 +16,16 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from keras_flow import sbp
+from keras_flow.backends import agreement
 from keras_flow.backends.torch import devices
 from keras_flow.current.distribution import check_activation, expected
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 
 TorchPlacements = tuple[TorchPlacement, ...]
+
+#: ranks -> their process group, in the order in which they were made
+_groups: dict[tuple[int, ...], torch_distributed.ProcessGroup] = {}
 
 
 def mesh(placement: Placement) -> DeviceMesh:
@@ -55,12 +59,29 @@ def _axis_group(ranks: torch.Tensor, axis: int) -> torch_distributed.ProcessGrou
     return mine
 
 
-@functools.cache
 def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
     """The process group of these ranks, in this order. The first call is a collective of the whole job."""
-    if ranks == tuple(range(devices.world().size)):
-        return torch_distributed.distributed_c10d._get_default_group()
-    return cast(torch_distributed.ProcessGroup, torch_distributed.new_group(list(ranks), sort_ranks=False))
+    if ranks not in _groups:
+        if ranks == tuple(range(devices.world().size)):
+            _groups[ranks] = torch_distributed.distributed_c10d._get_default_group()
+        else:
+            created = torch_distributed.new_group(list(ranks), sort_ranks=False)
+            _groups[ranks] = cast(torch_distributed.ProcessGroup, created)
+    return _groups[ranks]
+
+
+def make_groups_again() -> bool:
+    """Make all groups again, after the job's own was made anew; False where ranks had made different ones.
+
+    In the old order they get the old names, by which meshes, and so DTensors, look them up.
+    """
+    known = list(_groups)
+    _groups.clear()
+    if len(set(agreement.exchange(repr(known)))) > 1:
+        return False
+    for ranks in known:
+        group(ranks)
+    return True
 
 
 def has_peers() -> bool:

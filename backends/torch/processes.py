@@ -19,6 +19,11 @@ import torch.distributed as torch_distributed
 from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
+#: the job's store, once this process has joined
+_joined: torch_distributed.Store | None = None  # pyright: ignore[reportPrivateImportUsage]
+
+#: seconds between two looks for a text of another rank
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.02
 #: seconds that a rank which is done waits for the others before it closes its connections
 _PARTING_SECONDS = 3.0
 
@@ -31,6 +36,7 @@ def join(described: processes.Processes, type: str) -> None:
     Raises:
         FlowError: the coordinator cannot be reached in time.
     """
+    global _joined
     if "OMP_NUM_THREADS" not in os.environ:  # the ranks of one host share its cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // described.local_count))
     # what everything that waits is limited by
@@ -49,7 +55,26 @@ def join(described: processes.Processes, type: str) -> None:
         )
     except (RuntimeError, ValueError) as error:
         raise FlowError(joining.cannot_join(described, start_limit.total_seconds(), error)) from error
+    _joined = store
     atexit.register(_part, described.index)
+
+
+def join_again(times: int) -> None:
+    """Leave the process group and form another one, after its collectives were broken off.
+
+    The store of the job stays; a prefix of its own keeps the new group apart from what was written for the old one.
+
+    Args:
+        times: how often this was done before, the same in all processes.
+    """
+    if _joined is None:
+        return
+    rank, size = torch_distributed.get_rank(), torch_distributed.get_world_size()
+    engine = torch_distributed.get_backend_config()
+    limit = datetime.timedelta(seconds=joining.waiting_seconds())
+    torch_distributed.destroy_process_group()
+    store = torch_distributed.PrefixStore(f"again-{times}", _joined)  # pyright: ignore[reportPrivateImportUsage]
+    torch_distributed.init_process_group(engine, timeout=limit, store=store, rank=rank, world_size=size)
 
 
 def _use_network_of(address: str) -> None:
@@ -66,8 +91,14 @@ def put_text(key: str, text: str) -> None:
 
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
+    until, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
     try:
-        _store().wait([key], datetime.timedelta(seconds=seconds))
+        # not `wait`: a rank that waits inside the store hears no signal
+        while not _store().check([key]):
+            if time.monotonic() > until:
+                raise RuntimeError("nothing was written")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return _store().get(key).decode()
     except RuntimeError as error:
         count = torch_distributed.get_world_size()

@@ -12,16 +12,19 @@ from weakref import WeakKeyDictionary
 import torch
 from keras.src import tree
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import agreement, row_interaction
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
+    call_order,
     copies,
     layouts,
     log_readers,
     mirrored,
     operations,
     partial_numbers,
+    processes,
     random,
+    rowwise_calls,
     split_rows,
     variables,
 )
@@ -71,6 +74,18 @@ def recover(model: keras.Model) -> None:
         if variable._value is not None:
             # Keras adds to what is there, and the half of a step would stay in the next one
             variable._value.grad = None
+
+
+def rejoin(times: int) -> bool:
+    """Form all process groups anew, under their old names, by which meshes and DTensors find them."""
+    processes.join_again(times)
+    agreement.begin_anew()
+    call_order.begin_anew()
+    log_readers.forget()
+    partial_numbers.drop()
+    for keeps_groups in (mirrored.rows_of, rowwise_calls.rows_of):
+        keeps_groups.cache_clear()
+    return layouts.make_groups_again()
 
 
 def random_state() -> object:

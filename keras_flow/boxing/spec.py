@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from keras_flow.boxing.describe import describe
+from keras_flow.boxing.drawing import draw
 from keras_flow.boxing.json_form import read_plan, to_json
 from keras_flow.boxing.messages import Message
 from keras_flow.boxing.phases import receives, sends
@@ -169,6 +170,10 @@ class BoxingPlan:
         if not isinstance(topology, Topology):
             raise TypeError(f"plan.time takes a kf.boxing.Topology, got {type(topology).__name__}")
         return plan_time(self, topology)
+
+    def _repr_html_(self) -> str | None:
+        """Its steps as arrows between ranks, for a notebook; None, which shows the text, where the ranks are many."""
+        return draw(self)
 
     def __str__(self) -> str:
         return self.explain()

@@ -35,7 +35,7 @@ def explain(
         raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
     from rich.console import Console
 
-    from keras_flow.cli.explain_file import explain_file
+    from keras_flow.explainer.explain_file import explain_file
     from keras_flow.explainer.suggest import rules_file
     from keras_flow.explainer.text import show
 

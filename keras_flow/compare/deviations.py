@@ -41,9 +41,13 @@ def of_losses(actual: Sequence[float], expected: Sequence[float]) -> Deviation:
     if a.shape != b.shape or not np.isfinite([*a, *b]).all():
         return Deviation(float("inf"), float("inf"))
     gap = np.abs(a - b)
-    # the tolerance grows with the step: 1.5 times at step 30
-    limit = (LOSS_RELATIVE * np.abs(b) + LOSS_ABSOLUTE) * np.maximum(1.0, np.arange(1, len(b) + 1) / STEPS)
-    return Deviation(float(gap.max()), float((gap / limit).max()))
+    return Deviation(float(gap.max()), float((gap / loss_limits(b)).max()))
+
+
+def loss_limits(expected: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The tolerance of the loss at each step; it grows with the step: 1.5 times at step 30."""
+    b = np.asarray(expected, "float64")
+    return (LOSS_RELATIVE * np.abs(b) + LOSS_ABSOLUTE) * np.maximum(1.0, np.arange(1, len(b) + 1) / STEPS)
 
 
 def of_weights(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], steps: int) -> Deviation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +35,20 @@ class CompareOptions:
     seed: int = 0
     out: Path = Path("compare-out")
     skip_missing: bool = False
+
+    def command(self) -> str:
+        """The command line that asks for the same.
+
+        Example:
+            >>> CompareOptions(Path("mine.py"), ("jax",), ("1", "dp4"), steps=50).command()
+            'keras-flow compare mine.py --backends jax --layouts 1,dp4 --steps 50 --seed 0 --out compare-out'
+        """
+        words = ["keras-flow", "compare", str(self.file), "--backends", ",".join(self.backends)]
+        words += ["--layouts", ",".join(self.layouts)]
+        for name, value in (("--steps", self.steps), ("--epochs", self.epochs), ("--batch-size", self.batch_size)):
+            words += [] if value is None else [name, str(value)]
+        words += ["--seed", str(self.seed), "--out", str(self.out)]
+        return shlex.join([*words, *(["--skip-missing"] if self.skip_missing else [])])
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Comparison:
         versions: package -> version.
         random_layers: whether the model draws an engine's own random numbers, so that two backends never train alike.
         skipped: backends left out, with the reason.
+        environment: what else the numbers depend on: Python, the system, its processors.
+        command: the command that makes the comparison again.
     """
 
     program: str
@@ -80,6 +82,8 @@ class Comparison:
     versions: dict[str, str]
     random_layers: bool
     skipped: dict[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+    command: str = ""
 
     def write(self, path: Path) -> None:
         """Write report.json. Numbers that are not finite become null, as JSON has none."""

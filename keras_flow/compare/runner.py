@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -12,15 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from keras_flow import __version__
 from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
+from keras_flow.units import amount
 from keras_flow.user_file import check_layouts, ranks_of
 
 _BATCH = 64
@@ -36,6 +40,18 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
         FlowError: an unknown or missing backend, or an error of the user's file.
     """
     console = console or Console()
+    result = compared(options, console)
+    table.show(result, console)
+    console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}")
+    return 1 if result.failures else 0
+
+
+def compared(options: CompareOptions, console: Console) -> Comparison:
+    """Run a comparison and write `report.html` and `report.json`; the same without a table.
+
+    Raises:
+        FlowError: see `compare`.
+    """
     backends, skipped = chosen_backends(options.backends, options.skip_missing)
     # one device first: the other layouts are compared with it
     layouts = ("1", *(name for name in options.layouts if name != "1"))
@@ -53,9 +69,7 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
         result = judge(options, jobs, folder, skipped)
     result.write(options.out / "report.json")
     (options.out / "report.html").write_text(html.page(result), encoding="utf-8")
-    table.show(result, console)
-    console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}")
-    return 1 if result.failures else 0
+    return result
 
 
 def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str], dict[str, str]]:
@@ -201,7 +215,20 @@ def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped
         versions=found_versions,
         random_layers=random_layers,
         skipped=skipped,
+        environment=_environment(),
+        command=options.command(),
     )
+
+
+def _environment() -> dict[str, str]:
+    """What else the numbers depend on."""
+    return {
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor cores": str(os.cpu_count()),
+        "memory": amount(psutil.virtual_memory().total),
+        "keras_flow": __version__,
+    }
 
 
 def _run_result(folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None) -> RunResult:

@@ -15,9 +15,9 @@ from packaging.specifiers import SpecifierSet
 import keras_flow
 from keras_flow.backends.active import DEVICES_VARIABLE
 from keras_flow.backends.engines import ENGINES
+from keras_flow.current.joining import TIMEOUT_VARIABLE
 from keras_flow.doctor.report import Check
 from keras_flow.launch.folder import FOLDER_VARIABLE
-from keras_flow.launch.launcher import TIMEOUT_VARIABLE
 from keras_flow.runtime import versions
 
 #: what `kf.run` and `keras-flow launch` set for the processes they start

@@ -18,7 +18,16 @@ from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer import graph as graphs
 from keras_flow.explainer import suggest, warn
-from keras_flow.explainer.explanation import PASSES, Collective, Explanation, Memory, Repeated, VariableRow
+from keras_flow.explainer.explanation import (
+    PASSES,
+    CallRow,
+    Collective,
+    Explanation,
+    Memory,
+    Repeated,
+    TensorRow,
+    VariableRow,
+)
 from keras_flow.explainer.layer_costs import cost_function, is_leaf
 from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import Layout, itemsize
@@ -85,6 +94,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     for call in list(graph.calls):
         memory_of_calls.append(_explained(step, call))
         _constrain(step, call, distribution)
+    tensors = {key: TensorRow(spec.shape, _short(step, key)) for key, spec in graph.tensors.items()}
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
     # advice needs the settled collectives, so it is added afterwards
@@ -99,6 +109,9 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         repeated=_repeated(step),
         warnings=[],
         notes=[*graph.notes, *notes, _ESTIMATED],
+        calls=[CallRow(call.path, type(call.layer).__name__, call.inputs, call.outputs) for call in graph.calls],
+        tensors=tensors,
+        inputs=graph.inputs,
     )
     return replace(
         result,
@@ -116,6 +129,12 @@ def _explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
     tensor_gradients = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
     variable_gradients = sum(map(step.weight, getattr(call.layer, "trainable_variables", ())))
     return CallMemory(step.activations - before, tensor_gradients, step.workspace, variable_gradients)
+
+
+def _short(step: StepCost, key: int) -> str:
+    """The layout of a tensor between calls, one sbp for each axis."""
+    split = step.splits.get(key, {})
+    return ",".join(f"S({split[axis]})" if axis in split else "B" for axis in step.axes)
 
 
 def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:

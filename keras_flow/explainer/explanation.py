@@ -111,6 +111,31 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class CallRow:
+    """One call of a layer.
+
+    Attributes:
+        path: the layer.
+        kind: its class.
+        inputs: keys of tensors.
+        outputs: keys of tensors.
+    """
+
+    path: str
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor between two calls: its logical shape, and its layout in short form, one sbp for each axis."""
+
+    shape: tuple[int, ...]
+    layout: str
+
+
+@dataclass(frozen=True)
 class Explanation:
     """All of it.
 
@@ -125,6 +150,9 @@ class Explanation:
         repeated: work that is done on every rank of an axis.
         warnings: legal and slow.
         notes: where this is an estimate, and why.
+        calls: of the layers, in order.
+        tensors: key -> a tensor between calls.
+        inputs: keys of the model's inputs.
         suggested_rules: variable path -> axis -> dim, which would remove the warnings about pairs; empty without any.
     """
 
@@ -139,6 +167,9 @@ class Explanation:
     warnings: Sequence[Advice]
     notes: Sequence[str]
     suggested_rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    calls: Sequence[CallRow] = ()
+    tensors: Mapping[int, TensorRow] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()
 
     @property
     def received(self) -> int:
@@ -156,6 +187,6 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The explanation as HTML, for a notebook."""
-        from keras_flow.explainer.text import html
+        from keras_flow.explainer.page import html
 
         return html(self)

@@ -1,4 +1,4 @@
-"""Shows an `Explanation`: tables on a console, plain text for `print`, HTML for a notebook."""
+"""Shows an `Explanation`: tables on a console, plain text for `print`."""
 
 from __future__ import annotations
 
@@ -47,15 +47,6 @@ def plain(explanation: Explanation) -> str:
     stream = io.StringIO()
     show(explanation, Console(file=stream, width=160, color_system=None), None)
     return stream.getvalue()
-
-
-def html(explanation: Explanation) -> str:
-    """The explanation as HTML, which a notebook displays."""
-    from rich.console import Console
-
-    console = Console(width=160, record=True, file=io.StringIO())
-    show(explanation, console)
-    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def _table(title: str, *heads: tuple[str, bool]) -> Table:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from keras_flow.backends.active import DEVICES_VARIABLE
 from keras_flow.current import joining
-from keras_flow.current.joining import TIMEOUT_VARIABLE, TOKEN_VARIABLE
+from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
-from keras_flow.launch import failure, hang
+from keras_flow.launch import environment, failure, hang
 from keras_flow.launch.failure import RankError
-from keras_flow.launch.folder import FOLDER_VARIABLE, JobFolder
-from keras_flow.launch.job import Job, Place
+from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.job import Job
 from keras_flow.launch.nodes import Nodes, meet
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
-
-#: set by the launcher: how often the job was restarted
-RESTART_VARIABLE = "KERAS_FLOW_RESTARTS"
 
 #: exit code of the error by which another host says that it was asked to end the job
 _INTERRUPTED = -signal.SIGINT
@@ -91,13 +84,13 @@ def launch(job: Job, folder: JobFolder) -> None:
 
 def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, attempt: int, token: str) -> None:
     """Start the processes of this host and watch them, once."""
-    free = job.port if job.nodes == 1 and job.port is not None else free_port()
+    free = job.port if job.nodes == 1 and job.port is not None else environment.free_port()
     port = nodes.begin(free)
     with Ranks(interrupts, folder) as ranks:
         try:
             for local in range(job.processes):
                 interrupts.check()
-                env = _environment(job, folder, local, port, attempt, token)
+                env = environment.of_process(job, folder, local, port, attempt, token)
                 ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
             _watch(job, folder, ranks, interrupts, nodes)
         except (KeyboardInterrupt, SystemExit):
@@ -212,42 +205,3 @@ def _wait(seconds: float, until: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while not until() and time.monotonic() < end:
         time.sleep(_LOOK_SECONDS)
-
-
-def _environment(job: Job, folder: JobFolder, local: int, port: int, attempt: int, token: str) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // job.processes)
-    place = job.place or Place(local, job.processes)
-    devices = {} if job.devices is None else {DEVICES_VARIABLE: str(job.count * job.devices)}
-    return {
-        "OMP_NUM_THREADS": str(threads),  # the processes share the cores; the user's own value wins
-        "PYTHONHASHSEED": "0",  # the same order of sets in every process; the user's own value wins
-        **os.environ,
-        **job.env,
-        "PYTHONUNBUFFERED": "1",
-        "RANK": str(job.first + local),
-        "LOCAL_RANK": str(place.index),
-        "WORLD_SIZE": str(job.count),
-        "LOCAL_WORLD_SIZE": str(place.count),
-        "GROUP_RANK": str(job.node),
-        "MASTER_ADDR": job.host,
-        "MASTER_PORT": str(port),
-        **devices,
-        TIMEOUT_VARIABLE: str(job.timeout),
-        TOKEN_VARIABLE: token,
-        RESTART_VARIABLE: str(attempt),
-        FOLDER_VARIABLE: str(folder.path),
-    }
-
-
-#: below the ports that systems hand out by themselves (Linux: from 32768), which another program may get meanwhile
-_PORTS = range(20000, 32000)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now; rank 0 does some seconds later, and other jobs on this host choose too."""
-    chooser = random.SystemRandom()
-    while True:
-        port = chooser.choice(_PORTS)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("", port))
-            return port

@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
-from keras_flow.launch import launcher
+from keras_flow.launch import environment, launcher
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job, Place
 
@@ -126,7 +126,7 @@ class Host:
         import ray
 
         context = ray.get_runtime_context()
-        return context.get_node_id(), ray.util.get_node_ip_address(), launcher.free_port()
+        return context.get_node_id(), ray.util.get_node_ip_address(), environment.free_port()
 
     def run(self, job: Job, token: str, payload: bytes | None) -> bytes | None:
         """Run the process until all of the job have ended; what it sends back."""

@@ -6,12 +6,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
 #: Keras and the engines -> the same ranges as the dependencies and extras in pyproject.toml
-SUPPORTED = {"keras": ">=3.15,<3.16", **{name: engine.versions for name, engine in ENGINES.items()}}
+SUPPORTED = {"keras": ">=3.13,<3.16", **{name: engine.versions for name, engine in ENGINES.items()}}
 
 
 def installed(name: str) -> str | None:
@@ -24,20 +25,26 @@ def installed(name: str) -> str | None:
     return None
 
 
+def oldest(name: str) -> Version:
+    """The oldest version of Keras or an engine that keras_flow works with."""
+    return min(Version(part.version) for part in SpecifierSet(SUPPORTED[name]) if part.operator == ">=")
+
+
 @cache
 def check(engine: str) -> None:
     """Check Keras and `engine` against the supported versions.
 
     Raises:
-        FlowError: one of them is not installed, or its version is outside the supported range.
+        FlowError: one of them is not installed, or older than the supported range.
     """
     for name in ("keras", engine):
         current, needed = installed(name), SUPPORTED[name]
         if current is None:
             extra = "keras-flow" if name == "keras" else ENGINES[name].extra
             raise FlowError(f"keras_flow needs {name} {needed}, found none; install it with `pip install '{extra}'`.")
-        if not SpecifierSet(needed).contains(current, prereleases=True):
+        # newer ones are looked at hook by hook, when the first distribution is made (`backends/fingerprints.py`)
+        if Version(current) < oldest(name):
             raise FlowError(
-                f"keras_flow needs {name} {needed}, found {name} {current}, with which it was not tested; "
-                f"install a supported version with `pip install '{name}{needed}'`."
+                f"keras_flow needs {name} {needed}, found {name} {current}; install a supported version with "
+                f"`pip install '{name}{needed}'`."
             )

@@ -101,6 +101,10 @@ class GlobalTensor:
         more = len(self._shards) - _SHOWN
         return f"{head}){shards}" + (f"\n  and {more} more ranks of this process" if more > 0 else "")
 
+    def _repr_html_(self) -> str | None:
+        """Who holds what, for a notebook; nothing is communicated."""
+        return self.layout.picture(f"{self.dtype} {list(self.shape)}, sbp ({_sbp.text(self.sbp)})")
+
     # ---- other layouts
 
     def to_global(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from keras_flow.errors import FlowError
+from keras_flow.pictures.svg import table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -110,18 +112,35 @@ class Verification:
         from rich.table import Table
 
         verdict = "the numbers of one device" if self.ok else "[bold red]NOT the numbers of one device[/]"
-        table = Table(title=f"{self.model} on {self.backend}, {self.distribution}: {verdict}", title_justify="left")
+        shown = Table(title=f"{self.model} on {self.backend}, {self.distribution}: {verdict}", title_justify="left")
         for column in ("quantity", "of", "mode", "batch"):
-            table.add_column(column, overflow="fold")
-        table.add_column("deviation", justify="right")
-        table.add_column("of tolerance", justify="right")
+            shown.add_column(column, overflow="fold")
+        shown.add_column("deviation", justify="right")
+        shown.add_column("of tolerance", justify="right")
         for row in self.rows[:SHOWN]:
             style = None if row.ok else "red"
-            share = f"{row.share:.1%}" if row.share < 100 else f"{row.share:.3g}x"
-            table.add_row(row.quantity, row.name, row.mode, row.batch, f"{row.deviation:.2e}", share, style=style)
+            cells = (row.quantity, row.name, row.mode, row.batch, f"{row.deviation:.2e}", _share(row.share))
+            shown.add_row(*cells, style=style)
         more = f"and {len(self.rows) - SHOWN} more, each closer than these" if len(self.rows) > SHOWN else ""
-        table.caption = "\n".join(filter(None, (more, self.note))) or None
-        return table
+        shown.caption = "\n".join(filter(None, (more, self.note))) or None
+        return shown
+
+    def _repr_html_(self) -> str:
+        """The table, for a notebook; a bar says which share of the tolerance each deviation is."""
+        verdict = "the numbers of one device" if self.ok else "NOT the numbers of one device"
+        sign, shade = ("✓", "#2c8a43") if self.ok else ("✗", "#d33")
+        head = (
+            f"<div><b style='color:{shade}'>{sign} {verdict}</b>: {escape(self.model)} on {escape(self.backend)}, "
+            f"{escape(self.distribution)}, {len(self.rows)} comparisons</div>"
+        )
+        rows = [
+            (row.quantity, row.name, row.mode, row.batch, f"{row.deviation:.2e}", _share(row.share), _bar(row.share))
+            for row in self.rows[:SHOWN]
+        ]
+        heads = ("quantity", "of", "mode", "batch", "deviation", "of tolerance", "")
+        more = f"and {len(self.rows) - SHOWN} more, each closer than these" if len(self.rows) > SHOWN else ""
+        notes = "".join(f"<div style='opacity:.7'>{escape(text)}</div>" for text in (more, self.note) if text)
+        return head + table(heads, rows, numbers=(4, 5)) + notes
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -130,3 +149,13 @@ class Verification:
         with console.capture() as capture:
             console.print(self)
         return capture.get()
+
+
+def _share(share: float) -> str:
+    """A share of the tolerance as text."""
+    return f"{share:.1%}" if share < 100 else f"{share:.3g}x"
+
+
+def _bar(share: float) -> str:
+    """The same as a bar of at most ten blocks."""
+    return "▇" * max(1, min(10, round(10 * share))) if share == share else "?"

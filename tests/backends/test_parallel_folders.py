@@ -107,7 +107,8 @@ NAMES = {
         "MeshView mesh_view view_of layout_on relayout on_mesh gathered in_step": "DTensor puts one mesh axis on a dim",
         "whole_on on_every_rank": "XLA is told which dims stay whole",
         "replicated": "a NamedSharding without axes is all that JAX needs",
-        "TorchPlacements group has_peers this_rank is_member distributed to_sbp to_placements local_slices divides "
+        "TorchPlacements group make_groups_again has_peers this_rank is_member distributed to_sbp "
+        "to_placements local_slices divides "
         "from_local": "ranks are processes that meet in groups; DTensor's placements are lists",
     },
     "operations": {
@@ -124,6 +125,7 @@ NAMES = {
     },
     "processes": {
         "JOB joined": "each TensorFlow server has an address of its own, which it must be told of",
+        "join_again": "gloo can leave a collective that another rank never joins; the others cannot",
         "collectives_on": "a private way to say it; gloo under torch takes an environment variable",
     },
     "random": {

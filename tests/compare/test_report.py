@@ -52,6 +52,8 @@ GOOD = Comparison(
     versions={"keras": "3.15.1", "jax": "0.10.2"},
     random_layers=False,
     skipped={"tensorflow": "not installed"},
+    environment={"Python": "3.11.9", "processor cores": "2"},
+    command="keras-flow compare 'mine <&>.py' --backends jax,torch --layouts 1,tp2 --seed 3 --out compare-out",
 )
 BAD = replace(
     GOOD,
@@ -83,7 +85,7 @@ class Parsed(HTMLParser):
 @pytest.mark.parametrize("result", [GOOD, BAD], ids=["good", "bad"])
 def test_the_page_fetches_nothing_and_is_well_formed(result: Comparison) -> None:
     page = html.page(result)
-    assert not re.search(r"https?://|src=|href=|@import|url\(|<script|<link", page)
+    assert not re.search(r"https?://(?!www.w3.org/2000/svg)|src=|href=|@import|url\(|<script|<link", page)
     parsed = Parsed(page)
     assert not parsed.open, "every element is closed"
     assert "mine &lt;&amp;&gt;.py" in page
@@ -99,11 +101,17 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     assert numbers[1][2:] == ["0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000", "0.004", "2.500"]
     evaluated = [row for row in cells if len(row) == 4]
     assert evaluated[3] == ["torch", "tp2", "0.400000", "0.400001"]
-    assert page.count("<polyline") == 4, "a curve for each run"
-    assert "m/kernel [8, 4]: rank 1 holds [8, 2] ([S(1)])" in page
+    charts = re.findall(r"<svg[^>]*aria-label='([^']*)'.*?</svg>", page)
+    assert charts[:4] == ["loss on jax", "loss on torch", "|Δ loss| on jax", "|Δ loss| on torch"]
+    assert "median milliseconds of a step" in charts
+    assert page.count("tolerance</text>") == 2, "drawn into each chart of deviations"
+    assert "m/kernel [8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
+    assert "<figcaption>m/kernel [8, 4]</figcaption>" in page
+    assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
+    assert "<td>processor cores</td><td>2</td>" in page
     assert "seed_generator" not in page
     assert "All runs agree within the tolerances." in page
-    assert "keras 3.15.1, jax 0.10.2" in page
+    assert "<td>keras</td><td>3.15.1</td>" in page
 
 
 def test_the_page_shows_failures() -> None:
@@ -165,7 +173,7 @@ def test_json_holds_all(tmp_path: Path) -> None:
 def test_runs_that_diverged_are_drawn_too(tmp_path: Path) -> None:
     lost = replace(GOOD.runs[1], losses=[1.5, math.nan, math.inf], loss_deviation=math.inf, loss_share=math.inf)
     result = replace(GOOD, runs=[GOOD.runs[0], lost, *GOOD.runs[2:]], failures=["jax tp2: diverged"])
-    points = re.findall(r'points="([^"]*)"', html.page(result))
+    points = re.findall(r"points='([^']*)'", html.page(result))
     assert not any("nan" in one or "inf" in one for one in points)
     assert "inf" in shown(result)
     result.write(tmp_path / "report.json")

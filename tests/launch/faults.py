@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from keras_flow.backends.engines import that_train
-from keras_flow.launch.launcher import free_port
+from keras_flow.launch.environment import free_port
 from tests.launch import programs
 
 #: fault -> what the process that fails runs

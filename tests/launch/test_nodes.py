@@ -32,7 +32,7 @@ def node(script: Path, number: int, port: int, *arguments: str, nodes: int = 2, 
 
 
 def port() -> int:
-    from keras_flow.launch.launcher import free_port
+    from keras_flow.launch.environment import free_port
 
     return free_port()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_flow.launch.launcher import free_port
+from keras_flow.launch.environment import free_port
 from tests import sampling
 from tests.launch import programs
 

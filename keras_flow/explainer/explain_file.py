@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import keras
+
 from keras_flow import user_file
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
+from keras_flow.explainer.explain import explain
 from keras_flow.explainer.explanation import Explanation
 
 #: ranks that the file's own distributions may use, if neither the command nor the layout's name says how many there are
 _MOST_RANKS = 1 << 16
 
 
-def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = None) -> Explanation:
+def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | None = None) -> Explanation:
     """Explain the model of a file under a layout.
 
     Args:
@@ -24,12 +27,14 @@ def explain_file(file: Path, layout: str, batch_size: int, ranks: int | None = N
 
     Raises:
         FlowError: no `build_model`, an unknown layout, a model that is not built, wrong rules.
+
+    Example:
+        >>> import keras_flow as kf
+        >>> explanation = kf.explain_file("examples/digits.py", "16x8", batch_size=4096)
+        >>> explanation.placement
+        {'data': 16, 'model': 8}
     """
-    import keras
-
-    from keras_flow.explainer.explain import explain
-
-    module = user_file.load(file, ("build_model",), "explain")
+    module = user_file.load(Path(file), ("build_model",), "explain")
     with dry_run(ranks or user_file.ranks_of(layout) or _MOST_RANKS):
         maker = user_file.distribution_maker(module, layout)
         if maker is None:

@@ -1,0 +1,174 @@
+"""Is what a hook wraps what it was written against? Compared before hooks are put into versions that were not tested.
+
+`fingerprints.json` has, for each wrapped name, its signature and a hash of its source, and the versions of its package
+with which the tests passed. `python -m keras_flow.backends.fingerprints` writes what is installed into it: run it
+after `make test-versions` has passed there.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import textwrap
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keras_flow.backends.engines import ENGINES
+from keras_flow.errors import FlowError, FlowWarning
+
+if TYPE_CHECKING:
+    from keras_flow.backends.hooking import Hook
+
+#: the table
+FILE = Path(__file__).with_name("fingerprints.json")
+
+#: name of an engine -> `module:name` -> fingerprint -> versions of its package that have it
+Table = dict[str, dict[str, dict[str, list[str]]]]
+
+
+def fingerprint(original: object) -> str:
+    """The signature of a function, and a hash of what its source does: comments and docstrings do not count.
+
+    Example:
+        >>> def first(a, b=1):
+        ...     return a + b
+        >>> fingerprint(first).partition(" ")[0:2]
+        ('(a,', ' ')
+    """
+    function: Any = original.fget if isinstance(original, property) else inspect.unwrap(original)  # type: ignore[arg-type]
+    try:
+        signature = str(inspect.signature(function))
+    except (TypeError, ValueError):
+        signature = "(?)"  # of a compiled function
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return f"{signature} compiled"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    # without positions, which move with every line above
+    digest = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+    return f"{signature} {digest}"
+
+
+def of_hooks(hooks: Iterable[Hook]) -> dict[str, str]:
+    """`module:name` of each wrapped name -> the fingerprint of what is installed.
+
+    Raises:
+        FlowError: a name is missing.
+    """
+    from keras_flow.backends.hooking import original_of
+
+    return {f"{hook.module}:{hook.name}": fingerprint(original_of(hook)) for hook in hooks if hook.is_there}
+
+
+def require_fitting(engine: str, hooks: Sequence[Hook]) -> None:
+    """Check hooks against the versions that are installed, where these were not tested; called before they are put in.
+
+    Raises:
+        FlowError: what a hook wraps is not what it was written against.
+    """
+    table = _table().get(engine, {})
+    found = {package: installed(package) for package in ("keras", engine)}
+    new = [package for package, current in found.items() if current not in _tested(table, package)]
+    if not new:
+        return
+    concerned = [hook for hook in hooks if package_of(hook.module) in new]
+    there = of_hooks(concerned)
+    misfits = [name for name, seen in there.items() if seen not in table.get(name, {})]
+    untested = " and ".join(f"{package} {found[package]}" for package in new)
+    if misfits:
+        raise FlowError(_misfit(misfits[0], len(misfits), there, table, found))
+    warnings.warn(
+        f"keras_flow was not tested with {untested}; all {len(there)} places that it wraps there are as in versions "
+        "that it was tested with. `keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours.",
+        FlowWarning,
+        stacklevel=4,
+    )
+
+
+def _misfit(
+    name: str,
+    count: int,
+    there: Mapping[str, str],
+    table: Mapping[str, Mapping[str, list[str]]],
+    found: Mapping[str, Any],
+) -> str:
+    module, _, function = name.partition(":")
+    package = package_of(module)
+    known = table.get(name, {})
+    before = max((seen for seen in known), key=lambda seen: max(map(_ordered, known[seen])), default="")
+    signature, old = there[name].rpartition(" ")[0], before.rpartition(" ")[0]
+    what = f"its signature was {old} and is {signature}" if before and signature != old else "its source has changed"
+    versions = sorted(_tested(table, package), key=_ordered)
+    others = f" ({count - 1} more places have changed, too)" if count > 1 else ""
+    tested = f"{package} {', '.join(versions) or 'in no version'}"
+    return (
+        f"keras_flow wraps {module}.{function}, which in {package} {found[package]} is not what it was written "
+        f"against: {what}{others}. It was tested with {tested}: install one of these, or a newer keras_flow."
+    )
+
+
+def package_of(module: str) -> str:
+    """The engine, or keras, that a module belongs to."""
+    top = module.partition(".")[0]
+    return {"jaxlib": "jax", "jax": "jax"}.get(top, top)
+
+
+def installed(package: str) -> str:
+    """The version that is installed, without the part that names a build; empty where there is none."""
+    for name in ENGINES[package].packages if package in ENGINES else (package,):
+        try:
+            return version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def _tested(table: Mapping[str, Mapping[str, list[str]]], package: str) -> set[str]:
+    """Versions of a package that the table has."""
+    return {
+        text
+        for name, known in table.items()
+        if package_of(name.partition(":")[0]) == package
+        for versions in known.values()
+        for text in versions
+    } | set(table.get(f"{package}:", {}).get("tested", []))
+
+
+def _ordered(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+@cache
+def _table() -> Table:
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def write() -> None:
+    """Write the fingerprints of the active engine's hooks, and of Keras's, for the versions that are installed."""
+    from keras_flow.backends import keras_hooks
+    from keras_flow.backends.active import backend
+
+    engine = backend()
+    table: Table = json.loads(FILE.read_text()) if FILE.exists() else {}
+    of_engine = table.setdefault(engine.name, {})
+    for name, seen in of_hooks((*engine.hooks(), *keras_hooks.hooks())).items():
+        package = package_of(name.partition(":")[0])
+        versions = of_engine.setdefault(name, {}).setdefault(seen, [])
+        versions[:] = sorted({*versions, installed(package)}, key=_ordered)
+    for package in ("keras", engine.name):  # also where no hook is in the engine itself
+        tested = of_engine.setdefault(f"{package}:", {}).setdefault("tested", [])
+        tested[:] = sorted({*tested, installed(package)}, key=_ordered)
+    FILE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,96 @@
+"""`make docs`: puts the documentation site together in build/site-source and builds it in build/site, strictly.
+
+Pages are those of docs/; the notebooks are executed, so that the site shows what they show; the reference is made of
+the docstrings of public names. Links that leave docs/ become plain text, because their targets are no pages.
+
+    python docs/site.py                 # executes the notebooks on JAX (some minutes)
+    python docs/site.py --no-execute    # shows them without outputs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+import keras_flow
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "build" / "site-source"
+_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*|[^):]+/)\)")
+_SECTIONS = {
+    "Distributions": ("DataParallel", "ModelParallel", "shard", "layout_of", "explain_file", "plot_layout"),
+    "Layouts": ("Placement", "placement", "Layout"),
+    "Ranks": ("init", "run"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-execute", action="store_true")
+    arguments = parser.parse_args()
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("*.py", "__pycache__", "adr"))
+    shutil.copy(ROOT / "CHANGELOG.md", SOURCE / "changelog.md")
+    decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    texts = [re.sub(r"^#", "##", path.read_text(), flags=re.MULTILINE) for path in decisions]
+    (SOURCE / "adr.md").write_text("# Decisions\n\n" + "\n".join(texts))
+    (SOURCE / "reference.md").write_text(reference())
+    for page in SOURCE.rglob("*.md"):
+        page.write_text(_links(page, page.read_text()))
+    (SOURCE / "notebooks").mkdir()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        notebook(path, SOURCE / "notebooks" / path.name, not arguments.no_execute)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    print(f"site: {ROOT / 'build' / 'site' / 'index.html'}")
+
+
+def reference() -> str:
+    """A page of all public names; those without a section of their own work on global tensors."""
+    named = {name for names in _SECTIONS.values() for name in names}
+    errors = [name for name in keras_flow._NAMES if "Error" in name or "Warning" in name]
+    rest = tuple(name for name in keras_flow._NAMES if name not in named and name not in errors)
+    sections = {**_SECTIONS, "Global tensors": rest, "Errors": tuple(errors)}
+    parts = ["# Reference\n\n`import keras_flow as kf`; each name below is one of `kf`.\n"]
+    for title, names in sections.items():
+        parts.append(f"\n# {title}\n")
+        for name in names:
+            parts.append(f"\n::: {keras_flow._NAMES[name]}.{name}\n")
+    for name, module in keras_flow._MODULES.items():
+        if name not in ("ops",):
+            parts.append(f"\n# kf.{name}\n\n::: {module}\n")
+    return "".join(parts)
+
+
+def notebook(source: Path, target: Path, execute: bool) -> None:
+    """Copy a notebook, with its outputs."""
+    book = nbformat.read(source, as_version=4)
+    if execute:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+        resources = {"metadata": {"path": target.parent}}
+        NotebookClient(book, timeout=600, kernel_name="python3", resources=resources).execute()
+        for left in (*target.parent.glob("*.py"), target.parent / "compare-out"):  # what its cells have written
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    nbformat.write(book, target)
+
+
+def _links(page: Path, text: str) -> str:
+    """Links to what is no page of the site become plain text."""
+
+    def plain(match: re.Match[str]) -> str:
+        target = (page.parent / match[2].partition("#")[0]).resolve()
+        return match[0] if target.is_file() and target.is_relative_to(SOURCE) else f"{match[1]} (`{match[2]}`)"
+
+    return re.sub(r"(adr/[\w-]+\.md)", "adr.md", _LINK.sub(plain, text)) if "](adr/" in text else _LINK.sub(plain, text)
+
+
+if __name__ == "__main__":
+    main()

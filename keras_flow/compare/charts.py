@@ -1,0 +1,107 @@
+"""The pictures of a comparison's page."""
+
+from __future__ import annotations
+
+from html import escape
+from math import isfinite
+
+import numpy as np
+
+from keras_flow.compare import deviations as tolerances
+from keras_flow.compare.result import Comparison, RunResult
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.pictures.charts import Curve, bars, curves
+from keras_flow.placements import Placement
+
+#: deviations below this are drawn as this: the rounding of one float32 loss is above
+_FLOOR = 1e-9
+#: variables drawn for each layout; the largest
+_MOST_VARIABLES = 24
+
+
+def _by_backend(result: Comparison) -> dict[str, list[RunResult]]:
+    found: dict[str, list[RunResult]] = {}
+    for run in result.runs:
+        found.setdefault(run.backend, []).append(run)
+    return found
+
+
+def losses(result: Comparison) -> str:
+    """Loss over steps: a chart for each backend, all on one scale so that they can be compared by eye."""
+    top = max((loss for run in result.runs for loss in run.losses if isfinite(loss)), default=1.0)
+    return "".join(
+        _chart(
+            curves(f"loss on {backend}", [Curve(run.layout, run.losses, at) for at, run in enumerate(runs)], top=top)
+        )
+        for backend, runs in _by_backend(result).items()
+    )
+
+
+def deviations(result: Comparison) -> str:
+    """How far each loss is from that of one device, with the tolerance drawn in."""
+    charts = []
+    for backend, runs in _by_backend(result).items():
+        single = next((run for run in runs if run.layout == "1"), None)
+        others = [run for run in runs if run is not single]
+        if single is None or not others:
+            continue
+        gaps = [
+            Curve(run.layout, [abs(a - b) for a, b in zip(run.losses, single.losses, strict=False)], runs.index(run))
+            for run in others
+        ]
+        limit = [float(value) if isfinite(value) else 0.0 for value in tolerances.loss_limits(single.losses)]
+        charts.append(_chart(curves(f"|Δ loss| on {backend}", gaps, limit=limit, floor=_FLOOR)))
+    return "".join(charts)
+
+
+def step_times(result: Comparison) -> str:
+    """A bar for each run."""
+    return bars(
+        "median milliseconds of a step",
+        [
+            (backend, [(run.layout, run.step_seconds, f"{1000 * run.step_seconds:.1f}") for run in runs])
+            for backend, runs in _by_backend(result).items()
+        ],
+    )
+
+
+def held(result: Comparison) -> str:
+    """The blocks of each variable, once for each layout: backends differ in no shard, as the bytes show."""
+    drawn: dict[str, RunResult] = {}
+    for run in result.runs:
+        drawn.setdefault(run.layout, run)
+    return "".join(_held(run, result) for run in drawn.values())
+
+
+def _held(run: RunResult, result: Comparison) -> str:
+    # the shapes of one device are the logical ones; paths differ between runs, their order does not
+    single = next(each for each in result.runs if each.backend == run.backend and each.layout == "1")
+    whole = [shape for path, shape in single.shapes[0].items() if "seed_generator" not in path]
+    paths = [path for path in run.shapes[min(run.shapes)] if "seed_generator" not in path]
+    pairs = sorted(zip(paths, whole, strict=True), key=lambda pair: -np.prod(pair[1], dtype=float))
+    chosen = [pair for pair in zip(paths, whole, strict=True) if pair in pairs[:_MOST_VARIABLES]]
+    figures = "".join(_variable(run, path, shape) for path, shape in chosen)
+    more = f"<p>and {len(paths) - len(chosen)} smaller variables</p>" if len(chosen) < len(paths) else ""
+    mesh = "x".join(map(str, run.hierarchy))
+    return f'<div class="hold"><h3>{escape(run.layout)} ({mesh})</h3><div class="parts">{figures}</div>{more}</div>'
+
+
+def _variable(run: RunResult, path: str, shape: list[int]) -> str:
+    ranks = sorted(run.shapes)
+    declared = run.declared.get(path, "").strip("[]")
+    placement = Placement(np.asarray(ranks).reshape(run.hierarchy))
+    try:
+        layout = Layout(placement, declared or "B", shape) if shape else Layout(placement, {}, [1])
+    except FlowError:  # a layout that cannot be read is told as text
+        layout = Layout(placement, {}, shape or [1])
+    picture = layout.picture(f"{declared or 'B'}", width=150) or ""
+    held_shapes = "; ".join(f"rank {rank} holds {run.shapes[rank][path]}" for rank in ranks[:8])
+    return (
+        f'<figure title="{escape(path)} {shape}: {escape(held_shapes)}">{picture}'
+        f"<figcaption>{escape(path)} {shape}</figcaption></figure>"
+    )
+
+
+def _chart(svg: str) -> str:
+    return f'<div class="chart">{svg}</div>'

@@ -1,0 +1,56 @@
+"""What the launcher tells a process by environment variables: who it is, where the others are, what it may use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+
+from keras_flow.backends.active import DEVICES_VARIABLE
+from keras_flow.current.joining import TIMEOUT_VARIABLE, TOKEN_VARIABLE
+from keras_flow.launch.folder import FOLDER_VARIABLE, JobFolder
+from keras_flow.launch.job import Job, Place
+
+#: set by the launcher: how often the job was restarted
+RESTART_VARIABLE = "KERAS_FLOW_RESTARTS"
+
+
+def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int, token: str) -> dict[str, str]:
+    """The environment of process `local` of this host, which finds the others at `port` of the job's host."""
+    threads = max(1, (os.cpu_count() or 1) // job.processes)
+    place = job.place or Place(local, job.processes)
+    devices = {} if job.devices is None else {DEVICES_VARIABLE: str(job.count * job.devices)}
+    return {
+        "OMP_NUM_THREADS": str(threads),  # the processes share the cores; the user's own value wins
+        "PYTHONHASHSEED": "0",  # the same order of sets in every process; the user's own value wins
+        **os.environ,
+        **job.env,
+        "PYTHONUNBUFFERED": "1",
+        "RANK": str(job.first + local),
+        "LOCAL_RANK": str(place.index),
+        "WORLD_SIZE": str(job.count),
+        "LOCAL_WORLD_SIZE": str(place.count),
+        "GROUP_RANK": str(job.node),
+        "MASTER_ADDR": job.host,
+        "MASTER_PORT": str(port),
+        **devices,
+        TIMEOUT_VARIABLE: str(job.timeout),
+        TOKEN_VARIABLE: token,
+        RESTART_VARIABLE: str(attempt),
+        FOLDER_VARIABLE: str(folder.path),
+    }
+
+
+#: below the ports that systems hand out by themselves (Linux: from 32768), which another program may get meanwhile
+_PORTS = range(20000, 32000)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now; rank 0 does some seconds later, and other jobs on this host choose too."""
+    chooser = random.SystemRandom()
+    while True:
+        port = chooser.choice(_PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("", port))
+            return port

@@ -1,0 +1,171 @@
+"""What runs in a worker: it joins the job, obeys orders while a cell runs, and gives variables away."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import linecache
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from keras_flow.current import pausing
+from keras_flow.launch.folder import own_folder
+from keras_flow.notebook import connections
+from keras_flow.runtime import versions
+
+
+def facts(engine: str) -> dict[str, str]:
+    """Versions that a kernel and its workers must share: of what is loaded, else of what is installed."""
+    found = {"Python": platform.python_version()}
+    for name in ("keras", engine, "keras_flow", "numpy"):
+        loaded = getattr(sys.modules.get(name), "__version__", None)
+        found[name] = str(loaded or versions.installed(name)).partition("+")[0]
+    return found
+
+
+def index() -> int:
+    """Which process of the job this is: ipyparallel numbers its engines as they arrive."""
+    return int(os.environ["RANK"])
+
+
+def prepare(paths: Sequence[str], devices: int, engine: str) -> dict[str, Any]:
+    """Join the job: what a worker does first.
+
+    Args:
+        paths: the kernel's `sys.path`, so that the same modules are found.
+        devices: number of ranks of the job.
+        engine: name of the Keras backend.
+
+    Returns:
+        Versions of this process, its process number and its ranks.
+    """
+    from keras_flow.runtime.init import init
+
+    sys.path[:] = list(paths)
+    folder, rank = own_folder(), int(os.environ["RANK"])
+    assert folder is not None
+    # by this signal the kernel asks for the stack of a rank that makes no progress
+    faulthandler.register(signal.SIGUSR1, file=folder.stack(rank).open("w"), all_threads=False)
+    world = init(devices)
+    gate = pausing.Gate()
+    pausing.set_gate(gate)
+    threading.Thread(target=_obey, args=(gate, folder.path, rank), daemon=True).start()
+    return {"facts": facts(engine), "pid": os.getpid(), "ranks": list(world.local_ranks)}
+
+
+def _obey(gate: pausing.Gate, folder: Path, rank: int) -> None:
+    """Read orders, one a line: the main thread may be inside a collective and hear nothing."""
+    # open for writing too: the pipe then never ends
+    with os.fdopen(os.open(folder / f"orders-{rank}", os.O_RDWR), encoding="utf-8") as orders:
+        for line in iter(orders.readline, ""):
+            order = json.loads(line)
+            if order["do"] == "open":
+                gate.open()
+            elif order["do"] == "hold":
+                _answer(folder / f"held-{rank}-{order['number']}", gate.hold())
+            elif order["do"] == "stop_after":
+                gate.stop_after(order["steps"])
+            elif order["do"] == "cut":
+                connections.cut(order["peers"], int(os.environ["MASTER_PORT"]))
+
+
+def _answer(path: Path, begun: int) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(str(begun))
+    os.replace(new, path)  # the kernel never sees half of it
+
+
+def rejoin(times: int) -> bool:
+    """Form the process groups anew, after a cell that did not end well on every rank."""
+    from keras_flow.backends.active import backend
+
+    return backend().rejoin(times)
+
+
+def give(names: Sequence[str], sends: bool) -> bytes:
+    """Variables of the cells, pickled.
+
+    Args:
+        names: of the variables.
+        sends: whether this rank's are wanted; on the others only what is a collective (the value of a tensor that lies
+            on several ranks) is done.
+
+    Raises:
+        FlowError: one is not there, or cannot be sent.
+    """
+    from keras_flow.errors import FlowError
+
+    space = _namespace()
+    if missing := [name for name in names if name not in space]:
+        near = ", ".join(sorted(name for name in space if not name.startswith("_"))[:20]) or "none"
+        raise FlowError(f"kf.notebook.pull: the cells have no variable {', '.join(missing)}; they have: {near}")
+    values = {name: plain(space[name]) for name in names}
+    if not sends:
+        return b""
+    try:
+        return cloudpickle.dumps(values)
+    except Exception as error:  # whatever a __reduce__ raises
+        kinds = ", ".join(f"{name} ({type(value).__name__})" for name, value in values.items())
+        raise FlowError(
+            f"kf.notebook.pull cannot send {kinds} to the notebook: {error}. Pull numbers, strings, numpy arrays, and "
+            "lists and dicts of these: `history.history`, `model.get_weights()`."
+        ) from error
+
+
+def plain(value: Any) -> Any:
+    """A value as the notebook can have it: tensors become arrays, a history is parted from its model."""
+    import keras
+
+    from keras_flow.tensors.global_tensor import GlobalTensor
+
+    if isinstance(value, keras.callbacks.History):
+        alone = keras.callbacks.History()
+        alone.history, alone.epoch, alone.params = value.history, getattr(value, "epoch", []), value.params
+        return alone
+    if isinstance(value, GlobalTensor):
+        return value.numpy()
+    if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
+        return np.asarray(keras.ops.convert_to_numpy(value))
+    if type(value) in (list, tuple):
+        return type(value)(plain(part) for part in value)
+    if type(value) is dict:
+        return {key: plain(part) for key, part in value.items()}
+    return value
+
+
+def take(pickled: bytes) -> None:
+    """Set variables of the cells."""
+    _namespace().update(cloudpickle.loads(pickled))
+
+
+def call(pickled: bytes) -> bytes:
+    """Call a function that the notebook sent; what it returned, pickled.
+
+    Args:
+        pickled: function, arguments, keyword arguments, and the lines of the cell that defines it, for tracebacks.
+    """
+    function, args, kwargs, cells = cloudpickle.loads(pickled)
+    show_lines(cells)
+    return cloudpickle.dumps(plain(function(*args, **kwargs)))
+
+
+def show_lines(cells: Mapping[str, Sequence[str]]) -> None:
+    """Let tracebacks show the lines of cells that ran in another process; file name of a cell -> its lines."""
+    for name, lines in cells.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
+
+
+def _namespace() -> dict[str, Any]:
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    return shell.user_ns

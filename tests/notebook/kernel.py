@@ -1,0 +1,72 @@
+"""A kernel in which a test runs cells, and what they showed."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import nbformat
+import psutil
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Shown:
+    """What a cell showed: texts and pictures, and whether it failed."""
+
+    text: str
+    html: str
+    failed: bool
+
+
+class Kernel:
+    """Runs cells one by one.
+
+    Attributes:
+        pid: process number of the kernel.
+    """
+
+    def __init__(self, client: NotebookClient) -> None:
+        self._client = client
+        self.pid: int = client.km.provisioner.process.pid  # type: ignore[union-attr]
+
+    def run(self, source: str, interrupt_after: float | None = None) -> Shown:
+        """Run a cell; press the stop button after so many seconds."""
+        cell = nbformat.v4.new_code_cell(source)
+        self._client.nb.cells.append(cell)
+        if interrupt_after is not None:
+            threading.Timer(interrupt_after, os.kill, (self.pid, 2)).start()
+        failed = False
+        try:
+            self._client.execute_cell(cell, len(self._client.nb.cells) - 1)
+        except CellExecutionError:
+            failed = True
+        texts, html = [], []
+        for output in cell.outputs:
+            data = output.get("data", {})
+            texts += [output.get("text", ""), data.get("text/plain", ""), "\n".join(output.get("traceback", []))]
+            html.append(data.get("text/html", ""))
+        return Shown(_STYLE.sub("", "\n".join(filter(None, texts))), "".join(html), failed)
+
+    def children(self) -> list[psutil.Process]:
+        """All processes that the kernel has started."""
+        return psutil.Process(self.pid).children(recursive=True)
+
+
+@contextmanager
+def kernel(backend: str, folder: str, timeout: int = 240) -> Iterator[Kernel]:
+    """A kernel for one backend; cells have so many seconds."""
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    environment.pop("KERAS_FLOW_DEVICES", None)
+    client = NotebookClient(
+        nbformat.v4.new_notebook(), timeout=timeout, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+    with client.setup_kernel(env=environment):
+        yield Kernel(client)

@@ -1,0 +1,62 @@
+"""`kf.notebook` without workers: ranks in the kernel, and requests that are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from keras_flow.errors import FlowError, FlowWarning
+from keras_flow.notebook import session, workers
+from tests import sampling
+from tests.notebook.kernel import kernel
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
+def test_one_process_that_drives_all_ranks_needs_no_workers(backend: str, tmp_path: Path) -> None:
+    with kernel(backend, str(tmp_path)) as notebook:
+        assert not notebook.run("import keras_flow as kf\nkf.notebook.start(4)").failed
+        assert notebook.run("%%ranks\nhidden = kf.env.get_world_size()\nhidden").text.strip() == "4"
+        assert notebook.run("kf.notebook.pull('hidden')").text.strip() == "4"
+        assert notebook.run("kf.notebook.run(lambda: kf.env.get_world_size(), 4)").text.strip() == "[4]"
+        assert notebook.run("%%ranks --quiet\nprint('nothing')").text == ""
+        failed = notebook.run("%%ranks\n1 / 0")
+        assert failed.failed and failed.text.count("ZeroDivisionError: division by zero") >= 1
+        assert "driven by this kernel" in notebook.run("kf.notebook.restart()").text
+        assert not [each for each in notebook.children() if "ipyparallel" in " ".join(each.cmdline())]
+        picture = notebook.run("kf.Placement([[0, 1], [2, 3]], axis_names=('data', 'model'))")
+        assert picture.html.startswith("<svg") and "placement of 4 ranks" in picture.html
+
+
+def test_without_ipyparallel_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FlowError, match=r"ipyparallel, which is not installed.*pip install 'keras-flow\[notebook\]'"):
+        workers.require_ipyparallel()
+
+
+def test_other_versions_than_the_kernel_are_named() -> None:
+    with pytest.raises(
+        FlowError, match=r"worker 2 has other versions .*: keras is 3\.15\.1 in the kernel and 3\.14\.0"
+    ):
+        workers._require_equal({"keras": "3.15.1", "numpy": "2.4"}, {"keras": "3.14.0", "numpy": "2.4"}, 2)
+
+
+def test_more_workers_than_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.warns(FlowWarning, match="4 worker processes share 2 cores"):
+        workers._warn_of_cores(4)
+
+
+def test_requests_that_make_no_sense() -> None:
+    with pytest.raises(FlowError, match=r"devices=0; legal is a whole number of at least 1"):
+        session.start(0)
+    with pytest.raises(FlowError, match="3 processes cannot share 4 ranks equally"):
+        session.start(4, processes=3)
+    with pytest.raises(FlowError, match=r"no ranks were started in this notebook: call kf.notebook.start\(4\)"):
+        session.pull("history")
+    with pytest.raises(FlowError, match="needs the name of a variable"):
+        session.pull()
+    with pytest.raises(FlowError, match="no ranks were started"):
+        session.restart()

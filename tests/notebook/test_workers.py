@@ -1,0 +1,125 @@
+"""Workers on torch: cells on all ranks, failures, the stop button, deadlocks, deaths, the end of the kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.notebook.kernel import Kernel, kernel
+
+pytestmark = [pytest.mark.timeout(420), pytest.mark.xdist_group("workers of a notebook")]
+
+TRAIN = """%%ranks
+keras.utils.set_random_seed(0)
+x = np.arange(256 * 8).reshape(256, 8).astype("float32") / 2048
+y = x.sum(1, keepdims=True)
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    history = model.fit(x, y, batch_size=32, epochs=2)
+"""
+WEIGHTS = "%%ranks\nfloat(sum(np.abs(w).sum() for w in model.get_weights()))"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel("torch", str(tmp_path_factory.mktemp("notebook"))) as running:
+        started = running.run("import keras_flow as kf\nkf.notebook.start(2)")
+        assert not started.failed, started.text
+        ready = running.run("%%ranks\nimport keras, numpy as np, keras_flow as kf\nprint(kf.env.get_world_size())")
+        assert ready.text.strip() == "[ranks 0-1] 2", ready.text
+        yield running
+
+
+def test_output_is_folded_and_labelled(notebook: Kernel) -> None:
+    shown = notebook.run("%%ranks\nprint('ready')\nprint('I am', kf.env.get_rank())\n6 * 7")
+    assert shown.text.strip().splitlines() == [
+        "[ranks 0-1] ready",
+        "[rank 0] I am 0",
+        "[rank 1] I am 1",
+        "[ranks 0-1] 42",
+    ]
+    assert notebook.run("%%ranks --rank 1\nprint(kf.env.get_rank())").text.strip() == "[rank 1] 1"
+    assert notebook.run("%%ranks --quiet\nprint('nothing')").text == ""
+    assert "ranks 0 to 1" in notebook.run("%%ranks --rank 7\n1").text
+
+
+def test_training_shows_one_bar_and_gives_its_history(notebook: Kernel) -> None:
+    shown = notebook.run(TRAIN)
+    bars = [line for line in shown.text.splitlines() if "8/8" in line]
+    assert not shown.failed, shown.text
+    assert len(bars) == 2 and all(bar.startswith("[ranks 0-1] 8/8") for bar in bars), shown.text
+    pulled = notebook.run("history = kf.notebook.pull('history')\n[round(loss, 4) for loss in history.history['loss']]")
+    assert eval(pulled.text)[0] > eval(pulled.text)[1]
+
+
+def test_a_function_of_a_cell_runs_on_all_ranks(notebook: Kernel) -> None:
+    source = "offset = 10\ndef f(n):\n    return kf.env.get_rank() * n + offset\nkf.notebook.run(f, args=(3,))"
+    assert notebook.run(source).text.strip() == "[10, 13]"
+    assert "kf.notebook.pull: the cells have no variable nothing" in notebook.run("kf.notebook.pull('nothing')").text
+
+
+def test_a_failure_names_the_line_and_the_rank_and_leaves_the_others_usable(notebook: Kernel) -> None:
+    notebook.run(TRAIN)
+    shown = notebook.run("%%ranks\nif kf.env.get_rank() == 1:\n    1 / 0\nmodel.fit(x, y, batch_size=32, verbose=0)")
+    assert shown.failed
+    assert re.search(r"-> 3 +1 / 0", shown.text), shown.text
+    assert "rank 1 failed first: ZeroDivisionError: division by zero" in shown.text
+    assert "Rank 0 waited for it and was stopped." in shown.text
+    assert "The workers are usable, with their variables" in shown.text
+    again = notebook.run(TRAIN)
+    assert not again.failed and "8/8" in again.text, again.text
+
+
+def test_the_stop_button_stops_all_ranks_before_the_same_step(notebook: Kernel) -> None:
+    notebook.run(TRAIN)
+    shown = notebook.run("%%ranks\nmodel.fit(x, y, batch_size=2, epochs=9999, verbose=0)", interrupt_after=4)
+    assert shown.failed
+    assert "the cell was stopped on ranks 0-1 before step" in shown.text, shown.text
+    # with the same weights on both: one line for both ranks
+    assert notebook.run(WEIGHTS).text.startswith("[ranks 0-1] ")
+    assert not notebook.run("%%ranks\nmodel.fit(x, y, batch_size=32, verbose=0)").failed
+
+
+def test_the_stop_button_frees_a_rank_that_waits_for_another(notebook: Kernel) -> None:
+    waits = "kf.ones((4,), placement=kf.Placement([0, 1]), sbp='S(0)').numpy()"
+    source = f"%%ranks\nif kf.env.get_rank():\n    {waits}\nelse:\n    import time; time.sleep(99)"
+    shown = notebook.run(source, interrupt_after=3)
+    assert shown.failed and "the cell was stopped on ranks 0-1" in shown.text, shown.text
+    ones = "%%ranks\nprint(kf.ones((4,), placement=kf.Placement([0, 1]), sbp='S(0)').numpy().sum())"
+    assert notebook.run(ones).text.strip() == "[ranks 0-1] 4.0"
+
+
+def test_a_deadlock_is_told_with_the_last_collective_of_each_rank(notebook: Kernel) -> None:
+    waits = "kf.ones((4,), placement=kf.Placement([0, 1]), sbp='S(0)').numpy()"
+    shown = notebook.run(f"%%ranks --timeout 4\nif kf.env.get_rank():\n    {waits}")
+    assert shown.failed
+    assert "the cell made no progress for 4 s" in shown.text, shown.text
+    assert "rank 0: has finished the cell" in shown.text
+    assert "called in line 3 of the cell" in shown.text
+
+
+def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kernel) -> None:
+    shown = notebook.run("%%ranks --rank 1\nimport os; os._exit(7)")
+    assert shown.failed and "a worker died. rank 1: exit code 7" in shown.text, shown.text
+    assert "kf.notebook.restart() starts new workers" in shown.text
+    assert "have ended" in notebook.run("%%ranks\n1").text
+    assert not notebook.run("kf.notebook.restart()").failed
+    assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
+
+
+def test_workers_end_with_a_kernel_that_is_killed(notebook: Kernel) -> None:
+    """The last one: it takes the kernel away."""
+    started = notebook.children()
+    assert len(started) >= 4, "two workers, the controller, guardians"
+    os.kill(notebook.pid, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started):
+        assert time.monotonic() < until, started
+        time.sleep(0.1)
