@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.current import joining
+from keras_flow.current import joining, last_call
 from keras_flow.errors import FlowError, FlowWarning
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def exchange(text: str) -> list[str]:
     engine, here, number = backend(), backend().world(), _next()
     if here.process_count == 1:
         return [text]
+    last_call.enter("an exchange of facts between processes (random states, files)")
     texts = [text]
     if here.process_index != 0:
         engine.put_text(f"keras_flow/{number}/{here.process_index}", f":{text}")

@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
+from keras_flow.current import last_call
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import default_of_values
@@ -51,6 +52,7 @@ class Group:
         Raises:
             FlowError: the job has not all of its ranks.
         """
+        last_call.enter(f"kf.comm.{call}")
         world = tensor_engine().world()
         if placement is not None and not isinstance(placement, Placement):
             raise FlowError(f"kf.comm.{call}: group is a kf.Placement of ranks, or None for all; got {placement!r}")

@@ -18,6 +18,7 @@ import signal
 import sys
 from types import TracebackType
 
+from keras_flow.current import last_call
 from keras_flow.launch import failure
 from keras_flow.launch.folder import JobFolder, own_folder
 
@@ -29,6 +30,7 @@ def main() -> None:
     """Run the script or function that the command line names, and record the exception that ends it."""
     folder, rank = own_folder(), int(os.environ["RANK"])
     assert folder is not None
+    last_call.open_page(folder.last_call(rank))
     # by this signal the launcher asks the ranks of a job that hangs for their stacks
     stack = folder.stack(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

@@ -134,8 +134,17 @@ def left_how(code: int) -> str:
     return f"exit code {code}"
 
 
-def rank_failed(rank: int, job: Job, code: int, failure: Failure | None, output: str) -> RankError:
-    """The error for a rank that raised, left with a code other than 0, or was killed."""
+def rank_failed(rank: int, job: Job, code: int, failure: Failure | None, output: str, entered: str) -> RankError:
+    """The error for a rank that raised, left with a code other than 0, or was killed.
+
+    Args:
+        rank: the rank.
+        job: its job.
+        code: its exit code.
+        failure: what it wrote down.
+        output: the last lines of its output.
+        entered: what it last entered that waits for others, as far as it told.
+    """
     how, who = left_how(code), _who(rank, job)
     # a program that chose its status needs no traceback
     if failure is not None and failure.left:
@@ -146,6 +155,8 @@ def rank_failed(rank: int, job: Job, code: int, failure: Failure | None, output:
         head, what, details = f"{who} failed: {how}", "its output", output
     else:
         head, what, details = f"{who} failed: {failure.summary} ({how})", "its traceback", failure.trace
+    if entered:
+        head += f"\nWhat it last entered of what waits for others: {entered}."
     return RankError(_text(head, rank, job, what, details), rank, code, tail(details))
 
 

@@ -37,6 +37,10 @@ class JobFolder:
         """Where a rank writes its stack when it is sent SIGUSR1; it exists once the rank can."""
         return self.path / f"stack-{rank}"
 
+    def last_call(self, rank: int) -> Path:
+        """Where a rank keeps what it last entered that waits for others."""
+        return self.path / f"call-{rank}"
+
     @property
     def asks_for_time(self) -> Path:
         """Exists once a process has something to do before the job ends (`kf.on_preemption`)."""
@@ -44,7 +48,7 @@ class JobFolder:
 
     def clear(self) -> None:
         """Forget what the ranks of an attempt that failed wrote; what was sent to them stays."""
-        for path in (path for name in ("failure", "left", "stack") for path in self.path.glob(f"{name}-*")):
+        for path in (path for name in ("failure", "left", "stack", "call") for path in self.path.glob(f"{name}-*")):
             path.unlink(missing_ok=True)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from keras_flow.current import joining
+from keras_flow.current import joining, last_call
 from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
 from keras_flow.launch import environment, failure, hang
@@ -36,7 +36,7 @@ _LEAVING_SECONDS = 2.0
 _CAUSE_SECONDS = 0.5
 
 #: seconds in which a launcher that sees no cause among its own processes hears of it from another host's
-_OTHERS_SECONDS = 3.0
+_OTHERS_SECONDS = 5.0
 
 #: exit codes of a process that its engine ends from within when another one is gone
 _ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
@@ -192,7 +192,8 @@ def _explain(job: Job, folder: JobFolder, ranks: Ranks, first: RankProcess, node
     if code == -signal.SIGTERM and written is not None:
         code = written.exit_code
     first.output.finish(0.5)
-    return failure.rank_failed(first.rank, job, code, written, first.output.kept())
+    entered = last_call.read(folder.last_call(first.rank))
+    return failure.rank_failed(first.rank, job, code, written, first.output.kept(), entered)
 
 
 def _looked(nodes: Nodes) -> bool:

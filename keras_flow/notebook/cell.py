@@ -182,7 +182,7 @@ class CellRun:
         lines += [f"  rank {index}: has finished the cell" for index in done]
         note = self._freed(pending)
         text = f"the cell made no progress for {self._timeout:g} s (%%ranks --timeout SECONDS). Where the ranks are:\n"
-        return CellError(text + "\n".join(sorted(lines)) + note, (done or suspects)[0])
+        return CellError(text + "\n".join(sorted(lines)) + note, (done or suspects or list(pending))[0])
 
     def _died(self) -> CellError:
         first, *_ = self._workers.dead()
