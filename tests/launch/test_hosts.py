@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,23 @@ def hosts() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+def start(backend: str, hosts: tuple[str, str], script: list[str]) -> list[subprocess.Popen[str]]:
+    """The launchers of both hosts."""
+    command = [sys.executable, "-m", "keras_flow.launch", "--nnodes", "2", "--nproc_per_node", "2", "--timeout", "60"]
+    command += ["--master_addr", ADDRESSES[0], "--master_port", "29500"]
+    environment = {**programs.ENVIRONMENT, "KERAS_BACKEND": backend, "KERAS_FLOW_TOKEN": "a secret"}
+    return [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, *command, "--node_rank", str(node), *script],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node, name in enumerate(hosts)
+    ]
+
+
 @pytest.mark.parametrize(
     "backend",
     [
@@ -78,19 +96,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 )
 def test_a_job_of_two_hosts(backend: str, hosts: tuple[str, str], tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
-    command = [sys.executable, "-m", "keras_flow.launch", "--nnodes", "2", "--nproc_per_node", "2", "--timeout", "60"]
-    command += ["--master_addr", ADDRESSES[0], "--master_port", "29500"]
-    environment = {**programs.ENVIRONMENT, "KERAS_BACKEND": backend, "KERAS_FLOW_TOKEN": "a secret"}
-    launchers = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, *command, "--node_rank", str(node), str(script)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node, name in enumerate(hosts)
-    ]
+    launchers = start(backend, hosts, [str(script)])
     outputs = [programs.finish(launcher, 150) for launcher in launchers]
     assert [code for code, _, _ in outputs] == [0, 0], [err[-2000:] for _, _, err in outputs]
     found = json.loads(re.findall(r"^\{.*\}$", outputs[0][1], re.MULTILINE)[-1])
@@ -100,3 +106,44 @@ def test_a_job_of_two_hosts(backend: str, hosts: tuple[str, str], tmp_path: Path
     # neighbour, 2 (n-1)/n of the gradients; the rest is headers, scalars and signs of life.
     ring = 2 * 3 / 4 * found["weights"]
     assert found["received"] < 1.25 * ring + 20_000, f"{found['received']:.0f} bytes a step, {ring:.0f} of a ring"
+
+
+TRAINS = """
+import sys, keras_flow as kf
+kf.init()
+import keras, numpy as np
+x, y = np.ones((64, 16), "float32"), np.ones((64, 1), "float32")
+class Begun(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        open(f"{sys.argv[1]}/{kf.env.process_index()}", "w").close()
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=64, epochs=100000, verbose=0, callbacks=[Begun()])
+"""
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if name == "torch" else [pytest.mark.full]))
+        for name in that_train()
+    ],
+)
+def test_a_host_that_loses_its_network(backend: str, hosts: tuple[str, str], tmp_path: Path) -> None:
+    """Nobody closes a connection: packets are lost, as if a cable had been pulled."""
+    script = programs.write(tmp_path, TRAINS)
+    launchers = start(backend, hosts, [str(script), str(tmp_path)])
+    programs.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)), 120)
+    link = f"kf{os.getpid()}b"
+    run("ip", "-n", hosts[1], "link", "set", link, "down")
+    began = time.monotonic()
+    try:
+        outputs = [programs.finish(launcher, 30) for launcher in launchers]
+        assert time.monotonic() - began < 10
+        # each host sees the other one gone
+        assert all(code != 0 for code, _, _ in outputs)
+        assert re.search(r"host 1 \(.*\) with (ranks|processes) 2 to 3 is gone: no sign of life for 7 s", outputs[0][2])
+        assert re.search(r"host 0 \(.*\) with (ranks|processes) 0 to 1 is gone: no sign of life for 7 s", outputs[1][2])
+    finally:
+        run("ip", "-n", hosts[1], "link", "set", link, "up")
