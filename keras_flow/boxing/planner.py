@@ -23,10 +23,10 @@ from keras_flow.boxing import cost
 from keras_flow.boxing.collectives import axis_by_axis, named_step
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.load_balance import balanced_exchange
-from keras_flow.boxing.search import cheapest_chain
+from keras_flow.boxing.search import cheapest_chain, quickest_chain
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.boxing.step import Step
-from keras_flow.boxing.topology import Topology, plan_time
+from keras_flow.boxing.topology import Topology, plan_time, step_time
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, itemsize
 
@@ -36,7 +36,8 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
 
     Without a topology the plan receives the fewest bytes that any plan can (`lower_bound`), its most loaded rank the
     least among such plans, by collectives where they reach that; with one it takes the least modelled time among this
-    plan and the chains of collectives along single axes.
+    plan, the chains of collectives along single axes and the quickest chain (`quickest_chain`: within hosts, then
+    across).
 
     Args:
         source, target: layouts of one logical shape; their placements may differ in ranks, order, hierarchy and type.
@@ -64,6 +65,10 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
     if topology is None:
         return fewest
     candidates = [fewest, *(BoxingPlan(source, target, name, steps) for steps in _chains_by_axis(source, target))]
+    if Exchange(source, target).same_placement:
+        limit = min(plan_time(candidate, topology) for candidate in candidates)
+        chain = quickest_chain(source, target, lambda step: step_time(step, itemsize(dtype), topology), limit)
+        candidates += [BoxingPlan(source, target, name, chain)] if chain else []
     best = preferred(candidates, topology)
     note = "time on the given topology"
     more = best.total_bytes - min(candidate.total_bytes for candidate in candidates)

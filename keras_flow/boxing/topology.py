@@ -94,7 +94,10 @@ class Topology:
 
     @classmethod
     def measured(cls, path: str | Path, backend: str) -> Topology:
-        """Of one host, as `keras-flow doctor --bandwidth --json > FILE` measured it, with the most ranks that it did.
+        """Links as they were measured.
+
+        Of one host by `keras-flow doctor --bandwidth --json > FILE`, with the most ranks that it did; of several by
+        `keras-flow launch --nnodes ... -m keras_flow.doctor.hosts FILE`.
 
         Args:
             path: the file.
@@ -105,13 +108,17 @@ class Topology:
         """
         try:
             report = json.loads(Path(path).read_text())
+            if "hosts" in report:
+                hosts = report["hosts"][backend]
+                return cls(hosts["ranks_per_host"], Link(**hosts["inside"]), Link(**hosts["between"]))
             rings = [ring for engine in report["engines"] if engine["name"] == backend for ring in engine["rings"]]
             best = max(rings, key=lambda ring: ring["ranks"])
             return cls(inside=Link(best["latency"], best["bandwidth"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FlowError(
                 f"{path} has no measured link of {backend!r} ({type(error).__name__}): make it with "
-                "`keras-flow doctor --bandwidth --json > FILE`"
+                "`keras-flow doctor --bandwidth --json > FILE`, or of several hosts with `keras-flow launch --nnodes "
+                "... -m keras_flow.doctor.hosts FILE`"
             ) from error
 
     def host(self, rank: int) -> int:
@@ -143,9 +150,22 @@ class Topology:
 
 def plan_time(plan: BoxingPlan, topology: Topology) -> float:
     """Modelled seconds of a plan: the phases one after the other, each as long as its slowest rank and host link."""
-    looked = _looked_at(plan.ranks, topology)
-    phases = [(step, phase) for step in plan.steps if not step.is_local for phase in step.phases]
-    return sum(_phase_time(step, phase, plan.itemsize, looked, topology) for step, phase in phases)
+    return sum(step_time(step, plan.itemsize, topology, plan.ranks) for step in plan.steps)
+
+
+def step_time(step: Step, itemsize: int, topology: Topology, ranks: tuple[int, ...] | None = None) -> float:
+    """Modelled seconds of a step.
+
+    Args:
+        step: the step.
+        itemsize: bytes of an element.
+        topology: of the links.
+        ranks: those of the plan; None: the step's own.
+    """
+    if step.is_local:
+        return 0.0
+    looked = _looked_at(step.exchange.source.placement.ranks if ranks is None else ranks, topology)
+    return sum(_phase_time(step, phase, itemsize, looked, topology) for phase in step.phases)
 
 
 @functools.lru_cache(maxsize=8)

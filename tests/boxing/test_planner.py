@@ -36,6 +36,28 @@ def check(source: Layout, target: Layout) -> BoxingPlan:
     return made
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kinds"),
+    [
+        ("P,P", "B,B", ["reduce_scatter", "all_reduce", "all_gather"]),
+        ("S(0),S(0)", "B,B", ["exchange", "all_gather"]),
+        ("P,P", "S(0),S(0)", ["reduce_scatter", "exchange"]),
+    ],
+)
+def test_plans_that_know_of_hosts(before: str, after: str, kinds: list[str]) -> None:
+    """Between hosts goes what is summed already, or one copy of what is wanted twice: 2/3 of the bytes and fewer."""
+    mesh = Placement([[0, 1], [2, 3]])
+    source, target = Layout(mesh, before, (64, 64)), Layout(mesh, after, (64, 64))
+    hosts = Topology(2, Link(0.0, 1e9), Link(0.0, 1e6))  # what is sent within a host hardly counts
+    flat, hierarchical = plan(source, target), plan(source, target, topology=hosts)
+    assert [step.kind for step in hierarchical.steps] == kinds
+    assert hierarchical.time(hosts) < 0.7 * flat.time(hosts)
+    shards = shards_of(source, logical_tensor(source.shape))
+    found, expected = simulate(hierarchical, shards), simulate(flat, shards)
+    for rank in range(4):
+        np.testing.assert_allclose(found[rank], expected[rank])
+
+
 @pytest.mark.parametrize("shape", [(8, 12), (5, 7), (3, 1), (0, 4)])
 def test_every_pair_on_2x2(shape):
     for before in all_nd_sbps(2):

@@ -210,6 +210,10 @@ def test_topology_as_doctor_measured_it(tmp_path):
     file = tmp_path / "doctor.json"
     file.write_text(json.dumps(report.as_json()))
     assert Topology.measured(file, "torch") == Topology(inside=Link(2e-6, 3e9))
+    links = {"inside": {"latency": 1e-6, "bandwidth": 1e9}, "between": {"latency": 1e-4, "bandwidth": 1e8}}
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps({"hosts": {"torch": {"ranks_per_host": 2, **links}}}))
+    assert Topology.measured(hosts, "torch") == Topology(2, Link(1e-6, 1e9), Link(1e-4, 1e8))
     for wrong in (lambda: Topology.measured(file, "jax"), lambda: Topology.measured(tmp_path / "none.json", "torch")):
         with pytest.raises(FlowError, match="keras-flow doctor --bandwidth --json"):
             wrong()
