@@ -373,7 +373,8 @@ class Backend(TensorEngine, Protocol):
         """Which elements of a draw are made here.
 
         Args:
-            shape: of the draw, as a layer's code sees it: of its own rows where it computes these alone.
+            shape: of the draw, as a layer's code sees it: of its own rows where it computes these alone. The first
+                length may be unknown: None (that of `inputs`), or a scalar of the program that is being traced.
             inputs: the tensor that a mask is for, or None.
             noise_shape: the mask's, as the caller gave it.
             is_whole: the draw is for all rows.

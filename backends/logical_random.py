@@ -292,18 +292,21 @@ class _ElementDraw:
         """The draw of a shape, or None where the engine has a way of its own (or refuses).
 
         Args:
-            shape: of the draw, as the caller sees it: of its own rows, where it computes these alone.
+            shape: of the draw, as the caller sees it: of its own rows, where it computes these alone. The first length
+                may be unknown: None, or a scalar of the program that is being traced.
             seed: the argument of a function of `keras.random`.
             inputs: what the draw is multiplied with, for a mask.
             noise_shape: of the mask; None for lengths that are those of the inputs.
             is_whole: the draw is for all rows, wherever it is made.
         """
-        if not all(isinstance(length, int | np.integer) for length in shape):
+        lengths = tuple(int(length) if isinstance(length, int | np.integer) else length for length in shape)
+        # how many rows there are a graph may know only as it runs
+        if not all(isinstance(length, int) for length in lengths[1:]):
             return None
         block = _block.get()
         if block is not None and block[0] == tuple(shape):
             return cls(backend().random_words(block[2]), RandomPart(*block[:2]))
-        part = backend().random_part(tuple(int(n) for n in shape), inputs, noise_shape, is_whole)
+        part = backend().random_part(lengths, inputs, noise_shape, is_whole)
         return None if part is None else cls(backend().random_words(_seed_state(seed)), part)
 
     def fractions(self, tag: int = 0) -> Any:

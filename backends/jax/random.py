@@ -25,6 +25,8 @@ def random_part(
     shape: tuple[int, ...], inputs: object, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
     """All elements: XLA leaves out what a rank does not use."""
+    if shape and not isinstance(shape[0], int):
+        return None  # the shapes of a step are known as it is traced: this is not one of its draws
     return RandomPart.whole(shape)
 
 

@@ -94,6 +94,24 @@ def _variables() -> tuple[Hook, ...]:
             when=variables.value_on_mesh,
             also=("keras.src.backend:convert_to_numpy", "keras.src.backend.tensorflow:convert_to_numpy"),
         ),
+        *(
+            Hook(
+                _CORE,
+                name,
+                variables.copied,
+                "while process 0 writes files alone, what is in several processes was read before",
+                when=variables.copy_while_writing,
+                also=also,
+            )
+            for name, also in (
+                ("Variable.numpy", ()),
+                ("Variable.__array__", ()),
+                (
+                    "convert_to_numpy",
+                    ("keras.src.backend:convert_to_numpy", "keras.src.backend.tensorflow:convert_to_numpy"),
+                ),
+            )
+        ),
     )
 
 

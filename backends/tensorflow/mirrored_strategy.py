@@ -9,15 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import tree
+from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImports]
+    collective_all_reduce_strategy,
+)
 
-from keras_flow.backends import logical_random, row_interaction
-from keras_flow.backends.tensorflow.devices import host_device, rank_devices
-from keras_flow.backends.tensorflow.processes import joined
+from keras_flow.backends import logical_random, row_interaction, shared_files
+from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
+from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.current.distribution import Distribution, active
@@ -56,10 +60,7 @@ def strategy_of(distribution: Distribution) -> tf.distribute.MirroredStrategy:
 @functools.lru_cache(maxsize=64)
 def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
     if joined().count > 1:
-        raise FlowError(
-            'strategy="mirrored" works in one process on tensorflow; this job has several. Leave strategy out: data '
-            "parallelism across processes works by DTensor, with the same numbers"
-        )
+        return _across_processes(placement)
     kind = (placement.type or "cpu").upper()
     # All strategies of a process number their collectives from one base, and two of different sizes then abort each
     # other ("joining a group with size3, but that group has size4"). Private; checked with TensorFlow 2.21.
@@ -68,6 +69,37 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
     strategy = own([f"{kind}:{rank}" for rank in placement.ranks])
     # Variables are updated inside the replica instead of in a merge call, which cannot stand inside `tf.cond` (moving
     # averages of weights, gradient accumulation). Private; checked with TensorFlow 2.21.
+    strategy.extended._use_merge_call = lambda: False
+    return strategy
+
+
+def _across_processes(placement: Placement) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """MultiWorkerMirroredStrategy over the processes that have joined, each of which is one worker.
+
+    Raises:
+        FlowError: the placement is not one rank of each process, in their order.
+    """
+    described = joined()
+    if placement.ranks != tuple(range(described.count)) or len(world().local_ranks) != 1:
+        raise FlowError(
+            f'strategy="mirrored" across processes is TensorFlow\'s MultiWorkerMirroredStrategy, which takes one rank '
+            f"of each of the {described.count} processes in their order; the placement has ranks "
+            f"{list(placement.ranks)}, and this process drives {list(world().local_ranks)}. Leave strategy out: "
+            "DTensor takes any, with the same numbers"
+        )
+    cluster = tf.train.ClusterSpec({JOB: list(addresses())})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, task_type=JOB, task_id=described.index, rpc_layer="grpc"
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    # The processes are servers of one cluster already, started for DTensor: the strategy would start another one in
+    # each, and a thread that asks whether the others live, which the launcher and the coordination service do. Private;
+    # checked with TensorFlow 2.21.
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    with mock.patch.multiple(extended, create=True, _local_or_standalone_client_mode=True, _enable_check_health=False):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
     strategy.extended._use_merge_call = lambda: False
     return strategy
 
@@ -85,6 +117,9 @@ def create(original: Callable[..., object], variable: keras.Variable, value: obj
 
 
 def _made_on(distribution: Distribution) -> AbstractContextManager[object]:
+    if shared_files.writing.get():
+        # Keras makes an optimizer to see what its files need not hold; across processes a variable is a collective
+        return tf.device(host_device())
     if is_mirrored(distribution):
         return strategy_of(distribution).scope()
     return tf.device(rank_devices()[distribution.placement.ranks[0]])
@@ -201,6 +236,8 @@ class MirroredSteps:
 
     def _join(self, total: int, output: object) -> object:
         with tf.device(host_device()):
+            if joined().count > 1:
+                return self.strategy.gather(output, 0)[:total]
             # with fewer rows than replicas the first ones have a row each
             return tf.concat(self.strategy.experimental_local_results(output)[:total], 0)
 

@@ -45,13 +45,13 @@ def join(described: processes.Processes, type: str) -> None:
     if described.count == 1 or _joined is not None:
         return
     limit = joining.joining_seconds()
-    addresses = described.addresses or _exchanged_addresses(described, limit)
+    found = described.addresses or _exchanged_addresses(described, limit)
     # the only way to tell DTensor; its C++ code reads them too
     os.environ.update(
         DTENSOR_CLIENT_ID=str(described.index),
         DTENSOR_NUM_CLIENTS=str(described.count),
         DTENSOR_JOB_NAME=JOB,
-        DTENSOR_JOBS=",".join(addresses),
+        DTENSOR_JOBS=",".join(found),
     )
     try:
         with _short_limits(limit):
@@ -65,6 +65,11 @@ def join(described: processes.Processes, type: str) -> None:
 def joined() -> processes.Processes:
     """The processes that have joined; this one alone where there are no others."""
     return _joined or processes.Processes()
+
+
+def addresses() -> tuple[str, ...]:
+    """`host:port` of the server of each process."""
+    return tuple(os.environ["DTENSOR_JOBS"].split(","))
 
 
 def put_text(key: str, text: str) -> None:

@@ -164,6 +164,12 @@ def random_part(
         # an order of all rows is refused by the replica's own hook
         return None if is_whole else replica_math.part_of_draw(shape, inputs, noise_shape, here)
     distribution = distribution_of_draw()
+    if shape and not isinstance(shape[0], int):
+        # the graph of a step of one rank, which takes batches of any length
+        if distribution is not None or (shape[0] is None and inputs is None):
+            return None
+        rows = tf.shape(inputs)[0] if shape[0] is None else tf.cast(shape[0], "int32")
+        return RandomPart.whole((rows, *shape[1:]))
     if distribution is None:
         return RandomPart.whole(shape)
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends import weights_files
+from keras_flow.backends import shared_files, weights_files
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
@@ -281,6 +281,16 @@ def to_array(
     return np.asarray(to_host(value), dtype=dtype)
 
 
+def copy_while_writing(value: object, *args: object, **kwargs: object) -> np.ndarray | None:
+    """Condition of hooks on what reads values: a copy made before this process began to write alone."""
+    return shared_files.copy_of(value) if isinstance(value, keras.Variable) else None
+
+
+def copied(copy: np.ndarray, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
+    """Hook on `convert_to_numpy`, `Variable.numpy` and `__array__`: to read the variable would be a collective."""
+    return copy
+
+
 def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor | None:
     """Condition of hooks on what reads values: an eager DTensor, or that of a variable."""
     if not tf.executing_eagerly():
@@ -302,7 +312,12 @@ def _host(value: object) -> np.ndarray:
 def is_split_over_processes(variable: keras.Variable) -> bool:
     """Whether the ranks of this process hold a part of a variable only."""
     value = variable._value
-    return processes.joined().count > 1 and is_dtensor(value) and not dtensor.fetch_layout(value).is_fully_replicated()
+    if processes.joined().count == 1:
+        return False
+    if mirrored_strategy.is_mirrored_variable(value):
+        # a copy that is summed when it is read; the others are equal in all processes
+        return value.synchronization == tf.VariableSynchronization.ON_READ
+    return is_dtensor(value) and not dtensor.fetch_layout(value).is_fully_replicated()
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:

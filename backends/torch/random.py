@@ -92,6 +92,8 @@ def random_part(
     shape: tuple[int, ...], inputs: torch.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
     """Which elements of a draw this rank makes: its rows where it computes these alone, its block of a mask."""
+    if shape and not isinstance(shape[0], int):
+        return None  # tensors have shapes: this is a program being compiled
     step = current_step()
     if isinstance(inputs, DTensor):
         return _part_of_mask(shape, inputs)

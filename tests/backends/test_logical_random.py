@@ -158,6 +158,38 @@ def test_training_is_the_same_under_every_layout_and_engine(engine: str, on_rank
         np.testing.assert_allclose(by_layout["one rank"], LOSSES[rows], rtol=2e-6)
 
 
+def last_batch_is_shorter() -> dict[str, list[float]]:
+    """Layout -> losses of two epochs of `fit`, whose last batch has fewer rows; TensorFlow's graph knows no length."""
+    import keras
+
+    import keras_flow as kf
+
+    x = np.random.default_rng(0).standard_normal((46, 6)).astype("float32")
+    losses = {}
+    for name, placement in {"one rank": kf.Placement([0], ("data",)), "dp4": kf.Placement(range(4), ("data",))}.items():
+        keras.utils.set_random_seed(0)
+        with kf.DataParallel(placement, random="logical").scope():
+            model = keras.Sequential(
+                [
+                    keras.layers.Input((6,)),
+                    keras.layers.Dense(8),
+                    keras.layers.Dropout(0.3, seed=3),
+                    keras.layers.GaussianNoise(0.2, seed=4),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            history = model.fit(x, np.cos(x.sum(1, keepdims=True)), batch_size=16, epochs=2, shuffle=False, verbose=0)
+        losses[name] = history.history["loss"]
+    return losses
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_last_batch_of_fewer_rows(engine: str, on_ranks) -> None:
+    losses = on_ranks(engine)(last_batch_is_shorter)
+    np.testing.assert_allclose(losses["dp4"], losses["one rank"], rtol=2e-6)
+
+
 def initial_weights() -> dict[str, float]:
     """What is split -> largest difference from the weights that nothing splits; drawn in several parts."""
     import keras

@@ -1,6 +1,6 @@
 """A training program for several processes, and for one device: `job.py LAYOUT FOLDER` writes its numbers to FOLDER.
 
-LAYOUT: `one` (plain Keras), `dp` (data parallel) or `2x2` (data x model). Rows do not divide by the ranks.
+LAYOUT: `one` (plain Keras), `dp` and `mirrored` (data parallel, by the engine's own strategy) or `2x2` (data x model). Rows do not divide by the ranks.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import keras_flow as kf
 
 def distribution(layout: str):
     """The distribution of a layout."""
-    if layout == "dp":
-        return kf.DataParallel()
+    if layout in ("dp", "mirrored"):
+        return kf.DataParallel(strategy=None if layout == "dp" else layout)
     split = kf.sbp.split
     mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     rules = {"up/kernel": {"model": split(1)}, "up/bias": {"model": split(0)}, "down/kernel": {"model": split(0)}}

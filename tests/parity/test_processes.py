@@ -18,7 +18,11 @@ TOLERANCE = 1e-5
 #: engine -> layout -> options of `keras-flow launch`
 PROCESSES = {
     "jax": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "2", "--devices_per_proc", "2")},
-    "tensorflow": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "2", "--devices_per_proc", "2")},
+    "tensorflow": {
+        "dp": ("--nproc_per_node", "3"),
+        "2x2": ("--nproc_per_node", "2", "--devices_per_proc", "2"),
+        "mirrored": ("--nproc_per_node", "3"),
+    },
     "torch": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "4")},
 }
 
