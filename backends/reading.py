@@ -25,6 +25,7 @@ import numpy as np
 from keras.src import tree
 from keras.src.trainers.data_adapters import array_slicing
 
+from keras_flow.backends import leaves
 from keras_flow.backends.batch_watch import PartOfRows, is_compared
 from keras_flow.errors import FlowWarning
 from keras_flow.layout import balanced
@@ -105,7 +106,7 @@ class ProcessRows:
             return PartOfRows(leaf, other, rows, chosen.start, others.start, number)
 
         if compared is None:
-            return tree.map_structure(one, own, none_is_leaf=False)
+            return leaves.mapped(one, own, none_is_leaf=False)
         return tree.map_structure(one, own, compared, none_is_leaf=False)
 
 
@@ -160,7 +161,7 @@ class ArrayBatches:
     def _read(self, rows: np.ndarray) -> object:
         # a slice of a memory map is read in one go
         where = rows if self.is_shuffled or not len(rows) else slice(int(rows[0]), int(rows[-1]) + 1)
-        return tree.map_structure(
+        return leaves.mapped(
             lambda array: self.engine.from_sliced(array, array[where]), self.inputs, none_is_leaf=False
         )
 

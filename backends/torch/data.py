@@ -14,6 +14,7 @@ from keras.src.backend.torch import core
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends import leaves
 from keras_flow.backends.batch_watch import BatchWatch, Digest, digest_of_part
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.split_rows import SplitRows, gathered
@@ -36,21 +37,21 @@ def to_tensors(data: object) -> object:
             return leaf
         return core.convert_to_tensor(leaf)
 
-    return tree.map_structure(convert, data)
+    return leaves.mapped(convert, data)
 
 
 def map_call(
     function: Callable[[object], object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Apply a function to every leaf of a call's arguments."""
-    return tuple(tree.map_structure(function, arg) for arg in args), {
-        name: tree.map_structure(function, value) for name, value in kwargs.items()
+    return tuple(leaves.mapped(function, arg) for arg in args), {
+        name: leaves.mapped(function, value) for name, value in kwargs.items()
     }
 
 
 def rows(data: object) -> int:
     """Rows of the logical batch: those of its first tensor. 0 where it has none."""
-    counts = rows_of(tree.flatten(data))
+    counts = rows_of(leaves.flat(data))
     return counts[0] if counts else 0
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from keras.src import tree
+import torch
 from keras.src.backend.torch import core
 
-from keras_flow.backends import reading_sources
+from keras_flow.backends import leaves, reading_sources
 from keras_flow.backends.batch_watch import PartOfRows
 from keras_flow.backends.reading import ProcessRows, ReadingEngine
 from keras_flow.backends.torch import data, layouts, mirrored, split_rows
@@ -40,6 +40,22 @@ def _rows(distribution: Distribution, rows: int) -> OwnRows | None:
     return OwnRows(rows, mesh.size(mesh.mesh_dim_names.index(axis)), mesh.get_local_rank(axis), (mesh.get_group(axis),))  # type: ignore[union-attr]
 
 
+class RowNumbers:
+    """The row numbers of batches in the order of a loader, without the rest of what one does for each batch.
+
+    Args:
+        loader: of the numbers of all rows.
+    """
+
+    def __init__(self, loader: torch.utils.data.DataLoader):
+        self.batches, self.generator = loader.batch_sampler, loader.generator
+
+    def __iter__(self) -> Iterator[tuple[list[int]]]:
+        # a loader that begins takes a number, the base of its workers' seeds
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return ((batch,) for batch in self.batches)  # type: ignore[union-attr]
+
+
 class LogicalBatches:
     """What Keras loops over: batches whose values are logical tensors.
 
@@ -57,7 +73,7 @@ class LogicalBatches:
 
     def _logical(self, batches: Iterator[object]) -> Iterator[object]:
         for batch in batches:
-            yield tree.map_structure(self._tensor, batch, none_is_leaf=False)
+            yield leaves.mapped(self._tensor, batch, none_is_leaf=False)
 
     def _tensor(self, leaf: object) -> object:
         if not isinstance(leaf, PartOfRows):
@@ -70,7 +86,12 @@ def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: object) -
     """Hook on `get_torch_dataloader` of Keras's adapters: batches of which this rank reads its rows."""
     distribution = active()
     assert distribution is not None  # the condition found it
-    return LogicalBatches(reading_sources.batches(part, _ENGINE, original, adapter), distribution)
+
+    def rows_or_stock(source: Any) -> Iterable:
+        batches = original(source)
+        return RowNumbers(batches) if type(source).__name__ == "ArrayDataAdapter" else batches
+
+    return LogicalBatches(reading_sources.batches(part, _ENGINE, rows_or_stock, adapter), distribution)
 
 
 _ENGINE = ReadingEngine(

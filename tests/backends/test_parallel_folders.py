@@ -131,6 +131,7 @@ NAMES = {
     },
     "reading": {
         "LogicalBatches": "on torch a value of which a rank has its rows is a tensor of its own kind",
+        "RowNumbers": "a torch loader does more for each batch than its rows need",
         "OwnRowsDataset OwnRowsIterator": "what Keras loops over on TensorFlow tells how long it is, and reads ahead",
     },
     "tensors": {"agree_on": "ranks of torch are processes, whose calls are compared first; the others' is common"},
