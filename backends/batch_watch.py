@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from keras.src import tree
@@ -23,33 +25,94 @@ def is_compared(number: int) -> bool:
     return number < _FIRST or number % _EVERY == 0
 
 
-def checksum(leaf: object) -> tuple[str, int]:
-    """What a value of a batch is, in words, and a checksum of its bytes."""
+class PartOfRows:
+    """A value of a batch of which this process read its rows only; a leaf for Keras, with the logical shape.
+
+    Args:
+        own: the rows that this process read [own rows, ...].
+        compared: rows that it read because another process computes them; None where the batch is not compared.
+        rows: rows of the logical batch.
+        start: which of them is the first of `own`.
+        compared_start: and of `compared`.
+        number: which batch of the data it is.
+    """
+
+    def __init__(self, own: Any, compared: Any, rows: int, start: int, compared_start: int, number: int):
+        self.own, self.compared, self.rows, self.number = own, compared, rows, number
+        self.start, self.compared_start = start, compared_start
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the logical value."""
+        return (self.rows, *self.own.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the elements."""
+        return self.own.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.own.shape)
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What is compared of a value of a batch.
+
+    Attributes:
+        text: what it is, in words.
+        sums: rows ("all", or "8:16") -> a checksum of their bytes; "batch" -> the batch's number.
+    """
+
+    text: str
+    sums: dict[str, int]
+
+
+def digest(leaf: object) -> Digest:
+    """What is compared of a value of a batch."""
+    if isinstance(leaf, PartOfRows):
+        return digest_of_part(leaf, f"{leaf.dtype} of shape {list(leaf.shape)}", digest)
     # sparse and ragged tensors, which are refused later
     if not hasattr(leaf, "__array__"):
-        return type(leaf).__name__, 0
+        return Digest(type(leaf).__name__, {})
     array = np.ascontiguousarray(np.asarray(leaf))
     # of the bytes: equal values have equal bytes here, and nan compares as well
     raw = repr(array.tolist()).encode() if array.dtype.kind in "OSU" else array.reshape(-1).view(np.uint8).tobytes()
-    return f"{array.dtype} of shape {list(array.shape)}", zlib.crc32(raw)
+    return Digest(f"{array.dtype} of shape {list(array.shape)}", {"all": zlib.crc32(raw)})
+
+
+def digest_of_part(part: PartOfRows, text: str, digest: Callable[[object], Digest]) -> Digest:
+    """The same of a value that was read by rows: of the own rows, and of those that the next process computes."""
+    sums = {"batch": part.number, _name(part.start, part.own): digest(part.own).sums["all"]}
+    if part.compared is not None:
+        sums[_name(part.compared_start, part.compared)] = digest(part.compared).sums["all"]
+    return Digest(text, sums)
+
+
+def _name(start: int, rows: Any) -> str:
+    return f"{start}:{start + len(rows)}"
 
 
 class BatchWatch:
     """Finds processes that are fed different batches, which would train on without any error.
 
-    It compares checksums of the first batches of a data source and of every 100th.
+    It compares checksums of the first batches of a data source and of every 100th. Where a process reads its own rows
+    of a batch it reads those of the next one too, so that each row is compared by two, at a cost that does not grow
+    with the processes.
 
     Args:
-        checksum: text and number that tell a value of a batch apart.
+        digest: what is compared of a value of a batch.
 
     Attributes:
         seen: batches of the source so far.
     """
 
-    def __init__(self, checksum: Callable[[object], tuple[str, int]] = checksum) -> None:
+    def __init__(self, digest: Callable[[object], Digest] = digest) -> None:
         self.seen = 0
         self.batches: int | None = None
-        self._checksum = checksum
+        self._digest = digest
 
     def restart(self, batches: int | None) -> None:
         """A new data source, of so many batches (None: not known): look at its first ones."""
@@ -71,7 +134,8 @@ class BatchWatch:
         return is_compared(self.seen if number is None else number)
 
     def _compare(self, data: object, index: int) -> None:
-        mine = {name: self._checksum(leaf) for name, leaf in _named(data)}
+        found = {name: self._digest(leaf) for name, leaf in _named(data)}
+        mine = {name: [digest.text, digest.sums] for name, digest in found.items()}
         # a checksum for each input, not the input: a few bytes for each process
         said = [json.loads(text) for text in agreement.exchange(json.dumps([self.batches, mine]))]
         lengths, everyone = [length for length, _ in said], [facts for _, facts in said]
@@ -86,18 +150,44 @@ class BatchWatch:
                 f"data; do not shard it by {word}"
             )
         for name in sorted({name for facts in everyone for name in facts}):
-            differ = [place for place, facts in enumerate(everyone) if facts.get(name) != everyone[0].get(name)]
+            said_of = [facts.get(name, ["nothing", {}]) for facts in everyone]
+            differ, other = _differing([{"": text, **sums} for text, sums in said_of])
             if differ:
-                received = ", ".join(
-                    f"{word} {place}: {everyone[place].get(name, ('nothing', 0))[0]}" for place in (0, differ[0])
-                )
+                received = ", ".join(f"{word} {place}: {said_of[place][0]}" for place in (other, differ[0]))
                 raise FlowError(
                     f"the {words} are fed different batches: input {name!r} of batch {index} differs on "
-                    f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} 0 ({received}). "
-                    f"Every {word} must read the same logical batch in the same order: seed what shuffles or augments "
-                    "(a DataLoader's generator, tf.data's shuffle(seed=...), a generator's own random state), and do "
-                    f"not shard the data by {word}"
+                    f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} {other} "
+                    f"({received}). Every {word} must read the same logical batch in the same order: seed what "
+                    "shuffles or augments (a DataLoader's generator, tf.data's shuffle(seed=...), a generator's own "
+                    f"random state), and do not shard the data by {word}"
                 )
+
+
+def _differing(facts: Sequence[Mapping[str, object]]) -> tuple[list[int], int]:
+    """The processes that differ, and from which one; none where all who say something of the same rows agree.
+
+    >>> _differing([{"0:2": 7, "2:4": 5}, {"2:4": 5, "4:6": 1}, {"4:6": 3, "0:2": 9}])
+    ([2], 0)
+    """
+    for key in ("", "batch"):
+        if differ := [place for place, said in enumerate(facts) if said.get(key) != facts[0].get(key)]:
+            return differ, 0
+    agree = list(range(len(facts)))  # process -> the first one that it agrees with, perhaps through others
+    disagree: list[tuple[int, int]] = []
+    for key in sorted({key for said in facts for key in said if key not in ("", "batch")}):
+        first: dict[object, int] = {}
+        for place, said in enumerate(facts):
+            if key not in said:
+                continue
+            with_this = first.setdefault(said[key], place)
+            low, high = sorted((agree[place], agree[with_this]))
+            agree = [low if group == high else group for group in agree]
+        disagree += [(min(first.values()), place) for place in first.values() if place != min(first.values())]
+    if not disagree:
+        return [], 0
+    others = [place for place, group in enumerate(agree) if group != 0]
+    # all agree with process 0 through others: rows of one process alone are not what another reads for them
+    return (others, 0) if others else ([disagree[0][1]], disagree[0][0])
 
 
 def _named(data: object) -> list[tuple[str, object]]:

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
-from keras_flow.backends.batch_watch import BatchWatch
+from keras_flow.backends.batch_watch import BatchWatch, PartOfRows
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
@@ -90,20 +90,18 @@ def distribute_data_input(
             "array, or keep it sparse on a single device"
         )
     # on the host, so that each device is given its rows alone
-    host = np.asarray(batch)
+    host = batch if isinstance(batch, PartOfRows) else np.asarray(batch)
     layout = distribution.batch_layout(host.shape)
     plan = distribution.batch_plan(host.shape[0] if host.ndim else 0)
     if plan.divides:
-        return _put(host, engine_layout(layout))
-    # of zeros, never computed with: the step slices them off before the model sees the batch
-    padding = np.zeros((plan.padded_rows - plan.rows, *host.shape[1:]), host.dtype)
+        return _put(host, engine_layout(layout), plan.rows if host.ndim else 0)
     split = Layout(layout.placement, {axis: sbp.split(0) for axis in distribution.batch_axes}, host.shape)
     sharding = engine_layout(split)
-    return Uneven(_put(np.concatenate([host, padding]), sharding), plan.rows, sharding)
+    return Uneven(_put(host, sharding, plan.padded_rows), plan.rows, sharding)
 
 
 def put_batch(data: object, distribution: Distribution) -> object:
-    """Put a structure of host arrays on the mesh."""
+    """Put a structure of host arrays, or of what this process read of them, on the mesh."""
     return tree.map_structure(lambda leaf: distribute_data_input(distribution, np.asarray, leaf), data)
 
 
@@ -113,7 +111,7 @@ def read_ahead(
     """Hook on `JAXEpochIterator._get_distributed_iterator`: the next batch is on its way while a step runs.
 
     As Keras does it without a distribution, and like there not on CPU, where nothing is transferred. Several processes
-    compare what they read.
+    read their own rows (`reading`), and compare some.
     """
     several = jax.process_count() > 1
     batches = _compared(iterator.data_adapter, distribution) if several else original(iterator, *args)
@@ -151,6 +149,20 @@ def _is_uneven(leaf: object) -> bool:
     return isinstance(leaf, Uneven)
 
 
-def _put(host: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)  # 64-bit rows become 32-bit, as in Keras
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)
+def _put(host: np.ndarray | PartOfRows, sharding: NamedSharding, padded_rows: int) -> jax.Array:
+    """Give each device its rows; those after the last row are zeros."""
+    values, start = (host.own, host.start) if isinstance(host, PartOfRows) else (host, 0)
+    dtype = jax.dtypes.canonicalize_dtype(host.dtype)  # 64-bit rows become 32-bit, as in Keras
+    values = np.asarray(values).astype(dtype, copy=False)
+
+    def piece(index: tuple[slice, ...] | None) -> np.ndarray:
+        if not index:
+            return values
+        first, last, _ = index[0].indices(padded_rows)
+        rows = values[max(first - start, 0) : max(last - start, 0)]
+        # never computed with: the step slices them off before the model sees the batch
+        missing = last - first - len(rows)
+        return np.concatenate([rows, np.zeros((missing, *values.shape[1:]), dtype)]) if missing else rows
+
+    shape = (padded_rows, *host.shape[1:]) if host.ndim else ()
+    return jax.make_array_from_callback(shape, sharding, piece, dtype=dtype)

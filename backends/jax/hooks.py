@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, shared_files
+from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
-from keras_flow.backends.jax import convolutions, data, layers, signals, trainer, variables
+from keras_flow.backends.jax import convolutions, data, layers, reading, signals, trainer, variables
 
 _KERAS = "keras.src.backend.jax"
 
@@ -74,6 +74,7 @@ def _trainer() -> tuple[Hook, ...]:
             data.read_ahead,
             "the next batch is transferred while a step runs; Keras does so without a distribution only",
         ),
+        *reading_sources.hooks("get_jax_iterator", reading.loader, reading.part_of_batches),
         Hook(
             f"{_KERAS}.trainer",
             "jit",

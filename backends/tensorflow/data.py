@@ -11,9 +11,10 @@ import tensorflow as tf
 from keras.src import tree
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends.batch_watch import PartOfRows
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.layouts import MeshView, view_of
-from keras_flow.backends.tensorflow.variables import is_dtensor
+from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.batch import rows_of
 from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
@@ -74,10 +75,12 @@ def to_tensors(data: object, model: keras.Model | None = None) -> object:
     return data
 
 
-def _tensor(value: tf.Tensor | np.ndarray | None) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor | None:
+def _tensor(
+    value: tf.Tensor | np.ndarray | PartOfRows | None,
+) -> tf.Tensor | tf.SparseTensor | tf.RaggedTensor | PartOfRows | None:
     if value is None or isinstance(value, tf.experimental.Optional):  # how Keras's adapters pass None
         return None
-    if isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor):
+    if isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor | PartOfRows):
         return value
     if hasattr(value, "detach"):  # a torch tensor
         value = cast("np.ndarray", value.detach().cpu().numpy())
@@ -85,7 +88,9 @@ def _tensor(value: tf.Tensor | np.ndarray | None) -> tf.Tensor | tf.SparseTensor
         return tf.convert_to_tensor(value)
 
 
-def _put(tensor: tf.Tensor | None, view: MeshView, axis: str | None) -> tf.Tensor | None:
+def _put(tensor: tf.Tensor | PartOfRows | None, view: MeshView, axis: str | None) -> tf.Tensor | None:
+    if isinstance(tensor, PartOfRows):
+        return _put_part(tensor, view, axis)
     if tensor is None or is_dtensor(tensor):
         return tensor
     ndim = tensor.shape.rank
@@ -96,9 +101,31 @@ def _put(tensor: tf.Tensor | None, view: MeshView, axis: str | None) -> tf.Tenso
     return dtensor.pack(pieces, dtensor.Layout([axis] + [dtensor.UNSHARDED] * (ndim - 1), view.mesh))
 
 
-def _refuse(tensor: tf.Tensor | tf.SparseTensor | tf.RaggedTensor, model: keras.Model | None) -> None:
+def _put_part(part: PartOfRows, view: MeshView, axis: str | None) -> tf.Tensor:
+    if axis is None:
+        raise FlowError(
+            f"a batch has a value of shape {list(part.shape)}, whose rows divide by the ranks, beside one whose rows "
+            "do not: give all values of a batch as many rows"
+        )
+    block = part.rows // view.mesh.dim_size(axis)
+    starts = [where[axis] * block - part.start for where in view.mesh.local_device_locations()]
+    pieces = [_tensor(part.own[start : start + block]) for start in starts]
+    return dtensor.pack(pieces, dtensor.Layout([axis] + [dtensor.UNSHARDED] * (part.ndim - 1), view.mesh))
+
+
+def gathered(data: object, distribution: Distribution) -> object:
+    """The batch with all rows in this process too, for a step of one device. A collective of all processes."""
+    view = view_of(distribution)
+    axis, _ = batch_axis(distribution, view)
+    return tree.map_structure(
+        lambda leaf: to_logical(_put_part(leaf, view, axis)) if isinstance(leaf, PartOfRows) else leaf, data
+    )
+
+
+def _refuse(tensor: tf.Tensor | tf.SparseTensor | tf.RaggedTensor | PartOfRows, model: keras.Model | None) -> None:
     kind = "sparse" if isinstance(tensor, tf.SparseTensor) else "ragged" if isinstance(tensor, tf.RaggedTensor) else ""
-    if not kind and tensor.dtype != tf.string:
+    is_text = tensor.own.dtype.kind in "OSU" if isinstance(tensor, PartOfRows) else tensor.dtype == tf.string
+    if not kind and not is_text:
         return
     what = f"a {kind} tensor" if kind else "text"
     # with the layer's name, because a batch may have several inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, shared_files
+from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
@@ -12,6 +12,7 @@ from keras_flow.backends.tensorflow import (
     operations,
     optimizer,
     random,
+    reading,
     replica_math,
     trainer,
     variables,
@@ -132,6 +133,7 @@ def _trainer() -> tuple[Hook, ...]:
             "as _make_function",
             when=optimizer.distribution_by_dtensor,
         ),
+        *reading_sources.hooks("get_tf_dataset", reading.loader, reading.part_of_batches),
         Hook(
             "keras.src.trainers.trainer",
             "Trainer.compile",

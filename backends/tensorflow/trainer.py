@@ -19,7 +19,7 @@ from keras_flow.backends import agreement
 from keras_flow.backends.batch_watch import BatchWatch
 from keras_flow.backends.tensorflow import mirrored_strategy, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
-from keras_flow.backends.tensorflow.data import MeshBatch, put_batch
+from keras_flow.backends.tensorflow.data import MeshBatch, gathered, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.recovery import root_cause
@@ -73,12 +73,12 @@ class Steps:
             build(self.model, data)
         # given up for this model before: no new try for each batch
         if self._on_one_device is not None:
-            return self._on_one_device(data)
+            return self._on_one_device(gathered(data, self.distribution))
         batch = put_batch(data, self.distribution, self.model)
         # a new epoch, or other data: its first batch has the batch size, later ones may be the rest
         is_first = source is not None and source is not self._source
         if is_first:
-            self._watch.restart(None)
+            self._watch.restart(getattr(source, "batches", None))
         if source is not None:
             self._watch.see(data)
         if is_first:
@@ -123,7 +123,7 @@ class Steps:
             # the forward pass is in every step, so that the others would fail as well
             _forward_on_one_device.add(self.model)
         self._on_one_device = WholeStep(self.model, self.step, self.distribution)
-        return self._on_one_device(data)
+        return self._on_one_device(gathered(data, self.distribution))
 
     def _traced(self, divides: bool, data: object) -> object:
         with whole_operations(self._whole), tracing(divides) as self._trace:

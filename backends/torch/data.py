@@ -1,4 +1,4 @@
-"""Batches on PyTorch: every rank reads the logical batch; its part is cut here, without communication."""
+"""Batches on PyTorch: what of a logical batch a rank computes is cut here, without communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from keras.src.backend.torch import core
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.batch_watch import BatchWatch
+from keras_flow.backends import leaves
+from keras_flow.backends.batch_watch import BatchWatch, Digest, digest_of_part
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
@@ -36,21 +37,21 @@ def to_tensors(data: object) -> object:
             return leaf
         return core.convert_to_tensor(leaf)
 
-    return tree.map_structure(convert, data)
+    return leaves.mapped(convert, data)
 
 
 def map_call(
     function: Callable[[object], object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Apply a function to every leaf of a call's arguments."""
-    return tuple(tree.map_structure(function, arg) for arg in args), {
-        name: tree.map_structure(function, value) for name, value in kwargs.items()
+    return tuple(leaves.mapped(function, arg) for arg in args), {
+        name: leaves.mapped(function, value) for name, value in kwargs.items()
     }
 
 
 def rows(data: object) -> int:
     """Rows of the logical batch: those of its first tensor. 0 where it has none."""
-    counts = rows_of(tree.flatten(data))
+    counts = rows_of(leaves.flat(data))
     return counts[0] if counts else 0
 
 
@@ -104,16 +105,17 @@ def refuse(x: object) -> None:
             )
 
 
-def _checksum(leaf: object) -> tuple[str, int]:
-    # of which a rank has its own rows: there is nothing to compare but the batch's shape and number
+def _digest(leaf: object) -> Digest:
     if isinstance(leaf, SplitRows):
-        return (f"{leaf.dtype} of shape {list(leaf.shape)}", leaf.origin)
+        text = f"{leaf.dtype} of shape {list(leaf.shape)}"
+        return Digest(text, {}) if leaf.origin is None else digest_of_part(leaf.origin, text, _digest)
     if not isinstance(leaf, torch.Tensor):
-        return (type(leaf).__name__, zlib.crc32(repr(leaf).encode()))
+        return Digest(type(leaf).__name__, {"all": zlib.crc32(repr(leaf).encode())})
     # of the bytes: equal values have equal bytes here, and nan compares as well
     value = leaf.detach().cpu().contiguous().reshape(-1)
-    return (f"{leaf.dtype} of shape {list(leaf.shape)}", zlib.crc32(value.view(torch.uint8).numpy().tobytes()))
+    sums = {"all": zlib.crc32(value.view(torch.uint8).numpy().tobytes())}
+    return Digest(f"{leaf.dtype} of shape {list(leaf.shape)}", sums)
 
 
 #: of the loop that is running
-watch = BatchWatch(_checksum)
+watch = BatchWatch(_digest)

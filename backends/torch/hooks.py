@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, shared_files
+from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
@@ -16,7 +16,6 @@ from keras_flow.backends.torch import (
     partial_numbers,
     random,
     reading,
-    reading_py_datasets,
     relayout,
     saving,
     shapes,
@@ -113,44 +112,7 @@ def _trainer() -> tuple[Hook, ...]:
             trainer.new_source,
             "the first batches of each data source are compared across ranks",
         ),
-        Hook(
-            "keras.src.trainers.data_adapters.array_data_adapter",
-            "ArrayDataAdapter.get_torch_dataloader",
-            reading.loader,
-            "a rank reads its own rows of arrays and memory maps; Keras reads the whole batch on every rank",
-            when=reading.distribution_of_rows,
-        ),
-        Hook(
-            "keras.src.trainers.data_adapters.torch_data_loader_adapter",
-            "TorchDataLoaderAdapter.get_torch_dataloader",
-            reading.users_loader,
-            "the same of a DataLoader",
-            when=reading.distribution_of_rows,
-        ),
-        Hook(
-            "keras.src.trainers.data_adapters.py_dataset_adapter",
-            "PyDatasetAdapter.__init__",
-            reading_py_datasets.adapter,
-            "the same of a PyDataset that can read a part of a batch; of others it is said that they are read whole",
-            when=reading.distribution_of_rows,
-        ),
-        Hook(
-            "keras.src.trainers.data_adapters.py_dataset_adapter",
-            "PyDatasetAdapter.get_torch_dataloader",
-            reading_py_datasets.loader,
-            "a part of a batch is a logical tensor of which this rank has its rows",
-            when=reading.distribution_of_rows,
-        ),
-        *(
-            Hook(
-                f"keras.src.trainers.data_adapters.{module}",
-                f"{name}.__init__",
-                reading.whole_source,
-                "it is said once that every rank reads whole batches",
-                when=reading.distribution_of_rows,
-            )
-            for module, name in reading.WHOLE_SOURCES
-        ),
+        *reading_sources.hooks("get_torch_dataloader", reading.loader, reading.part_of_batches),
         Hook(
             "torch.autograd",
             "grad",

@@ -68,6 +68,8 @@ def call(
         if rowwise_calls.can_run(layer, args, kwargs):
             return rowwise_calls.call(original, step, layer, args, kwargs)
         outputs = original(layer, *args, **kwargs)
+    if step.distribution.mirrored_view:
+        outputs = rowwise_calls.by_rows_again(outputs, (args, kwargs))
     if isinstance(outputs, torch.Tensor):
         return pin(outputs)
     return tree.map_structure(pin, outputs)

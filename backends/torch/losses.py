@@ -12,10 +12,9 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from keras.src import tree
 from keras.src.backend.torch import core, numpy
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import partial_numbers, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -27,14 +26,14 @@ _said: set[str] = set()
 
 def own_rows(*tensors: object, of: object) -> OwnRows | None:
     """The rows by which the tensors `of` are split, where every other tensor has a row for each of them; else None."""
-    leaves = tree.flatten(of)
-    if not leaves or not all(isinstance(leaf, SplitRows) and leaf.own is not None for leaf in leaves):
+    predictions = leaves.flat(of)
+    if not predictions or not all(isinstance(leaf, SplitRows) and leaf.own is not None for leaf in predictions):
         return None
-    rows = leaves[0].rows
-    others = [leaf for leaf in tree.flatten(tensors) if leaf is not None]
+    rows = predictions[0].rows
+    others = [leaf for leaf in leaves.flat(tensors) if leaf is not None]
     # a weight for all rows, or targets that are broadcast to them, are cases for Keras's own code
     has_rows = all(isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows.rows,) for leaf in others)
-    return rows if has_rows and all(leaf.rows == rows for leaf in leaves) else None
+    return rows if has_rows and all(leaf.rows == rows for leaf in predictions) else None
 
 
 def say_gathered(interaction: row_interaction.Interaction) -> None:
@@ -52,7 +51,7 @@ def say_gathered(interaction: row_interaction.Interaction) -> None:
 
 def least_rank(prediction: object) -> int:
     """The least number of dims of the tensors of a prediction."""
-    return min(leaf.ndim for leaf in tree.flatten(prediction))
+    return min(leaf.ndim for leaf in leaves.flat(prediction))
 
 
 def of_split_rows(
@@ -85,7 +84,7 @@ def call(
     """Hook on `Loss.__call__`: the losses of this rank's rows; reduced by `reduce_values`, or as they are."""
     step, rows = found
     own = functools.partial(split_rows.own_part, rows=rows)
-    y_true, y_pred, sample_weight = (tree.map_structure(own, part) for part in (y_true, y_pred, sample_weight))
+    y_true, y_pred, sample_weight = (leaves.mapped(own, part) for part in (y_true, y_pred, sample_weight))
     with computing(step, rows):
         value = original(loss, y_true, y_pred, sample_weight)
     return split_rows.split(value, rows) if value.ndim else value

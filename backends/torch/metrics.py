@@ -20,7 +20,7 @@ import torch
 from keras.src import tree
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 
@@ -42,7 +42,7 @@ def update(
     for metric in metrics.metrics:  # type: ignore[attr-defined]
         if by_rows is not None and _add_own(step, metric, rank, *by_rows):
             continue
-        y_true, y_pred, sample_weight = (tree.map_structure(_whole, part) for part in parts)
+        y_true, y_pred, sample_weight = (leaves.mapped(_whole, part) for part in parts)
         metric.update_state(y_true, y_pred, sample_weight=sample_weight)
 
 
@@ -119,7 +119,7 @@ def _by_rows(
     if rows is None:
         return None
     own = functools.partial(split_rows.own_part, rows=rows)
-    y_true, y_pred, sample_weight = (tree.map_structure(own, part) for part in parts)
+    y_true, y_pred, sample_weight = (leaves.mapped(own, part) for part in parts)
     return rows, (y_true, y_pred, sample_weight)
 
 

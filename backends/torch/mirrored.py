@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as torch_distributed
-from keras.src import tree
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import data, layouts, partial_numbers, split_rows
 from keras_flow.backends.torch.partial_numbers import Addition
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -55,7 +54,7 @@ def call(
     reducer(placement).on = True
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
-    return tree.map_structure(lambda leaf: _split(leaf, mine, layer), outputs)
+    return leaves.mapped(lambda leaf: _split(leaf, mine, layer), outputs)
 
 
 @functools.cache
@@ -71,9 +70,14 @@ def all_sum(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
 
 
 def _common_rows(inputs: object) -> int | None:
-    row_counts = {leaf.shape[0] for leaf in tree.flatten(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim}
-    others = [leaf for leaf in tree.flatten(inputs) if hasattr(leaf, "shape") and not isinstance(leaf, torch.Tensor)]
-    return row_counts.pop() if len(row_counts) == 1 and not others else None
+    row_counts = set()
+    for leaf in leaves.flat(inputs):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.ndim:
+                row_counts.add(leaf.shape[0])
+        elif hasattr(leaf, "shape"):
+            return None
+    return row_counts.pop() if len(row_counts) == 1 else None
 
 
 def _shares(step: RunningStep, layer: keras.Layer, rows: int) -> bool:

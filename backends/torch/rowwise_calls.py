@@ -18,7 +18,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import data, layouts, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 
@@ -72,8 +72,8 @@ def call(
 
 def _can_lie_by_rows(args: object, kwargs: object) -> bool:
     """Whether the tensors among the inputs are all DTensors with the same rows."""
-    leaves = [leaf for leaf in tree.flatten((args, kwargs)) if len(getattr(leaf, "shape", ()))]
-    return all(isinstance(leaf, DTensor) for leaf in leaves) and len({leaf.shape[0] for leaf in leaves}) == 1
+    tensors = [leaf for leaf in tree.flatten((args, kwargs)) if len(getattr(leaf, "shape", ()))]
+    return all(isinstance(leaf, DTensor) for leaf in tensors) and len({leaf.shape[0] for leaf in tensors}) == 1
 
 
 def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -94,6 +94,35 @@ def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
         return result
 
     return data.map_call(by_rows, args, kwargs)
+
+
+def by_rows_again(outputs: object, inputs: object) -> object:
+    """The outputs of a layer that mixes rows, split by rows where its inputs were: what follows is for own rows again.
+
+    An operator without a proven rule computes all rows on every rank. Each keeps its own, without communication.
+    """
+    split = next(
+        (leaf for leaf in leaves.flat(inputs) if isinstance(leaf, DTensor) and Shard(0) in leaf.placements), None
+    )
+    if split is None:
+        return outputs
+    mesh, rows = split.device_mesh, split.shape[0]
+    placements = tuple(part if part == Shard(0) else Replicate() for part in split.placements)
+
+    def own(leaf: object) -> object:
+        if (
+            not isinstance(leaf, DTensor)
+            or leaf.shape[:1] != (rows,)
+            or not all(p.is_replicate() for p in leaf.placements)
+        ):
+            return leaf
+        mask = get_keras_mask(leaf)
+        result = leaf.redistribute(mesh, placements)
+        if mask is not None:
+            set_keras_mask(result, own(mask))
+        return result
+
+    return leaves.mapped(own, outputs) if layouts.divides(split.shape, mesh, placements) else outputs
 
 
 def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPlacements, int] | None:

@@ -18,6 +18,7 @@ import torch.distributed as torch_distributed
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
+from keras_flow.backends.batch_watch import PartOfRows
 from keras_flow.backends.torch.step import OwnRows
 
 
@@ -60,11 +61,11 @@ class SplitRows(DeferredTensor):
 
     Attributes:
         rows: which rows they are.
-        origin: which batch of the data they are of, from 1; 0 where that is not known.
+        origin: what was read of the batch, where the rows were read and not computed.
     """
 
     rows: OwnRows
-    origin: int
+    origin: PartOfRows | None
     _own: torch.Tensor | None
     _value: torch.Tensor
     _whole: torch.Tensor | None
@@ -76,7 +77,7 @@ class SplitRows(DeferredTensor):
         return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=value.dtype, device=value.device)
 
     def __init__(self, value: torch.Tensor, rows: OwnRows) -> None:
-        self.rows, self.origin = rows, 0
+        self.rows, self.origin = rows, None
         self._own, self._value, self._whole = None, value, None
 
     @property
@@ -114,7 +115,7 @@ class SplitRows(DeferredTensor):
         return seen.get(id(out), out)
 
 
-def split(value: torch.Tensor, rows: OwnRows, origin: int = 0) -> SplitRows:
+def split(value: torch.Tensor, rows: OwnRows, origin: PartOfRows | None = None) -> SplitRows:
     """The logical tensor of which `value` is this rank's rows; with its mask."""
     logical: SplitRows = _FromOwn.apply(value, rows) if torch.is_grad_enabled() else SplitRows(value, rows)
     logical._own, logical.origin = value, origin

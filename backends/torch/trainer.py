@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from keras.src import tree
 
-from keras_flow.backends import agreement, row_interaction
+from keras_flow.backends import agreement, leaves, row_interaction
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     call_order,
@@ -185,14 +184,14 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         readers = log_readers.of_next_step(model, distribution.placement)
         if consistent:
             with running(RunningStep(distribution, consistent=True, readers=readers)):
-                out = tree.map_structure(variables.to_logical, function(batches.put_batch(data, distribution)))
+                out = leaves.mapped(variables.to_logical, function(batches.put_batch(data, distribution)))
                 return _settled_logs(out, readers)
         reducer = mirrored.reducer(distribution.placement)
         if trains:
             reducer.attach(model.trainable_variables)
         try:
             with running(RunningStep(distribution, consistent=False, readers=readers)):
-                return _settled_logs(tree.map_structure(split_rows.gathered, function(data)), readers)
+                return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
         finally:
             reducer.reset()
 

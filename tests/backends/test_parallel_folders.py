@@ -57,11 +57,6 @@ FILES = {
     "metrics": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a metric adds up"),
     "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "partial_numbers": (("torch",), "a sum over ranks that waits; on the others the compiler puts it where it is used"),
-    "reading": (
-        ("torch",),
-        "a rank is a process of its own, which reads its rows; on the others one process reads all",
-    ),
-    "reading_py_datasets": (("torch",), "the same"),
     "relayout": (("torch",), "changes of layout inside DTensor are plans"),
     "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
@@ -87,6 +82,7 @@ NAMES = {
     },
     "data": {
         "Uneven has_uneven to_logical distribute_data_input": "on JAX batches that do not divide stay split",
+        "gathered": "a step of TensorFlow's may fall back to one device, which needs all rows",
         "MeshBatch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
         "to_tensors": "JAX's step takes host arrays as they are",
         "read_ahead": "tf.data and torch's DataLoader read ahead by themselves",
@@ -135,6 +131,11 @@ NAMES = {
         "draw dropout": "JAX draws the stock values of a rank's part by itself",
         "has_one_mask": "ranks compute their rows alone; on TensorFlow replicas do",
         "align": "ranks are processes with random states of their own",
+    },
+    "reading": {
+        "LogicalBatches": "on torch a value of which a rank has its rows is a tensor of its own kind",
+        "RowNumbers": "a torch loader does more for each batch than its rows need",
+        "OwnRowsDataset OwnRowsIterator": "what Keras loops over on TensorFlow tells how long it is, and reads ahead",
     },
     "tensors": {"agree_on": "ranks of torch are processes, whose calls are compared first; the others' is common"},
     "trainer": {

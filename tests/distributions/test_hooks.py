@@ -121,9 +121,9 @@ def test_the_next_batch_is_transferred_while_a_step_runs(monkeypatch: pytest.Mon
     sent, at_steps = [], []
     put = data._put
 
-    def counted(host: np.ndarray, sharding: object) -> object:
+    def counted(host: np.ndarray, sharding: object, padded_rows: int) -> object:
         sent.append(host.shape)
-        return put(host, sharding)
+        return put(host, sharding, padded_rows)
 
     monkeypatch.setattr(data, "_put", counted)
 

@@ -100,3 +100,31 @@ def test_processes_that_read_other_data(backend: str, tmp_path: Path) -> None:
     assert code == 1
     assert "the ranks are fed different batches: input 'x' of batch 0 differs on rank 1 from rank 0" in err
     assert "float32 of shape [8, 4]" in err
+
+
+OTHER_LENGTHS = """
+import numpy as np
+import keras_flow as kf
+kf.init()
+import keras
+class Batches(keras.utils.PyDataset):
+    num_batches = 3 + kf.env.process_index()
+    def __getitem__(self, index):
+        return np.ones((8, 4), "float32"), np.zeros((8, 1), "float32")
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(Batches(), verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("jax", "tensorflow")]
+)
+def test_processes_whose_data_have_other_lengths(backend: str, tmp_path: Path) -> None:
+    """The longer ones would wait for the others; torch's are among its own tests."""
+    script = programs.write(tmp_path, OTHER_LENGTHS)
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", str(script)]
+    code, _, err = programs.finish(programs.start(command, backend), 100)
+    assert code == 1
+    assert "the ranks are fed data of different lengths: rank 0 has 3 batches, rank 1 has 4" in err

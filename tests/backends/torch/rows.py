@@ -6,7 +6,6 @@ import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -510,31 +509,3 @@ def one_mask_for_all_rows_is_one_where_ranks_have_one_row() -> None:
     wanted = losses()
     with kf.DataParallel().scope():
         np.testing.assert_allclose(losses(), wanted, rtol=1e-5)
-
-
-@check
-def faults_in_the_sums_are_seen() -> None:
-    """A net that would let them through is none."""
-    import keras_flow as kf
-    from keras_flow.backends.torch import losses, metrics, mirrored, split_rows
-    from keras_flow.backends.torch.step import OwnRows
-
-    def make() -> Any:
-        return model_with("categorical_crossentropy", ["accuracy"], masked=True)
-
-    def one_row_too_many(placement: Any, rows: int) -> OwnRows:
-        right = rows_of(placement, rows)
-        return OwnRows(rows, right.count, (right.index + (right.index == 1)) % right.count, right.groups)
-
-    def twice(value: Any, groups: Any) -> Any:
-        return summed(summed(value, groups), groups)
-
-    rows_of, summed = mirrored.rows_of, split_rows.summed
-    wanted = numbers(make, ROWS)
-    for target, name, fault in (
-        (mirrored, "rows_of", one_row_too_many),
-        (metrics.split_rows, "summed", twice),
-        (losses.partial_numbers, "partial_number", lambda own, rows: own * rows.count),
-    ):
-        with mock.patch.object(target, name, fault), kf.DataParallel().scope():
-            assert off(wanted, numbers(make, ROWS)), name

@@ -1,0 +1,45 @@
+"""Batches on JAX of which each of several processes reads its own rows; in one process they are read as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_flow.backends import reading_sources
+from keras_flow.backends.jax.devices import world
+from keras_flow.backends.reading import ProcessRows, ReadingEngine
+from keras_flow.current.distribution import active
+from keras_flow.layout import Layout
+
+
+def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
+    """Condition of the hooks on sources of data: the rows that this process reads, where there are several."""
+    distribution, here = active(), world()
+    if distribution is None or here.process_count == 1 or distribution.num_model_replicas == 1:
+        return None
+    # a batch with a row for each block says which blocks the ranks of this process compute
+    blocks = distribution.num_model_replicas
+    layout: Layout = distribution.batch_layout((blocks,))
+    own = [layout.local_slices(rank)[0].start for rank in here.local_ranks if rank in distribution.placement.ranks]
+    if not own:
+        return None
+    word = "rank" if here.process_count == here.size else "process"
+    return ProcessRows(blocks, min(own), max(own), "padded", word)
+
+
+def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: object) -> Iterable:
+    """Hook on `get_jax_iterator` of Keras's adapters: batches of which this process reads its rows."""
+    return iter(reading_sources.batches(part, _ENGINE, original, adapter))
+
+
+def _on_host(value: Any) -> Any:
+    # JAX would put what it is given on a device first; scalars and sparse values stay as they are
+    return value if isinstance(value, jax.Array) or not hasattr(value, "__array__") else np.asarray(value)
+
+
+_ENGINE = ReadingEngine(
+    "jax", from_sliced=lambda array, sliced: array.convert_to_jax_compatible(sliced), from_host=_on_host
+)

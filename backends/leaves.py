@@ -1,0 +1,53 @@
+"""Structures of values, gone through as `keras.tree` does, quicker for those that a step has: tuples, lists and dicts.
+
+On torch `keras.tree` asks a registry of node types for each value, some ten microseconds for each batch or output.
+
+>>> mapped(lambda leaf: leaf + 1, {"x": (1, 2), "y": [3]})
+{'x': (2, 3), 'y': [4]}
+>>> flat({"x": (1, 2), "y": [3]})
+[1, 2, 3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras.src import tree
+
+#: types of leaves that have no dtype
+_SCALARS = (bool, int, float, str)
+
+
+def mapped(function: Callable[[Any], Any], structure: Any, none_is_leaf: bool = True) -> Any:
+    """What a function makes of each leaf, in the same structure.
+
+    Args:
+        function: of a leaf.
+        structure: tuples, lists, dicts, and what else `keras.tree` knows.
+        none_is_leaf: whether the function is called for a None, which stays as it is otherwise.
+    """
+    if _is_leaf(structure):
+        return function(structure)
+    kind = type(structure)
+    if kind is tuple or kind is list:
+        return kind([mapped(function, each, none_is_leaf) for each in structure])
+    if kind is dict:
+        return {key: mapped(function, each, none_is_leaf) for key, each in structure.items()}
+    return tree.map_structure(function, structure, none_is_leaf=none_is_leaf)
+
+
+def flat(structure: Any) -> list[Any]:
+    """The leaves of a structure; those of a dict in the order of its keys."""
+    if _is_leaf(structure):
+        return [structure]
+    kind = type(structure)
+    if kind is tuple or kind is list:
+        return [leaf for each in structure for leaf in flat(each)]
+    if kind is dict:
+        return [leaf for key in sorted(structure) for leaf in flat(structure[key])]
+    return tree.flatten(structure)
+
+
+def _is_leaf(structure: Any) -> bool:
+    return hasattr(structure, "dtype") or isinstance(structure, _SCALARS)

@@ -1,0 +1,88 @@
+"""Batches on TensorFlow of which each of several processes reads its own rows; in one process `tf.data` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_flow.backends import reading_sources
+from keras_flow.backends.reading import ProcessRows, ReadingEngine, one_ahead
+from keras_flow.backends.tensorflow.data import batch_axis
+from keras_flow.backends.tensorflow.devices import world
+from keras_flow.backends.tensorflow.layouts import view_of
+from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored
+from keras_flow.current.distribution import active
+
+
+def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
+    """Condition of the hooks on sources of data: the rows that this process reads, where there are several."""
+    distribution, here = active(), world()
+    if distribution is None or here.process_count == 1 or is_mirrored(distribution):
+        return None
+    view = view_of(distribution)
+    axis, blocks = batch_axis(distribution, view)
+    # where DTensor splits rows by some of the batch axes only, they are read whole
+    if axis is None or blocks != distribution.num_model_replicas or blocks == 1:
+        return None
+    own = [where[axis] for where in view.mesh.local_device_locations()]
+    if not own:
+        return None
+    word = "rank" if here.process_count == here.size else "process"
+    return ProcessRows(blocks, min(own), max(own), "whole", word)
+
+
+class OwnRowsDataset:
+    """In the place of a `tf.data.Dataset`: batches of which this process reads its rows, the next one ahead.
+
+    Args:
+        batches: the batches.
+        count: how many they are; None where it is not known.
+    """
+
+    def __init__(self, batches: Iterable, count: int | None):
+        self.batches, self.count = batches, count
+
+    def __iter__(self) -> OwnRowsIterator:
+        # tf.data itself reads ahead
+        ahead = self.batches if isinstance(self.batches, tf.data.Dataset) else one_ahead(iter(self.batches))
+        return OwnRowsIterator(iter(ahead), self.count)
+
+
+class OwnRowsIterator:
+    """One loop over the batches.
+
+    Args:
+        iterator: over the batches.
+        batches: how many they are: processes compare that.
+    """
+
+    def __init__(self, iterator: Iterator, batches: int | None):
+        self.iterator, self.batches = iterator, batches
+
+    def __iter__(self) -> OwnRowsIterator:
+        return self
+
+    def __next__(self) -> object:
+        return next(self.iterator)
+
+
+def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: Any) -> OwnRowsDataset:
+    """Hook on `get_tf_dataset` of Keras's adapters: batches of which this process reads its rows."""
+    return OwnRowsDataset(reading_sources.batches(part, _ENGINE, original, adapter), adapter.num_batches)
+
+
+def _on_host(value: Any) -> Any:
+    if not hasattr(value, "__array__") or isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        return value
+    return np.asarray(value)
+
+
+_ENGINE = ReadingEngine(
+    "numpy",
+    from_sliced=lambda array, sliced: array.convert_to_numpy(sliced),
+    from_host=_on_host,
+    makes_tf_data=True,
+)
