@@ -197,7 +197,7 @@ ORDER = (
     ("launch",),
     ("distributions", "tensors"),
     ("user_file",),
-    ("explainer", "verify", "doctor"),
+    ("explainer", "verify", "doctor", "timeline"),
     ("parallel",),
     ("compare",),
     ("notebook",),
