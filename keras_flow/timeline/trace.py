@@ -43,13 +43,13 @@ def trace(path: str | Path) -> Iterator[None]:
         FlowError: the file's folder does not exist.
 
     Example:
-        >>> import keras, numpy as np, keras_flow as kf
+        >>> import tempfile, keras, numpy as np, keras_flow as kf
         >>> ranks = kf.init(4)
         >>> with kf.DataParallel().scope():
         ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
         >>> x = np.ones((8, 4), "float32")
-        >>> with kf.trace("run.json"):
+        >>> with tempfile.TemporaryDirectory() as folder, kf.trace(f"{folder}/run.json"):
         ...     history = model.fit(x, x[:, :1], verbose=0)
     """
     target = Path(path).resolve()
