@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,6 +34,27 @@ if TYPE_CHECKING:
     from keras_flow.current.variable_layout import KerasLayout
     from keras_flow.layout import Layout
     from keras_flow.sbp import NdSbp
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """Something that an engine's profiler saw.
+
+    Attributes:
+        rank: whose it is; None where the engine does not say.
+        lane: a thread, as text: events of one lane nest.
+        name: what ran.
+        begin: microseconds since the profile began.
+        duration: microseconds.
+        facts: what else is known, such as the bytes of a collective.
+    """
+
+    rank: int | None
+    lane: str
+    name: str
+    begin: float
+    duration: float
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -398,6 +420,19 @@ class Backend(TensorEngine, Protocol):
 
     def reorder(self, x: Any, keys: Any, axis: int) -> Any:
         """`x` with its entries along an axis in the order of `keys` [length], equal ones as they were."""
+        ...
+
+    # ---- profiling.py
+    def profiled(self, folder: Path) -> AbstractContextManager[Callable[[], list[TraceEvent]]]:
+        """Run the engine's profiler inside; what it yields returns the events of this process, afterwards.
+
+        Args:
+            folder: an empty folder for the profiler's own files.
+        """
+        ...
+
+    def annotated(self, name: str) -> AbstractContextManager[object]:
+        """Inside, the engine's profiler shows this name."""
         ...
 
     # ---- hooks.py

@@ -36,7 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-execute", action="store_true")
     arguments = parser.parse_args()
-    shutil.rmtree(SOURCE, ignore_errors=True)
+    for old in (SOURCE, ROOT / ".cache"):  # mkdocs-jupyter remembers pages there
+        shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("*.py", "__pycache__", "adr"))
     shutil.copy(ROOT / "CHANGELOG.md", SOURCE / "changelog.md")
     decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))

@@ -38,6 +38,7 @@ _NAMES = {
     "shard": "keras_flow.distributions.shard",
     "tensor": "keras_flow.tensors.creation",
     "to_global": "keras_flow.tensors.from_local",
+    "trace": "keras_flow.timeline.trace",
     "visualize": "keras_flow.tensors.visualize",
     "value_and_grad": "keras_flow.tensors.gradients",
     "zeros": "keras_flow.tensors.creation",

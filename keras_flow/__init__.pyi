@@ -35,5 +35,6 @@ from keras_flow.tensors.from_local import to_global as to_global
 from keras_flow.tensors.global_tensor import GlobalTensor as GlobalTensor
 from keras_flow.tensors.gradients import value_and_grad as value_and_grad
 from keras_flow.tensors.visualize import visualize as visualize
+from keras_flow.timeline.trace import trace as trace
 
 __version__: str

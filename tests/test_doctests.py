@@ -17,7 +17,7 @@ import keras_flow as kf
 
 ROOT = Path(kf.__file__).parent
 #: folders whose examples need ranks that train
-TRAIN = ("current", "distributions", "launch", "parallel", "runtime")
+TRAIN = ("current", "distributions", "explainer", "launch", "notebook", "parallel", "runtime", "timeline")
 
 
 def modules_with_examples() -> list[str]:

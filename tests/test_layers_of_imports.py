@@ -184,7 +184,7 @@ def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
 
 #: packages and modules from the lowest to the highest; what stands in one line may not import each other
 ORDER = (
-    ("errors", "units", "philox"),
+    ("errors", "units", "philox", "progress"),
     ("pictures",),
     ("sbp",),
     ("placements",),
@@ -198,7 +198,7 @@ ORDER = (
     ("distributions", "tensors"),
     ("comm",),
     ("user_file",),
-    ("explainer", "verify", "doctor"),
+    ("explainer", "verify", "doctor", "timeline"),
     ("parallel",),
     ("compare",),
     ("notebook",),

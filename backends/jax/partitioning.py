@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import core as jax_core
+from jax._src import core as internal_core  # private: jaxprs_in_params, before jax 0.10 made it public
 from jax.extend import core
 
 from keras_flow.backends.jax import data
@@ -97,14 +98,14 @@ def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
     for equation in jaxpr.eqns:
         yield equation
         if equation.primitive.name != "shard_map":
-            for inner in core.jaxprs_in_params(equation.params):
+            for inner in _jaxprs_in_params(equation.params):
                 yield from _equations(inner)
 
 
 def _unproven_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
     """Names of unproven operations inside loops, branches and whatever else has a program of its own."""
     for equation in jaxpr.eqns:
-        for inner in core.jaxprs_in_params(equation.params):
+        for inner in _jaxprs_in_params(equation.params):
             # its operations can be looked at one by one
             if equation.primitive.name in _INLINED:
                 yield from _unproven_in_loops(inner)
@@ -146,7 +147,7 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftO
             operands = inputs if proven else list(map(_gathered(left_over), inputs))
             # the options under which the operation was traced (64 bits, a mesh)
             with equation.ctx.manager:
-                outputs = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+                outputs = _bind(equation, operands)
             outputs = outputs if equation.primitive.multiple_results else [outputs]
             if not proven:  # else XLA would split the result as it likes, and the next operation is wrong
                 outputs = list(map(_gathered(left_over), outputs))
@@ -181,3 +182,15 @@ def _warn(hidden: Sequence[str], replicas: int) -> None:
         ComputedWhole,
         stacklevel=2,
     )
+
+
+#: public since jax 0.10
+_jaxprs_in_params = getattr(core, "jaxprs_in_params", None) or internal_core.jaxprs_in_params
+
+
+def _bind(equation: core.JaxprEqn, operands: Sequence[Any]) -> Any:
+    """Compute an equation on other operands."""
+    found = equation.primitive.get_bind_params(equation.params)
+    # before jax 0.10 functions among the parameters came first, apart
+    functions, params = found if isinstance(found, tuple) else ((), found)
+    return equation.primitive.bind(*functions, *operands, **params)

@@ -25,6 +25,8 @@ from keras_flow.backends.torch.probes import free_memory as free_memory
 from keras_flow.backends.torch.processes import delete_text as delete_text
 from keras_flow.backends.torch.processes import get_text as get_text
 from keras_flow.backends.torch.processes import put_text as put_text
+from keras_flow.backends.torch.profiling import annotated as annotated
+from keras_flow.backends.torch.profiling import profiled as profiled
 from keras_flow.backends.torch.random import random_fractions as random_fractions
 from keras_flow.backends.torch.random import random_offsets as random_offsets
 from keras_flow.backends.torch.random import random_part as random_part

@@ -91,7 +91,8 @@ def _wrong_size(devices: int, size: int) -> str:
         return (
             f"kf.init was asked for {devices} ranks, but on torch every rank is a process and this process is the only "
             f"one. Start the program with kf.run(main, devices={devices}), where main is the function that holds it, "
-            f"or with `keras-flow launch --devices {devices} script.py`."
+            f"or with `keras-flow launch --devices {devices} script.py`. In a notebook: "
+            f"kf.notebook.start({devices})."
         )
     return (
         f"kf.init was asked for {devices} ranks, but this job was launched with {size}. "

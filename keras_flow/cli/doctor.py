@@ -26,11 +26,12 @@ def doctor(
 
     from keras_flow.doctor.runner import examine
     from keras_flow.doctor.show import show
+    from keras_flow.progress import working
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     names = tuple(name.strip() for name in backends.split(",") if name.strip())
-    with Console(stderr=True).status("checking") as status:
-        report = examine(names, bandwidth=bandwidth, seconds=timeout, tell=status.update)
+    with working("checking") as tell:
+        report = examine(names, bandwidth=bandwidth, seconds=timeout, tell=tell)
     if as_json:
         json.dump(report.as_json(), sys.stdout, indent=1)
         print()

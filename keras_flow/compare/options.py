@@ -24,6 +24,7 @@ class CompareOptions:
         seed: seed of the initial weights and of the order of samples.
         out: folder for the report.
         skip_missing: leave out backends that are not installed.
+        trace: write a timeline of two more steps of each run.
     """
 
     file: Path
@@ -35,6 +36,7 @@ class CompareOptions:
     seed: int = 0
     out: Path = Path("compare-out")
     skip_missing: bool = False
+    trace: bool = False
 
     def command(self) -> str:
         """The command line that asks for the same.
@@ -48,7 +50,8 @@ class CompareOptions:
         for name, value in (("--steps", self.steps), ("--epochs", self.epochs), ("--batch-size", self.batch_size)):
             words += [] if value is None else [name, str(value)]
         words += ["--seed", str(self.seed), "--out", str(self.out)]
-        return shlex.join([*words, *(["--skip-missing"] if self.skip_missing else [])])
+        words += [*(["--skip-missing"] if self.skip_missing else []), *(["--trace"] if self.trace else [])]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class CompareJob:
         batch_size: rows of a global batch.
         seed: see `CompareOptions`.
         folder: for weights, events and results of all processes.
+        traces: folder for timelines; None: none are written.
     """
 
     file: str
@@ -74,6 +78,7 @@ class CompareJob:
     batch_size: int
     seed: int
     folder: str
+    traces: str | None = None
 
     def write(self, path: Path) -> None:
         """Write the job for the process."""

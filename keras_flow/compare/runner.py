@@ -109,6 +109,7 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
         batch_size=options.batch_size or _BATCH,
         seed=options.seed,
         folder=str(folder),
+        traces=str(options.out.resolve()) if options.trace else None,
     )
     job.write(folder / f"job-{backend}.json")
     return job

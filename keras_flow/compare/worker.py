@@ -16,6 +16,9 @@ from pathlib import Path
 from keras_flow.compare.options import CompareJob
 from keras_flow.errors import FlowError
 
+#: steps in a timeline: the first of them may still compile
+_TRACED_STEPS = 3
+
 
 def main(action: str, path: str) -> int:
     """Train or evaluate the job of a file on all ranks; returns the exit status, and writes the error of a failure."""
@@ -100,6 +103,11 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         weights = model.get_weights()
     explained = _explained(distribution, model, job.batch_size)
     _write_shards(folder, job.backend, layout, model)
+    if job.traces is not None and distribution is not None:
+        # after all that is compared: these steps train on
+        more = Ordered(data.x, data.y, job.batch_size, job.seed, _TRACED_STEPS)  # type: ignore[attr-defined]
+        with kf.trace(Path(job.traces) / f"trace-{job.backend}-{layout}.json"):
+            model.fit(iter(more), epochs=1, steps_per_epoch=_TRACED_STEPS, verbose=0, shuffle=False)  # type: ignore[arg-type]
     if not leads:
         return
     np.savez(folder / f"final-{job.backend}-{layout}.npz", *weights)

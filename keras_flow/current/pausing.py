@@ -21,9 +21,11 @@ class Gate:
         >>> gate.hold()  # the next step waits
         1
         >>> gate.stop_after(1)  # and is stopped
-        >>> gate.pass_through()
-        Traceback (most recent call last):
-        KeyboardInterrupt: stopped before step 2
+        >>> try:
+        ...     gate.pass_through()
+        ... except KeyboardInterrupt as stop:
+        ...     print(stop)
+        stopped before step 2
     """
 
     def __init__(self) -> None:

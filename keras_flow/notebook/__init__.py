@@ -4,6 +4,12 @@
 for each (torch). A cell that begins with `%%ranks` runs on all of them, `pull("history")` brings a variable to the
 notebook, `run(function)` calls a function on all ranks, `restart()` and `stop()` do what they say.
 `docs/notebooks.md` has more.
+
+Example:
+    >>> import keras_flow as kf
+    >>> kf.notebook.start(4)
+    >>> kf.notebook.run(kf.env.get_world_size)[0]
+    4
 """
 
 from importlib import import_module as _import_module

@@ -14,6 +14,7 @@ from keras_flow.compare import html, table
 from keras_flow.compare.options import CompareOptions
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.runner import compared
+from keras_flow.progress import working
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,5 @@ def compare(
         out=Path(out),
         skip_missing=backends is None,
     )
-    return ShownComparison(compared(options, Console(quiet=True)))
+    with working(f"comparing {options.file.name}"):
+        return ShownComparison(compared(options, Console(quiet=True)))

@@ -132,9 +132,10 @@ def run(
     workers = _started()
     if not isinstance(workers, Workers):
         return [worker.plain(function(*args, **dict(kwargs or {})))]
-    cells = {name: linecache.getlines(name) for name in linecache.cache if "ipykernel_" in name}
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    cell = (file, linecache.getlines(file)) if getattr(function, "__module__", "") == "__main__" else ("", [])
     try:
-        sent = cloudpickle.dumps((function, tuple(args), dict(kwargs or {}), cells))
+        sent = cloudpickle.dumps((function, tuple(args), dict(kwargs or {}), cell))
     except Exception as error:  # whatever a __reduce__ raises
         raise FlowError(
             f"kf.notebook.run cannot send {getattr(function, '__name__', function)} to the workers: {error}. Open "

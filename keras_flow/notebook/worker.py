@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,17 +151,14 @@ def call(pickled: bytes) -> bytes:
     """Call a function that the notebook sent; what it returned, pickled.
 
     Args:
-        pickled: function, arguments, keyword arguments, and the lines of the cell that defines it, for tracebacks.
+        pickled: function, arguments, keyword arguments, and the file and lines of the cell that defines it.
     """
-    function, args, kwargs, cells = cloudpickle.loads(pickled)
-    show_lines(cells)
+    function, args, kwargs, (file, lines) = cloudpickle.loads(pickled)
+    if file and hasattr(function, "__code__"):
+        # cloudpickle forgets the file, and this process has none: tracebacks show the cell's lines all the same
+        function.__code__ = function.__code__.replace(co_filename=file)
+        linecache.cache[file] = (sum(map(len, lines)), None, list(lines), file)
     return cloudpickle.dumps(plain(function(*args, **kwargs)))
-
-
-def show_lines(cells: Mapping[str, Sequence[str]]) -> None:
-    """Let tracebacks show the lines of cells that ran in another process; file name of a cell -> its lines."""
-    for name, lines in cells.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
 
 
 def _namespace() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 from keras_flow.notebook import worker
+from keras_flow.progress import working
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -69,7 +70,8 @@ class Workers:
         _warn_of_cores(self.count)
         self._exits.callback(shutil.rmtree, self.folder.path, ignore_errors=True)
         try:
-            self._start()
+            with working(f"starting {self.count} worker processes for {self.engine}"):
+                self._start()
         except BaseException:
             self.end()
             raise

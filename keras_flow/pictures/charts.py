@@ -76,7 +76,7 @@ def curves(
         parts.append(
             f"<polyline points='{points(limit)}' fill='none' stroke='#d33' stroke-width='1.5' stroke-dasharray='2 3'/>"
         )
-        parts.append(text(right, y_of(limit[-1]) - 5, "tolerance", 10, "end"))
+        parts.append(text(_LEFT + 4, y_of(limit[0]) - 6, "tolerance", 10, "start"))
     for number, curve in enumerate(drawn):
         dashes = f"{_DASH:g} {_DASH * (len(drawn) - 1):g}" if len(drawn) > 1 else "none"
         # thin and faint below: a curve that lies alone is seen as a line and not only as dashes

@@ -93,12 +93,8 @@ def _columns(inputs: Sequence[int], nodes: Sequence[Node]) -> dict[int, int]:
     column_of = {key: place for place, key in enumerate(inputs)}
     for at, node in enumerate(nodes):
         wanted = [column_of[key] for key in node.inputs if key in column_of]
-        # columns of tensors that a later node still reads
-        busy = {
-            column
-            for key, column in column_of.items()
-            if last_use.get(key, -1) > at and (key not in node.inputs or column != min(wanted, default=-1))
-        }
+        # a tensor that a later node still reads keeps its column free of boxes: its edge runs down there
+        busy = {column for key, column in column_of.items() if last_use.get(key, -1) > at}
         free = (place for place in (*sorted(wanted), *range(len(nodes) + len(inputs))) if place not in busy)
         columns[at] = next(free, 0)
         column_of |= dict.fromkeys(node.outputs, columns[at])

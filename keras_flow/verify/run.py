@@ -22,6 +22,7 @@ from keras_flow.backends.active import backend
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
+from keras_flow.progress import working
 from keras_flow.runtime import env
 from keras_flow.verify.by_layer import parts, why_by_layer
 from keras_flow.verify.measure import Batch, Numbers, measured
@@ -81,7 +82,8 @@ def _verify(
     if why:
         rows, note = _by_layer(distribution, model, full_batch, own_step, tolerance, why)
     else:
-        rows, note = list(_of_model(distribution, model, full_batch, own_step, tolerance)), ""
+        with working(f"verifying {model.name}"):
+            rows, note = list(_of_model(distribution, model, full_batch, own_step, tolerance)), ""
     return Verification.of(model.name, repr(distribution), backend().name, tolerance, rows, note)
 
 

@@ -21,9 +21,9 @@ def test_what_is_installed_was_tested() -> None:
 
 
 @pytest.mark.parametrize("engine", ["jax", "tensorflow", "torch"])
-def test_every_engine_has_a_record_of_the_oldest_and_the_newest_keras(engine: str) -> None:
+def test_every_engine_has_a_record_of_the_keras_it_is_tested_with(engine: str) -> None:
     tested = fingerprints._tested(fingerprints._table()[engine], "keras")
-    assert {"3.13.2", "3.14.1", "3.15.1"} <= tested
+    assert "3.15.1" in tested
 
 
 def test_every_hook_has_a_fingerprint_that_is_what_is_installed() -> None:
@@ -77,7 +77,7 @@ def test_a_hook_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         FlowError,
         match=r"wraps keras\.src\.models\.model\.Trainer\.fit, which in keras 3\.99\.0 is not what it was written "
         r"against: its signature was \(self, x=None, y=None.*\) and is \(self, x=None, another=None\)\. It was "
-        r"tested with keras 3\.",
+        r"tested with keras 3\.15",
     ):
         fingerprints.require_fitting("jax", HOOKS)
 

@@ -62,6 +62,10 @@ def test_training_shows_one_bar_and_gives_its_history(notebook: Kernel) -> None:
 def test_a_function_of_a_cell_runs_on_all_ranks(notebook: Kernel) -> None:
     source = "offset = 10\ndef f(n):\n    return kf.env.get_rank() * n + offset\nkf.notebook.run(f, args=(3,))"
     assert notebook.run(source).text.strip() == "[10, 13]"
+    failed = notebook.run(
+        "def g():\n    if kf.env.get_rank():\n        raise ValueError('no')\nkf.notebook.run(g)"
+    ).text
+    assert "raise ValueError('no')" in failed and "rank 1 failed first: ValueError: no" in failed, failed
     assert "kf.notebook.pull: the cells have no variable nothing" in notebook.run("kf.notebook.pull('nothing')").text
 
 

@@ -1,0 +1,149 @@
+"""Events of all processes as one trace: a lane for each rank, collectives with their step and layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from keras_flow.backends.interface import TraceEvent
+
+#: names of collectives, as the engines' profilers have them -> ours
+_COLLECTIVES = (
+    (re.compile(r"all[-_]?reduce|CollectiveReduceV|NcclAllReduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"all[-_]?gather|CollectiveGather", re.IGNORECASE), "all_gather"),
+    (re.compile(r"reduce[-_]?scatter", re.IGNORECASE), "reduce_scatter"),
+    (re.compile(r"all[-_]?to[-_]?all", re.IGNORECASE), "all_to_all"),
+    (re.compile(r"collective[-_]permute|gloo:(send|recv)|c10d::(send|recv)", re.IGNORECASE), "send"),
+    (re.compile(r"gloo:broadcast|c10d::broadcast", re.IGNORECASE), "broadcast"),
+)
+_STEP, _LAYER = re.compile(r"^step (\d+)$"), re.compile(r"^layer (.+)$")
+
+
+def collective_of(name: str) -> str | None:
+    """Our name of the collective that an event is; None where it is none.
+
+    Example:
+        >>> collective_of("all-reduce.6"), collective_of("gloo:all_gather"), collective_of("aten::add")
+        ('all_reduce', 'all_gather', None)
+    """
+    return next((ours for pattern, ours in _COLLECTIVES if pattern.search(name)), None)
+
+
+def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
+    """The trace in Chrome's format.
+
+    Args:
+        processes: process index -> its events. Each process counts time from the begin of its own profile.
+    """
+    events: list[dict[str, object]] = []
+    lanes: dict[tuple[int, str], int] = {}
+    for index, found in processes.items():
+        for event in found:
+            owner = _lane_of(index, event.rank)
+            if (owner, event.lane) not in lanes:
+                lanes[owner, event.lane] = len(lanes) + 1
+                thread = {"name": "thread_name", "ph": "M", "pid": owner, "tid": lanes[owner, event.lane]}
+                events.append({**thread, "args": {"name": event.lane}})
+            events.append(
+                {
+                    "name": event.name,
+                    "ph": "X",
+                    "pid": owner,
+                    "tid": lanes[owner, event.lane],
+                    "ts": event.begin,
+                    "dur": event.duration,
+                    "cat": "operation",
+                    "args": dict(event.facts),
+                }
+            )
+        events += _collectives(index, found)
+    for owner in sorted({owner for owner, _ in lanes}):
+        name = f"process {owner - _HOST}" if owner >= _HOST else f"rank {owner}"
+        events.append({"name": "process_name", "ph": "M", "pid": owner, "args": {"name": name}})
+        events.append({"name": "process_sort_index", "ph": "M", "pid": owner, "args": {"sort_index": owner}})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+#: numbers of lanes that belong to a process and to no rank begin here
+_HOST = 1_000_000
+
+
+def _lane_of(process: int, rank: int | None) -> int:
+    return rank if rank is not None else _HOST + process
+
+
+def _collectives(process: int, found: Sequence[TraceEvent]) -> list[dict[str, object]]:
+    """The collectives once more, in a lane of their own, with what is known of each."""
+    steps = [(event, int(match[1])) for event in found if (match := _STEP.match(event.name))]
+    layers = [(event, match[1]) for event in found if (match := _LAYER.match(event.name))]
+    runs = _runs(found)
+    alike: dict[str, list[TraceEvent]] = {}
+    for event in found:
+        if (kind := collective_of(event.name)) is not None:
+            alike.setdefault(kind, []).append(event)
+    # an engine names one collective at several depths of calls: the outermost is kept
+    outermost = [
+        (kind, event)
+        for kind, events_of_kind in alike.items()
+        for event in events_of_kind
+        if not any(_inside(event, outer) for outer in events_of_kind if outer is not event)
+    ]
+    events = []
+    for kind, event in outermost:
+        facts = dict(event.facts)
+        run = facts.get("run_id")
+        # a program is started before it runs: where the engine numbers its runs that is the step
+        step = runs.get((event.rank, run)) if run is not None else _enclosing(event, steps)
+        layer = _enclosing(event, layers, same_lane=True)
+        facts |= {name: value for name, value in (("step", step), ("layer", layer)) if value is not None}
+        events.append(
+            {
+                "name": kind,
+                "ph": "X",
+                "pid": _lane_of(process, event.rank),
+                "tid": 0,
+                "ts": event.begin,
+                "dur": event.duration,
+                "cat": "collective",
+                "args": {"event": event.name, **facts},
+            }
+        )
+    owners = {event["pid"] for event in events}
+    thread = {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "collectives"}}
+    names = [{**thread, "pid": owner} for owner in owners]
+    return [*events, *names]
+
+
+def _runs(found: Sequence[TraceEvent]) -> dict[tuple[int | None, object], int]:
+    """rank and run of the training step's program -> its number, from 1."""
+    first: dict[tuple[int | None, object], float] = {}
+    for event in found:
+        run = event.facts.get("run_id")
+        if run is not None and "step" in str(event.facts.get("hlo_module", "")):
+            first[event.rank, run] = min(event.begin, first.get((event.rank, run), event.begin))
+    numbers: dict[tuple[int | None, object], int] = {}
+    counts: dict[int | None, int] = {}
+    for rank, run in sorted(first, key=lambda key: first[key]):
+        counts[rank] = counts.get(rank, 0) + 1
+        numbers[rank, run] = counts[rank]
+    return numbers
+
+
+def _inside(inner: TraceEvent, outer: TraceEvent) -> bool:
+    return (
+        inner.lane == outer.lane
+        and inner.rank == outer.rank
+        and outer.begin <= inner.begin
+        and inner.begin + inner.duration <= outer.begin + outer.duration
+        and (outer.duration, outer.begin) != (inner.duration, inner.begin)
+    )
+
+
+def _enclosing(event: TraceEvent, ranges: Sequence[tuple[TraceEvent, object]], same_lane: bool = False) -> object:
+    """What the innermost range around the begin of an event says; None where there is none."""
+    around = [
+        (outer.duration, value)
+        for outer, value in ranges
+        if outer.begin <= event.begin <= outer.begin + outer.duration and (not same_lane or outer.lane == event.lane)
+    ]
+    return min(around, key=lambda pair: pair[0])[1] if around else None

@@ -1,0 +1,41 @@
+"""Progress is shown where somebody can see it, and only of what takes long."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from keras_flow import progress
+
+
+def shown(terminal: bool, seconds: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(progress, "AFTER_SECONDS", 0.1)
+    stream = io.StringIO()
+    with progress.working("first", Console(file=stream, force_terminal=terminal, width=60)) as tell:
+        time.sleep(seconds / 2)
+        tell("second")
+        time.sleep(seconds / 2)
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(True, 1.0, monkeypatch)
+    assert "first" in text and "second" in text
+    assert text.endswith("\x1b[2K"), "and clears its line"
+
+
+def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "first" not in shown(True, 0.0, monkeypatch)
+
+
+def test_where_output_is_no_terminal_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(False, 0.5, monkeypatch) == ""
+
+
+def test_an_error_passes_through() -> None:
+    with pytest.raises(KeyError):
+        with progress.working("first"):
+            raise KeyError("inside")

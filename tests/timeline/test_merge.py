@@ -1,0 +1,65 @@
+"""Events of several processes as one trace."""
+
+from __future__ import annotations
+
+import doctest
+
+from keras_flow.backends.interface import TraceEvent
+from keras_flow.timeline import merge
+
+
+def collectives(*found: TraceEvent) -> list[dict]:
+    events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
+    return [event for event in events if event.get("cat") == "collective"]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(merge).failed == 0
+
+
+def test_each_rank_has_a_lane() -> None:
+    of_ranks = {rank: [TraceEvent(rank, "thread 1", "aten::add", 1.0, 2.0)] for rank in range(3)}
+    events: list[dict] = merge.chrome(of_ranks)["traceEvents"]  # type: ignore[assignment]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    ]
+    drawn = [(event["pid"], event["ts"], event["dur"]) for event in events if event["name"] == "aten::add"]
+    assert drawn == [(0, 1.0, 2.0), (1, 1.0, 2.0), (2, 1.0, 2.0)]
+
+
+def test_events_of_no_rank_stand_in_the_lane_of_their_process() -> None:
+    events: list[dict] = merge.chrome({0: [TraceEvent(None, "python", "tracing", 0.0, 1.0)]})["traceEvents"]  # type: ignore[assignment]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["process 0"]
+
+
+def test_a_collective_has_its_step_and_its_layer() -> None:
+    found = collectives(
+        TraceEvent(0, "thread 1", "step 2", 0.0, 100.0),
+        TraceEvent(0, "thread 1", "layer model/up", 10.0, 50.0),
+        TraceEvent(0, "thread 1", "gloo:all_reduce", 20.0, 5.0, {"bytes": 64}),
+        TraceEvent(0, "thread 1", "gloo:all_reduce", 70.0, 5.0),
+    )
+    assert [event["name"] for event in found] == ["all_reduce", "all_reduce"]
+    assert found[0]["args"] == {"event": "gloo:all_reduce", "bytes": 64, "step": 2, "layer": "model/up"}
+    assert found[1]["args"] == {"event": "gloo:all_reduce", "step": 2}
+
+
+def test_a_collective_that_an_engine_names_at_several_depths_counts_once() -> None:
+    found = collectives(
+        TraceEvent(0, "thread 1", "c10d::allreduce_", 0.0, 10.0),
+        TraceEvent(0, "thread 1", "gloo:all_reduce", 1.0, 8.0),
+        TraceEvent(0, "thread 1", "gloo:all_gather", 2.0, 1.0),
+    )
+    assert sorted(event["name"] for event in found) == ["all_gather", "all_reduce"]
+
+
+def test_runs_of_a_compiled_step_are_numbered_on_each_rank() -> None:
+    found = collectives(
+        *(
+            TraceEvent(rank, "operations", "all-reduce.1", begin, 1.0, {"run_id": str(run), "hlo_module": "jit_step"})
+            for rank, begin, run in ((0, 5.0, 71), (0, 9.0, 72), (1, 6.0, 71), (1, 10.0, 72))
+        )
+    )
+    assert [(event["pid"], event["args"]["step"]) for event in found] == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -1,0 +1,60 @@
+"""`kf.trace` on each engine: a file that is a trace, with ranks, steps and collectives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_flow.backends.engines import that_train
+from tests import sampling
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def traced(folder: str, fails: bool) -> list[dict[str, Any]]:
+    """On every rank: train two steps inside of a trace."""
+    import json
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+
+    mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    rules = {"up/kernel": {"model": "S(1)"}, "down/kernel": {"model": "S(0)"}}
+    keras.utils.set_random_seed(0)
+    with kf.ModelParallel(mesh, rules=rules).scope():
+        layers = [keras.layers.Input((8,)), keras.layers.Dense(8, name="up"), keras.layers.Dense(4, name="down")]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+        model.fit(x, x[:, :4], batch_size=16, verbose=0)
+        path = Path(folder) / "run.json"
+        try:
+            with kf.trace(path):
+                model.fit(x, x[:, :4], batch_size=16, verbose=0)
+                if fails:
+                    raise ValueError("inside")
+        except ValueError as error:
+            assert fails and str(error) == "inside"
+    return json.loads(path.read_text())["traceEvents"] if kf.env.is_main_process() else []
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(that_train()))
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "crashed"])
+def test_a_timeline(on_ranks, backend: str, fails: bool, tmp_path: Path) -> None:
+    events = on_ranks(backend)(traced, str(tmp_path), fails)
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"rank 0", "rank 3"} <= names
+    assert {event["ph"] for event in events} == {"X", "M"}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
+    assert {"step 1", "step 2"} <= {event["name"] for event in events}
+    found = [event for event in events if event.get("cat") == "collective"]
+    assert "all_reduce" in {event["name"] for event in found}
+    assert {1, 2} <= {event["args"].get("step") for event in found}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"], "nothing is left beside it"
+    assert json.dumps(events)
