@@ -103,6 +103,7 @@ def _note_steps() -> None:
     """Let the launcher of a job know, should a process fail, in which step it was."""
 
     def noted(_: object, original: Callable[..., object], callbacks: object, batch: int, logs: object = None) -> object:
+        """Hook on `CallbackList.on_train_batch_begin`: which step it is."""
         last_call.enter(f"the training step of batch {batch} (from 0) of an epoch")
         return original(callbacks, batch, logs)
 

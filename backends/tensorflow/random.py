@@ -166,10 +166,12 @@ def random_part(
     distribution = distribution_of_draw()
     if shape and not isinstance(shape[0], int):
         # the graph of a step of one rank, which takes batches of any length
-        if distribution is not None or (shape[0] is None and inputs is None):
+        known: Any = shape[0]
+        if known is None and inputs is not None:
+            known = tf.shape(cast("Any", inputs))[0]
+        if distribution is not None or known is None:
             return None
-        rows = tf.shape(inputs)[0] if shape[0] is None else tf.cast(shape[0], "int32")
-        return RandomPart.whole((rows, *shape[1:]))
+        return RandomPart.whole((cast("int", tf.cast(known, "int32")), *shape[1:]))
     if distribution is None:
         return RandomPart.whole(shape)
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))

@@ -119,7 +119,8 @@ def quickest_chain(
                 heapq.heappush(queue, (new, next(numbers), nd_sbp))
     if target.nd_sbp not in previous:
         return None
-    steps, here = [], target.nd_sbp
+    steps: list[Step] = []
+    here = target.nd_sbp
     while here != source.nd_sbp:
         here, step = previous[here]
         steps.append(step)

@@ -120,7 +120,7 @@ NAMES = {
         "variables_of_dtensors updates_by_element reduce": "gradients arrive as partial sums",
     },
     "processes": {
-        "JOB joined": "each TensorFlow server has an address of its own, which it must be told of",
+        "JOB joined addresses": "each TensorFlow server has an address of its own, which it must be told of",
         "join_again": "gloo can leave a collective that another rank never joins; the others cannot",
         "collectives_on": "a private way to say it; gloo under torch takes an environment variable",
     },
@@ -152,6 +152,7 @@ NAMES = {
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
+        "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
         "assigned_from_file as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
     },
 }

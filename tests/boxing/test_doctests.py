@@ -9,7 +9,7 @@ import pytest
 import keras_flow.boxing
 
 #: modules without an algorithm of their own
-WITHOUT = {"__init__", "describe", "picture"}
+WITHOUT = {"__init__", "describe", "drawing", "picture"}
 NAMES = sorted(path.stem for path in Path(keras_flow.boxing.__file__).parent.glob("*.py"))
 
 

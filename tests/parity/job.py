@@ -1,6 +1,7 @@
 """A training program for several processes, and for one device: `job.py LAYOUT FOLDER` writes its numbers to FOLDER.
 
-LAYOUT: `one` (plain Keras), `dp` and `mirrored` (data parallel, by the engine's own strategy) or `2x2` (data x model). Rows do not divide by the ranks.
+LAYOUT: `one` (plain Keras), `dp` and `mirrored` (data parallel, by the engine's own strategy) or `2x2` (data x model).
+Rows do not divide by the ranks.
 """
 
 import contextlib
