@@ -32,6 +32,9 @@ UNTYPED = {
     ("DistributedDataParallel.average", "return"): "arrays of the engine",
     ("DistributedDataParallel.value_and_grad", "loss_function"): "a function of arrays of the engine",
     ("DistributedDataParallel.value_and_grad", "return"): "a function of arrays of the engine",
+    ("notebook.pull", "return"): "the values of variables of the workers",
+    ("notebook.run", "function"): "any function",
+    ("notebook.run", "return"): "what the function returns, by rank",
     ("comm.broadcast_object", "return"): "the object",
     ("comm.all_gather_object", "return"): "the objects",
     **{
