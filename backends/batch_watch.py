@@ -168,10 +168,14 @@ def _differing(facts: Sequence[Mapping[str, object]]) -> tuple[list[int], int]:
 
     >>> _differing([{"0:2": 7, "2:4": 5}, {"2:4": 5, "4:6": 1}, {"4:6": 3, "0:2": 9}])
     ([2], 0)
+    >>> _differing([{"batch": 0, "0:2": 7}, {"batch": 0, "0:2": 7}, {"all": 5}])
+    ([], 0)
     """
     for key in ("", "batch"):
-        if differ := [place for place, said in enumerate(facts) if said.get(key) != facts[0].get(key)]:
-            return differ, 0
+        # ranks outside of the placement read whole batches, which have no number
+        saying = [place for place, said in enumerate(facts) if key in said]
+        if differ := [place for place in saying if facts[place][key] != facts[saying[0]][key]]:
+            return differ, saying[0]
     agree = list(range(len(facts)))  # process -> the first one that it agrees with, perhaps through others
     disagree: list[tuple[int, int]] = []
     for key in sorted({key for said in facts for key in said if key not in ("", "batch")}):

@@ -22,11 +22,15 @@ DTYPES = (
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (5,), (3, 2), (2, 0, 3))
 
 
+#: dtypes of a run that leaves some out
+_chosen: list[str] = []
+
+
 def dtypes() -> list[str]:
     """Those that the engine keeps as they are: JAX has 64 bits when it is told to."""
     engine = tensor_engine()
     rank = engine.world().local_ranks[0]
-    return [name for name in DTYPES if dtype_name(engine.put(np.zeros(1, numpy_dtype(name)), rank)) == name]
+    return [name for name in _chosen or DTYPES if dtype_name(engine.put(np.zeros(1, numpy_dtype(name)), rank)) == name]
 
 
 def values(dtype: str, shape: tuple[int, ...], rank: int) -> np.ndarray:
@@ -320,12 +324,16 @@ def differentiated(loss: Callable[[Mapping[int, Any]], Any], tensors: Mapping[in
     return {rank: value.grad for rank, value in tensors.items()}
 
 
-def everything(groups: list[list[int]]) -> int:
-    """All of it on each group; how many groups."""
-    for ranks in groups:
+def everything(groups: list[list[int]], is_short: bool = False) -> int:
+    """All of it on each group; how many groups. Short: of the second and later groups float32 alone."""
+    for number, ranks in enumerate(groups):
+        _chosen[:] = (
+            ["float32"] if is_short and number else ["bfloat16", "float32", "bool", "int32"] if is_short else []
+        )
         group = kf.Placement(ranks)
         reductions(group)
         movements(group)
         objects(group)
+    _chosen.clear()
     point_to_point()
     return len(groups)

@@ -27,9 +27,22 @@ GROUPS = [[0, 1, 2, 3], [1, 3], [3, 0, 2], [2]]
 SINGLE = ["jax", "tensorflow"]
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch", *sampling.on_one(SINGLE)])
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_four_ranks(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(cases.everything, GROUPS) == len(GROUPS)
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(SINGLE))
+def test_four_ranks_of_one_process(backend: str, on_ranks) -> None:
+    assert on_ranks(backend)(cases.everything, GROUPS[:2], True) == 2
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("backend", SINGLE)
+def test_four_ranks_of_one_process_in_every_dtype(backend: str, on_ranks) -> None:
+    # every op, dtype, shape and group is a program that is compiled
+    assert on_ranks(backend)(cases.everything, GROUPS, timeout=1700.0) == len(GROUPS)
 
 
 #: processes, ranks of each, groups of ranks; torch's four ranks above are processes
@@ -40,13 +53,14 @@ JOBS = {
 }
 
 
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize(("backend", "job"), sampling.each_on_one(SINGLE, list(JOBS)))
-def test_between_processes(backend: str, job: str) -> None:
+def test_between_processes(backend: str, job: str, is_short: bool) -> None:
     processes, share, groups = JOBS[job]
     command = ["-m", "keras_flow.launch", "--nproc_per_node", str(processes), "--devices_per_proc", str(share)]
-    command += ["--timeout", "100", str(JOB), json.dumps(groups)]
+    command += ["--timeout", "100", str(JOB), json.dumps(groups), *(["short"] if is_short else [])]
     root = str(Path(__file__).parents[2])
-    code, out, err = programs.finish(programs.start(command, backend, PYTHONPATH=root), 250)
+    code, out, err = programs.finish(programs.start(command, backend, PYTHONPATH=root), 250 if is_short else 1700)
     assert code == 0, err[-4000:]
     assert json.loads(out.splitlines()[-1]) == {
         "world": processes * share,

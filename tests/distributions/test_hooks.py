@@ -51,7 +51,7 @@ def test_a_missing_target_is_an_error_that_names_it() -> None:
     with pytest.raises(
         kf.FlowError, match=r"keras_flow wraps keras.src.trainers.trainer.Trainer.no_such, which keras 3"
     ):
-        hooking._install_one(hook)
+        hooking.install_one(hook)
 
 
 def compiled_step(count: int, distribution: kf.DataParallel | kf.ModelParallel, monkeypatch: pytest.MonkeyPatch) -> str:
