@@ -35,6 +35,11 @@ def is_of_today(number: int, every: int) -> bool:
     return of_today(number, range(every)) == 0
 
 
+def in_turn(number: int, every: int) -> list[pytest.MarkDecorator]:
+    """The marks of a test that is run once in so many days, and by `make test-full`."""
+    return [] if is_of_today(number, every) else [pytest.mark.full]
+
+
 def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
     """The parameter of a test that is run on one of the engines today, on the others in `make test-full`.
 

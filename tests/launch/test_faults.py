@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from keras_flow.backends.engines import that_train
+from tests import sampling
 from tests.launch import faults
 
 pytestmark = pytest.mark.timeout(150)
 
-#: one of each kind for each engine; the others are in `make test-full`
+#: one of each kind on one engine a day; the others are in `make test-full`
 QUICK = {("raises", 2), ("is killed", 2), ("is stopped", 1)}
 
 
@@ -19,9 +20,12 @@ def cases() -> list:
             backend,
             fault,
             hosts,
-            marks=[pytest.mark.xdist_group(backend)] + ([] if (fault, hosts) in QUICK else [pytest.mark.full]),
+            marks=[
+                pytest.mark.xdist_group(backend),
+                *(sampling.in_turn(number, 3) if (fault, hosts) in QUICK else [pytest.mark.full]),
+            ],
         )
-        for backend in that_train()
+        for number, backend in enumerate(that_train())
         for fault in faults.FAULTS
         for hosts in (1, 2)
     ]

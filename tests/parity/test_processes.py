@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import sampling
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(240)
@@ -44,9 +45,10 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engines() -> list:
     return [
-        pytest.param(backend, layout, marks=pytest.mark.xdist_group(backend))
-        for backend, layouts in PROCESSES.items()
-        for layout in layouts
+        pytest.param(backend, layout, marks=[pytest.mark.xdist_group(backend), *sampling.in_turn(number, 3)])
+        for number, (backend, layout) in enumerate(
+            (name, each) for name, layouts in PROCESSES.items() for each in layouts
+        )
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import sampling
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,7 +35,11 @@ def on_one_device(backend: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "layout"), [pytest.param(*case, marks=pytest.mark.xdist_group(case[0])) for case in PROCESSES]
+    ("backend", "layout"),
+    [
+        pytest.param(*case, marks=[pytest.mark.xdist_group(case[0]), *sampling.in_turn(number, 3)])
+        for number, case in enumerate(PROCESSES)
+    ],
 )
 def test_processes_that_read_their_rows_give_the_numbers_of_one_device(
     backend: str, layout: str, tmp_path: Path
