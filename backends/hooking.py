@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keras_flow.backends import fingerprints
-from keras_flow.current import last_call
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError
@@ -89,26 +88,12 @@ def install(engine: Backend) -> None:
 
     if not _installed:
         fingerprints.require_fitting(engine.name, (*engine.hooks(), *keras_hooks.hooks()))
-        if last_call.is_kept():
-            _note_steps()
     # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before these ask for it
     for hook in (*engine.hooks(), *keras_hooks.hooks()):
         key = (hook.module, hook.name, hook.replacement)
         if key not in _installed and hook.is_there:
             install_one(hook)
             _installed.add(key)
-
-
-def _note_steps() -> None:
-    """Let the launcher of a job know, should a process fail, in which step it was."""
-
-    def noted(_: object, original: Callable[..., object], callbacks: object, batch: int, logs: object = None) -> object:
-        """Hook on `CallbackList.on_train_batch_begin`: which step it is."""
-        last_call.enter(f"the training step of batch {batch} (from 0) of an epoch")
-        return original(callbacks, batch, logs)
-
-    why = "the launcher's error says which step a process was in that failed"
-    install_one(Hook("keras.src.callbacks.callback_list", "CallbackList.on_train_batch_begin", noted, why, when=always))
 
 
 def original_of(hook: Hook) -> object:

@@ -22,11 +22,6 @@ def open_page(path: Path) -> None:
         _page = mmap.mmap(file.fileno(), _LENGTH)
 
 
-def is_kept() -> bool:
-    """Whether a launcher wants to know."""
-    return _page is not None
-
-
 def enter(text: str) -> None:
     """A collective, or a step that has collectives in it, begins."""
     if _page is not None:
