@@ -76,9 +76,7 @@ def _placed(ray: Any, job: Job, payload: bytes | None) -> bytes | None:
         found = ray.get([host.where.remote() for host in hosts])
         places = _places([node for node, _, _ in found])
         token = secrets.token_hex(32)
-        shared = replace(
-            job, nodes=job.processes, processes=1, host=found[0][1], port=found[0][2], restarts=job.restarts
-        )
+        shared = replace(job, nodes=job.processes, processes=1, host=found[0][1], port=found[0][2])
         running = {
             host.run.remote(replace(shared, node=rank, place=places[rank]), token, payload): rank
             for rank, host in enumerate(hosts)

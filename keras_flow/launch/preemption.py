@@ -20,6 +20,7 @@ from types import FrameType
 from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
+from keras_flow.launch.environment import RESTART_VARIABLE
 from keras_flow.launch.folder import own_folder
 
 #: seconds in which all processes must have said in which step they are
@@ -181,4 +182,4 @@ def _at_batch_end(
 
 
 def _key(index: int) -> str:
-    return f"keras_flow/preemption/{os.environ.get('KERAS_FLOW_RESTARTS', '0')}/{index}"
+    return f"keras_flow/preemption/{os.environ.get(RESTART_VARIABLE, '0')}/{index}"
