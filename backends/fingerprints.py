@@ -75,8 +75,9 @@ def require_fitting(engine: str, hooks: Sequence[Hook]) -> None:
     Raises:
         FlowError: what a hook wraps is not what it was written against.
     """
-    table = _table().get(engine, {})
-    found = {package: installed(package) for package in ("keras", engine)}
+    is_ours = engine in _table()
+    table = _table()[engine] if is_ours else _of_any_engine()
+    found = {package: installed(package) for package in (("keras", engine) if is_ours else ("keras",))}
     new = [package for package, current in found.items() if current not in _tested(table, package)]
     if not new:
         return
@@ -145,6 +146,16 @@ def _tested(table: Mapping[str, Mapping[str, list[str]]], package: str) -> set[s
 
 def _ordered(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _of_any_engine() -> dict[str, dict[str, list[str]]]:
+    """What is known of Keras, for an engine that the table does not have: it is not one of ours."""
+    known: dict[str, dict[str, list[str]]] = {}
+    for of_engine in _table().values():
+        for name, seen in of_engine.items():
+            for text, versions in seen.items():
+                known.setdefault(name, {}).setdefault(text, []).extend(versions)
+    return known
 
 
 @cache

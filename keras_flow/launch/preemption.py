@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -22,6 +23,7 @@ from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
 from keras_flow.launch.environment import RESTART_VARIABLE
 from keras_flow.launch.folder import own_folder
+from keras_flow.launch.processes import preemption_seconds
 
 #: seconds in which all processes must have said in which step they are
 _SAYING_SECONDS = 10.0
@@ -61,6 +63,7 @@ class PreemptionPoint:
             return
         self._callback()
         sys.stdout.flush()
+        self._leave_last()
         raise SystemExit(128 + asked)
 
     def ask(self, number: int) -> None:
@@ -77,6 +80,19 @@ class PreemptionPoint:
     def is_asked(self) -> bool:
         """Whether the job was asked to end."""
         return self._asked is not None
+
+    def _leave_last(self) -> None:
+        """The first process serves the others' store: where it leaves, an engine ends what they still do."""
+        here = backend().world()
+        if here.process_count == 1:
+            return
+        if here.process_index:
+            backend().put_text(_key(here.process_index, "done"), ":")
+            return
+        until = time.monotonic() + preemption_seconds()
+        with contextlib.suppress(FlowError):  # one that does not come has said why itself
+            for index in range(1, here.process_count):
+                backend().get_text(_key(index, "done"), max(0.1, until - time.monotonic()))
 
     def _agreed(self) -> int:
         """The last step that a process was in."""
@@ -140,8 +156,11 @@ def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
     )
     before = {number: signal.getsignal(number) for number in _NUMBERS}
 
+    came: list[int] = []  # of those that Python has handled: the thread may have asked for the first one already
+
     def handle(number: int, frame: FrameType | None) -> None:
-        if point.is_asked() and number == signal.SIGINT:
+        came.append(number)
+        if len(came) > 1 and number == signal.SIGINT:
             signal.signal(number, before[signal.Signals(number)])
             raise KeyboardInterrupt
         point.ask(number)
@@ -181,5 +200,5 @@ def _at_batch_end(
     point.check()
 
 
-def _key(index: int) -> str:
-    return f"keras_flow/preemption/{os.environ.get(RESTART_VARIABLE, '0')}/{index}"
+def _key(index: int, what: str = "step") -> str:
+    return f"keras_flow/preemption/{os.environ.get(RESTART_VARIABLE, '0')}/{what}/{index}"
