@@ -121,6 +121,8 @@ class ReadingEngine:
         seen: batches that the running loop has seen.
         makes_tf_data: whether Keras makes a `tf.data.Dataset` of every source. Then loops begin at other times, which
             moves the generators of shuffles on.
+        begins: called as a loop over such a source begins as Keras makes a DataLoader of on torch: one that begins takes
+            a number from torch's generator, from which layers without a seed draw.
     """
 
     arrays: str
@@ -128,6 +130,7 @@ class ReadingEngine:
     from_host: Callable[[Any], Any]
     seen: Callable[[], int] = lambda: 0
     makes_tf_data: bool = False
+    begins: Callable[[], object] = lambda: None
 
 
 class ArrayBatches:

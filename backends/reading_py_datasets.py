@@ -114,6 +114,10 @@ class PyDatasetBatches:
         self.adapter, self.part, self.engine = adapter, part, engine
 
     def __iter__(self) -> Iterator[object]:
+        self.engine.begins()
+        return self._parts()
+
+    def _parts(self) -> Iterator[object]:
         for item in self.adapter._get_iterator():
             own = self._values(item["batch"])
             compared = None if item["compared"] is None else self._values(item["compared"])

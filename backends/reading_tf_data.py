@@ -43,6 +43,7 @@ class TfDataBatches:
             say_whole("the tf.data.Dataset", self.why_whole, part.word)
 
     def __iter__(self) -> Iterator[object]:
+        self.engine.begins()
         # an iterator that begins moves a shuffle on: it begins where that of one device does
         return self._parts(iter(self._read()) if self.engine.makes_tf_data else None)
 

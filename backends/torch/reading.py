@@ -51,9 +51,13 @@ class RowNumbers:
         self.batches, self.generator = loader.batch_sampler, loader.generator
 
     def __iter__(self) -> Iterator[tuple[list[int]]]:
-        # a loader that begins takes a number, the base of its workers' seeds
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        _begin(self.generator)
         return ((batch,) for batch in self.batches)  # type: ignore[union-attr]
+
+
+def _begin(generator: torch.Generator | None = None) -> None:
+    """As a DataLoader that begins: it takes a number, the base of its workers' seeds."""
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 class LogicalBatches:
@@ -99,4 +103,5 @@ _ENGINE = ReadingEngine(
     from_sliced=lambda array, sliced: core.convert_to_tensor(array.convert_to_torch_compatible(sliced)),
     from_host=core.convert_to_tensor,
     seen=lambda: data.watch.seen,
+    begins=_begin,
 )
