@@ -40,6 +40,11 @@ def in_turn(number: int, every: int) -> list[pytest.MarkDecorator]:
     return [] if is_of_today(number, every) else [pytest.mark.full]
 
 
+def some(values: Sequence[Any], every: int = 2) -> list[Any]:
+    """The parameter of a test of which each value is run once in so many days, and by `make test-full`."""
+    return [pytest.param(value, marks=in_turn(number, every)) for number, value in enumerate(values)]
+
+
 def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
     """The parameter of a test that is run on one of the engines today, on the others in `make test-full`.
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch import fused_adam, layouts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
@@ -75,6 +75,8 @@ def backend_update_step(
     """
     # the same local piece of every gradient, slot and variable: they were laid alike
     pieces = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+    if fused_adam.update(optimizer, pieces, variables, learning_rate):
+        return
     every = [each for each in (*variables, *optimizer.variables) if isinstance(each._value, DTensor)]
     # changes in place reach the DTensor, and the variable whose rows they are
     with holding([(each, each._value._local_tensor) for each in every]):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_flow import philox
+from tests import sampling
 
 ENGINES = ("jax", "tensorflow", "torch")
 #: rows -> the losses of `training`; recorded once, since each engine runs in processes of its own
@@ -148,7 +149,7 @@ def training() -> dict[int, dict[str, list[float]]]:
     return losses
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_training_is_the_same_under_every_layout_and_engine(engine: str, on_ranks) -> None:
     losses = on_ranks(engine)(training)
     for rows, by_layout in losses.items():
@@ -184,7 +185,7 @@ def last_batch_is_shorter() -> dict[str, list[float]]:
     return losses
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES, 1))
 def test_a_last_batch_of_fewer_rows(engine: str, on_ranks) -> None:
     losses = on_ranks(engine)(last_batch_is_shorter)
     np.testing.assert_allclose(losses["dp4"], losses["one rank"], rtol=2e-6)

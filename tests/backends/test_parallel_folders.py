@@ -17,6 +17,7 @@ ROOT = Path(engines.__file__).parent
 #: files that one engine has, or two -> why the others have none
 FILES = {
     "optimizer": (("tensorflow", "torch"), "on JAX the update is a part of the step that XLA partitions"),
+    "fused_adam": (("torch",), "XLA and `tf.function` fuse Keras's formula themselves"),
     "operations": (
         ("tensorflow", "torch"),
         "rules of DTensor, which both have; XLA's are gone around in `partitioning`",

@@ -69,7 +69,7 @@ def test_between_processes(backend: str, job: str, is_short: bool) -> None:
     }
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in that_train()])
+@pytest.mark.parametrize("backend", sampling.on_one(that_train(), 1))
 def test_distributed_data_parallel(backend: str) -> None:
     command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", "--timeout", "100", str(JOB.with_name("ddp_job.py"))]
     root = str(Path(__file__).parents[2])

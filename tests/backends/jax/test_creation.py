@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
+from tests import sampling
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
 INITIALIZERS = keras.initializers
@@ -20,7 +21,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampling.some(list(CASES)))
 def test_bits_are_those_of_one_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from keras_flow.backends.jax import creation
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests import sampling
+
 ENGINE = "tensorflow"
 NAMES = (
     "created_sharded",
@@ -46,7 +48,7 @@ def names() -> list[str]:
     return list(programs.PROGRAMS)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNSPLIT, *FILES])
+@pytest.mark.parametrize("name", sampling.some([*NAMES, *UNSPLIT, *FILES]))
 def test_program(name: str, on_ranks) -> None:
     on_ranks(ENGINE)(run, name)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import sampling
 from tests.backends.torch import registry
 
 ENGINE = "torch"
@@ -11,6 +12,6 @@ def run(name: str) -> None:
     registry.load()[name]()
 
 
-@pytest.mark.parametrize("name", list(registry.load()))
+@pytest.mark.parametrize("name", sampling.some(list(registry.load())))
 def test_check(name: str, on_ranks) -> None:
     on_ranks(ENGINE)(run, name)

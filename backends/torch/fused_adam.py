@@ -1,0 +1,86 @@
+"""Keras's Adam and AdamW on PyTorch by torch's fused kernel: one pass over the memory in the place of a dozen.
+
+    m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g g        p = p - alpha m / (sqrt(v) + eps)
+    alpha = rate sqrt(1 - b2^t) / (1 - b1^t)
+
+This is Keras's formula (Kingma and Ba 2015, end of section 2), which has the correction for the first steps in alpha.
+torch's kernel corrects m and v by t themselves; told a t so late that its corrections are 1, it computes the above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from keras import ops
+from keras.src.backend.torch.optimizers import torch_adam
+from torch.distributed.tensor import DTensor
+from torch.optim.adam import adam
+
+if TYPE_CHECKING:
+    import keras
+
+#: a step after which torch's corrections are 1: 0.999999 to this power is 0
+_LATE = 1e9
+_DTYPES = (torch.float32, torch.float64)
+
+
+def update(
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[torch.Tensor],
+    variables: Sequence[keras.Variable],
+    learning_rate: object,
+) -> bool:
+    """Update this rank's pieces of the variables; False, and nothing is done, where the kernel does not fit.
+
+    Args:
+        optimizer: any of Keras's.
+        grads: this rank's pieces.
+        variables: the variables that they are of.
+        learning_rate: a number or a scalar tensor.
+    """
+    if type(optimizer)._parallel_update_step is not torch_adam.Adam._parallel_update_step:
+        return False
+    lists = [
+        [_local(variable) for variable in variables],
+        list(grads),
+        _slots(optimizer, "_momentums", variables),
+        _slots(optimizer, "_velocities", variables),
+        _slots(optimizer, "_velocity_hats", variables) if optimizer.amsgrad else [],  # type: ignore[attr-defined]
+    ]
+    dtype = lists[0][0].dtype
+    if dtype not in _DTYPES or not all(
+        type(each) in (torch.Tensor, torch.nn.Parameter) and each.dtype == dtype and each.is_contiguous()
+        for part in lists
+        for each in part
+    ):
+        return False
+    # as Keras computes it, in the variables' dtype: near t = 1 the rounding of 1 - b2^t shows in the sixth digit
+    step = ops.cast(optimizer.iterations + 1, dtype)
+    first, second = (ops.power(ops.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2))  # type: ignore[attr-defined]
+    alpha = ops.cast(learning_rate, dtype) * ops.sqrt(1 - second) / (1 - first)
+    late = torch.tensor(_LATE, device=lists[0][0].device)
+    adam(
+        *lists,
+        [late] * len(variables),
+        fused=True,
+        amsgrad=optimizer.amsgrad,  # type: ignore[attr-defined]
+        beta1=optimizer.beta_1,  # type: ignore[attr-defined]
+        beta2=optimizer.beta_2,  # type: ignore[attr-defined]
+        lr=alpha,
+        weight_decay=0.0,  # Keras has taken it off already
+        eps=optimizer.epsilon,  # type: ignore[attr-defined]
+        maximize=False,
+    )
+    return True
+
+
+def _slots(optimizer: keras.optimizers.Optimizer, name: str, variables: Sequence[keras.Variable]) -> list[torch.Tensor]:
+    slots = getattr(optimizer, name)
+    return [_local(slots[optimizer._get_variable_index(variable)]) for variable in variables]
+
+
+def _local(variable: keras.Variable) -> torch.Tensor:
+    value = variable._value
+    return value._local_tensor if isinstance(value, DTensor) else value
