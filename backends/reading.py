@@ -121,8 +121,8 @@ class ReadingEngine:
         seen: batches that the running loop has seen.
         makes_tf_data: whether Keras makes a `tf.data.Dataset` of every source. Then loops begin at other times, which
             moves the generators of shuffles on.
-        begins: called as a loop over such a source begins as Keras makes a DataLoader of on torch: one that begins takes
-            a number from torch's generator, from which layers without a seed draw.
+        begins: called where a loop begins and Keras would begin a DataLoader: that takes a number from torch's
+            generator, from which layers without a seed draw.
     """
 
     arrays: str

@@ -101,7 +101,7 @@ def table(found: dict[str, dict[str, list[Run]]]) -> str:
     lines = [
         "# Two processes",
         "",
-        "Written by `python -m benchmarks.processes`: medians over rounds of new processes, in brackets least and most.",
+        "Written by `python -m benchmarks.processes`: medians of rounds in new processes, in brackets least and most.",
         "",
         "| engine | what | ms: keras_flow | against | ms | ratio | target |",
         "|---|---|---|---|---|---|---|",

@@ -17,7 +17,10 @@ ROOT = Path(engines.__file__).parent
 #: files that one engine has, or two -> why the others have none
 FILES = {
     "optimizer": (("tensorflow", "torch"), "on JAX the update is a part of the step that XLA partitions"),
-    "fused_adam": (("torch",), "XLA and `tf.function` fuse Keras's formula themselves"),
+    "fused_adam": (
+        ("torch",),
+        "XLA fuses Keras's formula; on TensorFlow its operations run one by one, as in stock Keras",
+    ),
     "operations": (
         ("tensorflow", "torch"),
         "rules of DTensor, which both have; XLA's are gone around in `partitioning`",
