@@ -146,6 +146,36 @@ def autograd_grad(
     )
 
 
+class _FlatMemory:
+    """Flat tensors of buckets, taken again once nothing of the gradients that they became is held any more.
+
+    New memory in each step would cost as much as the sum of its gradients: the system clears each page.
+    """
+
+    def __init__(self) -> None:
+        #: the tensors, and how many hold the memory of one that is free
+        self._tensors: list[tuple[torch.Tensor, int]] = []
+
+    def of(self, length: int, like: torch.Tensor) -> torch.Tensor:
+        """A flat tensor of this length, of the dtype and on the device of another; its values are any."""
+        for place, (flat, idle) in enumerate(self._tensors):
+            if flat.dtype != like.dtype or flat.device != like.device or _holders(flat) != idle:
+                continue
+            if len(flat) == length:
+                return flat
+            # another model, or another order of its gradients: it is free, and no use
+            del self._tensors[place]
+            break
+        flat = torch.empty(length, dtype=like.dtype, device=like.device)
+        self._tensors.append((flat, _holders(flat)))
+        return flat
+
+
+def _holders(flat: torch.Tensor) -> int:
+    """How many tensors have a tensor's memory; private, checked with torch 2.13."""
+    return torch._C._storage_Use_Count(flat.untyped_storage()._cdata)
+
+
 @functools.cache
 def reducer(placement: Placement) -> Reducer:
     """The gradient reducer of a placement's ranks."""
@@ -170,6 +200,7 @@ class Reducer:
         self._sent: list[
             tuple[torch_distributed.Work | None, torch.Tensor, list[torch.nn.Parameter], list[Addition]]
         ] = []
+        self._memory, self._watched = _FlatMemory(), []
         self._closing = False
         self.on = False
         self.collectives = 0
@@ -177,6 +208,9 @@ class Reducer:
     def attach(self, variables: Sequence[keras.Variable]) -> None:
         """Watch the gradients of these variables; called before each training step, so new ones are found."""
         self.reset()
+        watched = [id(variable) for variable in variables]
+        if watched != self._watched:  # of another model
+            self._memory, self._watched = _FlatMemory(), watched
         for variable in variables:
             stored = variable._value
             # a variable that was re-laid has a new Parameter, without a hook
@@ -210,10 +244,15 @@ class Reducer:
         group = layouts.group(self._placement.ranks)
         # the loss is known by now, and what it adds to the logs needs no message of its own
         additions = partial_numbers.take(group, self._waiting[0].dtype) if last else []
-        pieces = [parameter.grad.reshape(-1) for parameter in self._waiting]  # type: ignore[union-attr]
-        flat = torch.cat([*pieces, *(addition.value.reshape(-1) for addition in additions)])
-        # before the sum: half precision would overflow after it
-        flat[: sum(map(len, pieces))].div_(len(self._placement.ranks))
+        gradients = [parameter.grad.reshape(-1) for parameter in self._waiting]  # type: ignore[union-attr]
+        added = [addition.value.reshape(-1) for addition in additions]
+        flat = self._memory.of(sum(map(len, (*gradients, *added))), gradients[0])
+        pieces = flat.split([*map(len, gradients), *map(len, added)])
+        for gradient, piece in zip(gradients, pieces, strict=False):
+            # before the sum: half precision would overflow after it
+            torch.div(gradient, len(self._placement.ranks), out=piece)
+        for value, piece in zip(added, pieces[len(gradients) :], strict=True):
+            piece.copy_(value)
         work = torch_distributed.all_reduce(flat, group=group, async_op=True)
         self._sent.append((work, flat, self._waiting, additions))
         self._waiting, self._bytes = [], 0

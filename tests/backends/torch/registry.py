@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-MODULES = ("checks", "faults", "mixing", "placements", "operators", "partial", "reads", "rows", "values")
+MODULES = ("checks", "faults", "mixing", "placements", "operators", "partial", "reads", "rows", "updates", "values")
 CHECKS: dict[str, Callable[[], None]] = {}
 
 
