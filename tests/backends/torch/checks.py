@@ -117,10 +117,13 @@ def updates_in_blocks_are_those_of_keras() -> None:
     """Bit by bit, on whole variables and on pieces of split ones, one of which is cut into blocks."""
     import contextlib
 
+    from unittest import mock
+
     import keras
     import torch
 
     import keras_flow as kf
+    from keras_flow.backends.torch import fused_adam
 
     shapes = {"wide": (1500, 1600), "small": (8, 12)}  # as many as the optimizer has variables of its own
     makers: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
@@ -150,7 +153,9 @@ def updates_in_blocks_are_those_of_keras() -> None:
     for name, make in makers.items():
         expected = trained(make, contextlib.nullcontext())
         for scope in (split.scope(), kf.DataParallel().scope()):
-            found = trained(make, scope)
+            # Adam as it is updated in blocks where the fused kernel does not fit
+            with mock.patch.object(fused_adam, "update", return_value=False):
+                found = trained(make, scope)
             assert len(found) == len(expected)
             assert all(map(np.array_equal, found, expected)), name
 
