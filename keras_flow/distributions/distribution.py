@@ -84,6 +84,7 @@ class FlowDistribution(Distribution):
         engine = backend()
         versions.check(engine.name)
         engine_world = dry_run.world() or engine.world()
+        engine_world.require_real(f"kf.{type(self).__name__}, like all that trains,")
         # the type of the ranks that the job has, or that a dry run assumes
         if placement.type is None:
             placement = Placement(
