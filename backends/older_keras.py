@@ -1,23 +1,23 @@
 """What Keras 3.13 and 3.14 have otherwise than 3.15, all in one place: deleted when their support ends.
 
 Variables have no `_layout` but on JAX, and there it is the engine's sharding instead of the layout that a distribution
-gave. Initialisers take no axes. Keras 3.13 looks into weights files by a method of the store.
+gave. Initialisers take no axes, and batches on JAX no None. Keras 3.13 looks into weights files by another method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras import initializers
+from keras import initializers, tree
 from keras.src.initializers.random_initializers import compute_fans
 from keras.src.saving import saving_lib
 from keras.src.version import __version__
 from packaging.version import Version
 
-from keras_flow.backends.hooking import Hook, always, layout_over_ranks
+from keras_flow.backends.hooking import Hook, always
 from keras_flow.current.distribution import Distribution
-from keras_flow.current.variable_layout import KerasLayout
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 if TYPE_CHECKING:
     import keras
@@ -58,7 +58,19 @@ def jax_hooks() -> tuple[Hook, ...]:
             "JaxVariable._initialize_with_initializer",
             _initialize_by_sharding,
             "hands `variable._layout` to jax.jit, which takes the engine's sharding only",
-            when=layout_over_ranks,
+            when=_given_layout,
+        ),
+        Hook(
+            "keras.src.backend.jax.trainer",
+            "_distribute_data",
+            _distribute_data,
+            "asks None, which a batch without targets or weights may have, for its shape",
+        ),
+        Hook(
+            "keras.src.backend.jax.trainer",
+            "JAXEpochIterator._get_distributed_iterator",
+            _distributed_iterator,
+            "the same, once for an epoch",
         ),
     )
 
@@ -69,6 +81,10 @@ def _keep_layout(
     # JAX's variables take it out of the arguments and have set it
     variable._layout = kwargs.get("layout", getattr(variable, "_layout", None))
     original(variable, *args, **kwargs)
+
+
+def _given_layout(variable: object, *args: object) -> KerasLayout | None:
+    return keras_layout(variable)  # of one rank, too
 
 
 def _ask_for_layout(distribution: Distribution, original: Callable[..., None], variable: keras.Variable) -> None:
@@ -84,6 +100,24 @@ def _initialize_by_sharding(
         original(variable, initializer)
     finally:
         variable._layout = layout
+
+
+def _distribute_data(
+    distribution: Distribution, original: Callable[..., object], data: object, layouts: object = None
+) -> object:
+    def layout(leaf: Any) -> object:
+        return None if leaf is None else distribution.get_data_layout(leaf.shape)
+
+    return original(data, tree.map_structure(layout, data) if layouts is None else layouts)
+
+
+def _distributed_iterator(
+    distribution: Distribution, original: Callable[..., object], iterator: Any, *args: object
+) -> Iterator[object]:
+    from keras.src.backend.jax import trainer
+
+    for batch in iterator.data_adapter.get_jax_iterator():
+        yield trainer._distribute_data(batch)
 
 
 def fans(initializer: initializers.VarianceScaling, shape: tuple[int, ...]) -> tuple[int, int]:
