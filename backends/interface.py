@@ -221,6 +221,10 @@ class TensorEngine(CollectiveEngine, Protocol):
         """Make `devices` ranks (virtual CPU devices where the engine has them), or take the real ones."""
         ...
 
+    def simulate(self, devices: int) -> World:
+        """Make `devices` ranks on the CPU in this process: virtual devices, or ranks that are played by it."""
+        ...
+
     def world(self) -> World:
         """The ranks as they are now. Initialises the engine with its defaults when `init` was not called."""
         ...

@@ -1,4 +1,4 @@
-"""Hooks into Keras itself, the same for every engine. Checked against keras 3.15."""
+"""Hooks into Keras itself, the same for every engine. Checked against keras 3.13 to 3.15."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import dry_run_hooks, logical_random, weights_files
+from keras_flow.backends import dry_run_hooks, logical_random, older_keras, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import ActivationLayout, Distribution, active
 from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current.variable_layout import keras_layout
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError
 
@@ -172,7 +173,7 @@ def _value_comes_later(
 
     Later the layer that creates the variable is not known.
     """
-    if isinstance(found, Distribution) and variable._layout is None:
+    if isinstance(found, Distribution) and keras_layout(variable) is None:
         variable._layout = found.get_variable_layout(variable)
     return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
 
@@ -240,6 +241,7 @@ _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
+        *older_keras.hooks(),
         *(
             Hook(
                 "keras.src.models.model",

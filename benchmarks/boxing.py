@@ -90,7 +90,15 @@ def measure(options: argparse.Namespace) -> int:
     if options.only:
         ends = [pair.split("->") for pair in options.only.split()]
         chosen = [(options.backends, options.hierarchies, size, *pair) for size in megabytes for pair in ends]
-    arguments = (options.backends, sizes, megabytes, options.rounds, options.pairs, chosen)
+    arguments = (
+        options.backends,
+        sizes,
+        megabytes,
+        options.rounds,
+        options.pairs,
+        chosen,
+        Path(f"{options.one}.progress"),
+    )
     Path(options.one).write_text(json.dumps(kf.run(run, devices=math.prod(sizes), args=arguments)))
     return 0
 
@@ -102,10 +110,10 @@ def run(
     rounds: int,
     sample: int,
     chosen: list[tuple] | None,
+    progress: Path,
 ) -> list[dict]:
     """On every rank: each pair in turn, or those that are chosen."""
     import numpy as np
-    from rich.progress import track
 
     import keras_flow as kf
     from benchmarks import boxing_ways
@@ -124,11 +132,13 @@ def run(
         pairs = random.Random(0).sample(pairs, sample)
     records = []
     work = [(size, *pair) for size in megabytes for pair in pairs]
-    title = f"{backend}, {'x'.join(map(str, hierarchy))}"
+    title = "x".join(map(str, hierarchy))
     if chosen is not None:
         names = [(backend, "x".join(map(str, hierarchy)), one[0], *map(kf.sbp.text, one[1:])) for one in work]
         work = [one for one, name in zip(work, names, strict=True) if name in chosen]
-    for size, before, after in track(work, title, disable=0 not in here):
+    for number, (size, before, after) in enumerate(work):
+        if 0 in here:
+            progress.write_text(f"{title}: {number} of {len(work)} changes of layout")
         side = math.isqrt(int(size * 2**20) // 4)
         source, target = (Layout(placement, nd_sbp, (side, side)) for nd_sbp in (before, after))
         made = plan(source, target)

@@ -7,18 +7,38 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from keras_flow.progress import working
 
 
 def measured_apart(
     module: str, arguments: list[str], backend: str, out: Path, environment: Mapping[str, str] | None = None
 ) -> list[dict]:
-    """The records of one engine: `python -m module ... --backends BACKEND --one FILE` writes them."""
+    """The records of one engine: `python -m module ... --backends BACKEND --one FILE` writes them.
+
+    Where it writes how far it is into FILE.progress, a terminal shows it.
+    """
     part = out.with_name(f"{out.name}-{backend}-part.json")
     command = [sys.executable, "-m", module, *arguments, "--backends", backend, "--one", str(part)]
     engine = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run(command, check=True, env={**os.environ, **engine, **(environment or {})})
+    progress = part.with_name(f"{part.name}.progress")
+    # here and not in ranks, which on torch have no terminal
+    with working(f"{module}: {backend}") as tell:
+        process = subprocess.Popen(command, env={**os.environ, **engine, **(environment or {})})
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                if progress.exists():
+                    tell(f"{backend}: {progress.read_text()}")
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            progress.unlink(missing_ok=True)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     found = json.loads(part.read_text())
     part.unlink()
     return found

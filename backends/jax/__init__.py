@@ -16,6 +16,7 @@ from keras_flow.backends.jax.collectives import native as native
 from keras_flow.backends.jax.collectives import reshape as reshape
 from keras_flow.backends.jax.collectives import with_gradient as with_gradient
 from keras_flow.backends.jax.devices import init as init
+from keras_flow.backends.jax.devices import simulate as simulate
 from keras_flow.backends.jax.devices import world as world
 from keras_flow.backends.jax.hooks import hooks as hooks
 from keras_flow.backends.jax.layouts import constrain as constrain

@@ -10,7 +10,7 @@ import jax
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.jax.processes import collectives_on, join
-from keras_flow.current import joining, processes
+from keras_flow.current import first_use, joining, processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -59,6 +59,11 @@ def init(devices: int | None, type: str | None) -> World:
         raise FlowError(_too_few(devices, available))
     _world, _devices = _as_world(available[:devices]), tuple(available[:devices])
     return _world
+
+
+def simulate(devices: int) -> World:
+    """Virtual CPU devices are such ranks."""
+    return init(devices, "cpu")
 
 
 def world() -> World:
@@ -142,4 +147,15 @@ def _too_few(devices: int, available: list[jax.Device]) -> str:  # pyright: igno
         f"kf.init was asked for {devices} ranks, but JAX is already initialised with {have}, and cannot make more "
         f"afterwards. Creating an array, a Keras layer or model, or calling jax.devices() initialises it: call "
         f"kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
+        f"{first_use.in_words(_made_first() or first_use.first_uses('jax'))}"
     )
+
+
+def _made_first() -> dict[str, str]:
+    """The user's line that made the oldest program or array that JAX still has."""
+    client = jax.devices()[0].client  # its lists are private, newest first (looked up in jax 0.8 to 0.10)
+    for made in reversed([*getattr(client, "live_arrays", list)(), *getattr(client, "live_executables", list)()]):
+        for frame in getattr(made.traceback, "frames", ()):
+            if first_use.is_of_user(frame.file_name):
+                return first_use.line_of(frame.file_name, frame.line_num)
+    return {}

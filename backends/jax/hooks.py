@@ -1,8 +1,8 @@
-"""Every place of Keras that keras_flow wraps on JAX. Checked against keras 3.15 and jax 0.10."""
+"""Every place of Keras that keras_flow wraps on JAX. Checked against keras 3.13 to 3.15 and jax 0.10."""
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, shared_files
+from keras_flow.backends import logical_random, older_keras, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
 from keras_flow.backends.jax import convolutions, data, layers, reading, signals, trainer, variables
 
@@ -11,7 +11,15 @@ _KERAS = "keras.src.backend.jax"
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_trainer(), *_layers(), *_random(), *_operations(), *shared_files.hooks())
+    return (
+        *older_keras.jax_hooks(),
+        *_variables(),
+        *_trainer(),
+        *_layers(),
+        *_random(),
+        *_operations(),
+        *shared_files.hooks(),
+    )
 
 
 def _variables() -> tuple[Hook, ...]:

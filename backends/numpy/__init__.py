@@ -14,6 +14,7 @@ from keras_flow.backends.numpy.collectives import native as native
 from keras_flow.backends.numpy.collectives import reshape as reshape
 from keras_flow.backends.numpy.collectives import with_gradient as with_gradient
 from keras_flow.backends.numpy.devices import init as init
+from keras_flow.backends.numpy.devices import simulate as simulate
 from keras_flow.backends.numpy.devices import world as world
 from keras_flow.backends.numpy.tensors import agree_on as agree_on
 from keras_flow.backends.numpy.tensors import as_numpy as as_numpy

@@ -24,6 +24,11 @@ def init(devices: int | None, type: str | None) -> World:
     return _world
 
 
+def simulate(devices: int) -> World:
+    """All ranks of numpy are such."""
+    return init(devices, "cpu")
+
+
 def world() -> World:
     """The ranks of `init`; one rank where it was not called."""
     return _world or init(None, None)

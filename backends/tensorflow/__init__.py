@@ -17,6 +17,7 @@ from keras_flow.backends.tensorflow.collectives import native as native
 from keras_flow.backends.tensorflow.collectives import reshape as reshape
 from keras_flow.backends.tensorflow.collectives import with_gradient as with_gradient
 from keras_flow.backends.tensorflow.devices import init as init
+from keras_flow.backends.tensorflow.devices import simulate as simulate
 from keras_flow.backends.tensorflow.devices import world as world
 from keras_flow.backends.tensorflow.hooks import hooks as hooks
 from keras_flow.backends.tensorflow.layouts import constrain as constrain

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context  # pyright: ignore[reportMissingImpo
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.tensorflow.processes import JOB, join, joined
-from keras_flow.current import joining, processes
+from keras_flow.current import first_use, joining, processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -61,6 +61,11 @@ def init(devices: int | None, type: str | None) -> World:
         process_count=here.count,
     )
     return _world
+
+
+def simulate(devices: int) -> World:
+    """Virtual CPU devices are such ranks."""
+    return init(devices, "cpu")
 
 
 def world() -> World:
@@ -129,4 +134,5 @@ def _too_few(devices: int, available: int, type: str) -> str:
         f"kf.init was asked for {devices} ranks, but TensorFlow is already initialised with {have}, and cannot make "
         f"more afterwards. Creating a tensor, a Keras layer or model, or calling tf.config.list_logical_devices() "
         f"initialises it: call kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
+        f"{first_use.in_words(first_use.first_uses('tensorflow'))}"
     )

@@ -1,4 +1,4 @@
-"""Every place of Keras that keras_flow wraps on TensorFlow. Checked against keras 3.15 and tensorflow 2.21."""
+"""Every place of Keras that keras_flow wraps on TensorFlow. Checked against keras 3.13 to 3.15 and tensorflow 2.21."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from keras_flow.backends.torch.collectives import native as native
 from keras_flow.backends.torch.collectives import reshape as reshape
 from keras_flow.backends.torch.collectives import with_gradient as with_gradient
 from keras_flow.backends.torch.devices import init as init
+from keras_flow.backends.torch.devices import simulate as simulate
 from keras_flow.backends.torch.devices import world as world
 from keras_flow.backends.torch.hooks import hooks as hooks
 from keras_flow.backends.torch.layouts import constrain as constrain

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from keras_flow.backends.torch import call_order
+from keras_flow.backends.torch import call_order, simulated
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
 from keras_flow.boxing.blocks import local_slices
@@ -44,6 +44,8 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[i
 
 def run(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Run this rank's part of a plan, without looking whether the other ranks do."""
+    if world().is_simulated:
+        return simulated.redistribute(plan, shards)
     _make_groups(plan)
     rank = world().local_ranks[0]
     if rank not in plan.ranks:

@@ -47,8 +47,8 @@ def check(exchange: str) -> None:
         FlowError: another rank called something else; it names the first differing call.
     """
     global _number, _skipped, _digest
-    # one rank cannot differ from itself
-    if world().size == 1:
+    # one process cannot differ from itself
+    if world().process_count == 1:
         return
     store = dist.distributed_c10d._get_default_store()  # private: torch 2.13 has no public name for the job's store
     mine = [f"{_skipped} calls before the last {_KEPT}, together {_digest.hex()}", *_calls, exchange]

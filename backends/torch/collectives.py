@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from keras_flow.backends.collective_engine import Counts, Pending
+from keras_flow.backends.torch import simulated
 from keras_flow.backends.torch.devices import world
 
 #: what gloo and NCCL both reduce
@@ -29,6 +30,8 @@ _OPS = {
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts: Counts) -> Pending:
     """One `all_to_all_single`; between two ranks of which one sends, a message that needs no group."""
+    if world().is_simulated:
+        return simulated.exchange(ranks, values, counts)
     rank = world().local_ranks[0]
     me, value, table = ranks.index(rank), values[rank], counts.table
     outgoing = [count * value.itemsize for count in table[me]]
@@ -48,6 +51,8 @@ def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts:
 
 def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts: Sequence[int]) -> Pending:
     """torch's own where sizes are equal; it wants padding where they are not."""
+    if world().is_simulated:
+        return simulated.gather_all(ranks, values)
     rank = world().local_ranks[0]
     value = values[rank]
     if len(set(counts)) > 1:
@@ -61,6 +66,8 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], count
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], how: str | int) -> Pending | None:
     """torch's all-reduce and broadcast, which write into a copy."""
+    if world().is_simulated:
+        return None
     rank = world().local_ranks[0]
     result = values[rank].detach().clone(memory_format=torch.contiguous_format)
     if not result.numel():

@@ -25,6 +25,8 @@ def init(devices: int | None, type: str | None) -> World:
     # asked again without wishes: the answer stands
     if _world is not None and devices is None and type is None:
         return _world
+    if _world is not None and _world.is_simulated and devices == _world.size:
+        return _world
     described = processes.find()
     rank, size = described.index, described.count
     # the program may have joined by itself
@@ -39,6 +41,22 @@ def init(devices: int | None, type: str | None) -> World:
     if size > 1 and not torch_distributed.is_initialized():
         join(described, chosen)
     _world = World(size=size, type=chosen, local_ranks=(rank,), process_index=rank, process_count=size)
+    return _world
+
+
+def simulate(devices: int) -> World:
+    """Play `devices` ranks in this process: a global tensor has all its shards here, and plans run on them.
+
+    Raises:
+        FlowError: this process is a rank of a job, or Keras computes on another device than the CPU.
+    """
+    global _world
+    if processes.find().count > 1 or torch_distributed.is_initialized():
+        raise FlowError(
+            f"kf.init({devices}, simulate=True) plays ranks in one process, and this one is a rank of a job already. "
+            "Leave simulate out."
+        )
+    _world = World(size=devices, type=_chosen_type("cpu"), local_ranks=tuple(range(devices)), is_simulated=True)
     return _world
 
 
@@ -92,7 +110,8 @@ def _wrong_size(devices: int, size: int) -> str:
             f"kf.init was asked for {devices} ranks, but on torch every rank is a process and this process is the only "
             f"one. Start the program with kf.run(main, devices={devices}), where main is the function that holds it, "
             f"or with `keras-flow launch --devices {devices} script.py`. In a notebook: "
-            f"kf.notebook.start({devices})."
+            f"kf.notebook.start({devices}). To look at global tensors in one process: "
+            f"kf.init({devices}, simulate=True)."
         )
     return (
         f"kf.init was asked for {devices} ranks, but this job was launched with {size}. "

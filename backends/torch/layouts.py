@@ -30,6 +30,7 @@ _groups: dict[tuple[int, ...], torch_distributed.ProcessGroup] = {}
 
 def mesh(placement: Placement) -> DeviceMesh:
     """The DTensor mesh of a placement. The first call is a collective of the whole job: it makes process groups."""
+    devices.world().require_real("a DTensor")
     return _mesh(placement, placement.axis_names)
 
 

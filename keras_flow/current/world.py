@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from keras_flow.errors import FlowError
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class World:
         local_ranks: the ranks that this process drives.
         process_index: index of this process.
         process_count: number of processes.
+        is_simulated: this process plays ranks that are processes of their own on its engine, for looking and learning.
     """
 
     size: int
@@ -22,3 +25,21 @@ class World:
     local_ranks: tuple[int, ...]
     process_index: int = 0
     process_count: int = 1
+    is_simulated: bool = field(default=False, repr=False)
+
+    def require_real(self, what: str) -> None:
+        """Refuse what simulated ranks cannot do.
+
+        Args:
+            what: a subject of "needs".
+
+        Raises:
+            FlowError: the ranks are simulated.
+        """
+        if self.is_simulated:
+            raise FlowError(
+                f"{what} needs ranks that are processes, and kf.init({self.size}, simulate=True) plays them in this "
+                "one: global tensors, boxing, kf.comm and pictures work so, distributions and DTensors do not. Start "
+                f"ranks with kf.notebook.start({self.size}) in a notebook, kf.run(main, devices={self.size}) or "
+                f"`keras-flow launch --devices {self.size} script.py`."
+            )

@@ -84,6 +84,7 @@ class FlowDistribution(Distribution):
         engine = backend()
         versions.check(engine.name)
         engine_world = dry_run.world() or engine.world()
+        engine_world.require_real(f"kf.{type(self).__name__}, like all that trains,")
         # the type of the ranks that the job has, or that a dry run assumes
         if placement.type is None:
             placement = Placement(
@@ -132,6 +133,10 @@ class FlowDistribution(Distribution):
     def get_data_layout(self, data_shape: Sequence[int]) -> KerasLayout:
         """The layout of a batch tensor, as Keras carries it."""
         return KerasLayout(VariableLayout(self.batch_layout(data_shape), "batch_axes"), self)
+
+    def distribute_dataset(self, dataset: object) -> object:
+        """A `tf.data.Dataset` as it is: each process reads its part of the logical batches by itself."""
+        return dataset  # Keras 3.13 and 3.14 raise where a distribution does not say so
 
     def get_tensor_layout(self, path: str) -> ActivationLayout | None:
         """The layout of a layer's output, by `activations` or a LayoutMap key ending in `/output`."""

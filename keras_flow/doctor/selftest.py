@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from keras_flow.errors import FlowError
@@ -10,6 +12,11 @@ from keras_flow.errors import FlowError
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 
 _TOLERANCE = 1e-4
+
+
+def each(tests: Sequence[tuple[Callable[..., object], tuple]]) -> list[object]:
+    """The results of functions with their arguments, one after the other."""
+    return [function(*arguments) for function, arguments in tests]
 
 
 def collective(ranks: int) -> float:

@@ -20,15 +20,18 @@ from keras_flow.runtime import versions
 _announced = False
 
 
-def init(devices: int | None = None, type: str | None = None) -> World:
+def init(devices: int | None = None, type: str | None = None, simulate: bool = False) -> World:
     """Start with `devices` ranks. Must come before anything else uses the engine.
 
     On JAX and TensorFlow a CPU gives that many virtual devices. On torch every rank is a process, so the job must have
-    been started with as many by `kf.run` or `keras-flow launch`.
+    been started with as many by `kf.run` or `keras-flow launch`; with `simulate` this process plays them, for looking.
 
     Args:
         devices: number of ranks. None: that of `kf.run` or `keras-flow launch`, else the real devices.
         type: `"cpu"`, `"gpu"` (`"cuda"` means the same) or `"tpu"`; None takes what the engine prefers.
+        simulate: play the ranks in this process, on the CPU. On JAX and TensorFlow virtual devices do that anyway. On
+            torch global tensors, boxing, `kf.comm` and pictures work so, slowly; distributions, and with them `fit`,
+            raise and say how to start ranks.
 
     Returns:
         The ranks as this process sees them.
@@ -46,6 +49,13 @@ def init(devices: int | None = None, type: str | None = None) -> World:
     count = agreed_devices(devices)
     kind = normalise_type(type)
     versions.check(active.checked_name())
+    if simulate:
+        if count is None or kind not in (None, "cpu"):
+            raise FlowError(
+                f"kf.init(devices={devices!r}, type={type!r}, simulate=True): simulated ranks are of type 'cpu', and "
+                "need a number, for example kf.init(4, simulate=True)."
+            )
+        return active.tensor_engine().simulate(count)
     world = active.tensor_engine().init(count, kind)
     if world.process_count > 1 and not _announced:
         _announced = True

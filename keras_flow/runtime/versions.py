@@ -12,7 +12,7 @@ from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
 #: Keras and the engines -> the same ranges as the dependencies and extras in pyproject.toml
-SUPPORTED = {"keras": ">=3.15,<3.16", **{name: engine.versions for name, engine in ENGINES.items()}}
+SUPPORTED = {"keras": ">=3.13,<3.16", **{name: engine.versions for name, engine in ENGINES.items()}}
 
 
 def installed(name: str) -> str | None:

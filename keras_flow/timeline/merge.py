@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from keras_flow.backends.interface import TraceEvent
 
@@ -35,7 +36,7 @@ def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
     Args:
         processes: process index -> its events. Each process counts time from the begin of its own profile.
     """
-    events: list[dict[str, object]] = []
+    events: list[dict[str, Any]] = []
     lanes: dict[tuple[int, str], int] = {}
     for index, found in processes.items():
         for event in found:
@@ -57,11 +58,49 @@ def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
                 }
             )
         events += _collectives(index, found)
+    events += _beside(events, len(lanes) + 1)
     for owner in sorted({owner for owner, _ in lanes}):
         name = f"process {owner - _HOST}" if owner >= _HOST else f"rank {owner}"
         events.append({"name": "process_name", "ph": "M", "pid": owner, "args": {"name": name}})
         events.append({"name": "process_sort_index", "ph": "M", "pid": owner, "args": {"sort_index": owner}})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _beside(events: Sequence[dict[str, Any]], tid: int) -> list[dict[str, Any]]:
+    """Move events that overlap another one of their lane, and are not inside it, to lanes beside it; returns the lanes.
+
+    In Chrome's format complete events of a lane nest, and Perfetto drops those that do not.
+
+    Args:
+        events: all of the trace; changed in place.
+        tid: the first number that no lane has.
+    """
+    lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    names = {}
+    for event in events:
+        if event["ph"] == "X":
+            lanes.setdefault((event["pid"], event["tid"]), []).append(event)
+        elif event["name"] == "thread_name":
+            names[event["pid"], event["tid"]] = event
+    new: list[dict[str, Any]] = []
+    for place, found in lanes.items():
+        ends: list[list[float]] = [[]]  # of the lane and of each beside it: where the events end that are open
+        tids = [place[1]]
+        for event in sorted(found, key=lambda event: (event["ts"], -event["dur"])):
+            begin, end = event["ts"], event["ts"] + event["dur"]
+            for open_ends in ends:
+                while open_ends and open_ends[-1] <= begin:
+                    open_ends.pop()
+            row = next((row for row, open_ends in enumerate(ends) if not open_ends or end <= open_ends[-1]), len(ends))
+            if row == len(ends):
+                ends.append([])
+                tids.append(tid)
+                name = {"name": f"{names[place]['args']['name']}, beside"}
+                new.append({**names[place], "tid": tid, "args": name})
+                tid += 1
+            ends[row].append(end)
+            event["tid"] = tids[row]
+    return new
 
 
 #: numbers of lanes that belong to a process and to no rank begin here

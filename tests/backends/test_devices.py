@@ -1,5 +1,7 @@
 """Ranks of each engine: made, counted, and refused with one clear error."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.launch import programs
@@ -61,6 +63,39 @@ def test_initialised_with_fewer(backend: str) -> None:
     assert "asked for 4 ranks" in text
     assert "is already initialised with 1 device of type 'cpu'" in text
     assert "call kf.init(4) (or kf.run(main, devices=4)) before" in text
+
+
+@pytest.mark.parametrize("backend", SINGLE)
+def test_the_line_that_initialised_is_named(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text(MY_MODEL)
+    (tmp_path / "train.py").write_text(TRAIN)
+    code, _, err = programs.finish(programs.start([str(tmp_path / "train.py")], backend), 100)
+    assert code == 1
+    # JAX's arrays know where they were made; for TensorFlow lines that ran before are read
+    named = (
+        "my_model.py, line 4, `return keras.Sequential(" if backend == "jax" else "train.py, line 7, `model = build()`"
+    )
+    assert f"before the first of these. Before it came: {named}" in err
+    assert "set_random_seed" not in err.splitlines()[-1]
+
+
+MY_MODEL = """import keras
+
+def build():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+"""
+TRAIN = """import keras
+import keras_flow as kf
+from my_model import build
+
+keras.utils.set_random_seed(0)
+def main():
+    model = build()
+    kf.init(
+        4)
+
+main()
+"""
 
 
 def test_jax_pool_is_large_enough_and_never_made_smaller() -> None:

@@ -67,6 +67,7 @@ FILES = {
     "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
+    "simulated": (("torch",), "ranks that one process plays; on the others it has virtual devices"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
     "trusted": (("torch",), "the rules of DTensor that are right"),
     "values": (("torch",), "values that an eager program reads"),

@@ -43,7 +43,7 @@ def test_keras_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     check = host.keras_version()
     assert (check.state, check.detail) == (
         "failed",
-        "2.9.0 was not tested with keras_flow; pip install 'keras>=3.15,<3.16'",
+        "2.9.0 was not tested with keras_flow; pip install 'keras>=3.13,<3.16'",
     )
 
 

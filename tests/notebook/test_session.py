@@ -20,6 +20,8 @@ def test_one_process_that_drives_all_ranks_needs_no_workers(backend: str, tmp_pa
         assert not notebook.run("import keras_flow as kf\nkf.notebook.start(4)").failed
         assert notebook.run("%%ranks\nhidden = kf.env.get_world_size()\nhidden").text.strip() == "4"
         assert notebook.run("kf.notebook.pull('hidden')").text.strip() == "4"
+        assert notebook.run("kf.notebook.push(rate=0.5)").text == ""
+        assert notebook.run("%%ranks\nrate * 2").text.strip() == "1.0"
         assert notebook.run("kf.notebook.run(lambda: kf.env.get_world_size(), 4)").text.strip() == "[4]"
         assert notebook.run("%%ranks --quiet\nprint('nothing')").text == ""
         failed = notebook.run("%%ranks\n1 / 0")
@@ -28,6 +30,19 @@ def test_one_process_that_drives_all_ranks_needs_no_workers(backend: str, tmp_pa
         assert not [each for each in notebook.children() if "ipyparallel" in " ".join(each.cmdline())]
         picture = notebook.run("kf.Placement([[0, 1], [2, 3]], axis_names=('data', 'model'))")
         assert picture.html.startswith("<svg") and "placement of 4 ranks" in picture.html
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
+def test_processes_that_share_the_ranks(backend: str, tmp_path: Path) -> None:
+    with kernel(backend, str(tmp_path)) as notebook:
+        started = notebook.run("import keras_flow as kf\nkf.notebook.start(4, processes=2)")
+        assert not started.failed, started.text
+        shown = notebook.run("%%ranks\nimport keras_flow as kf\nkf.env.process_count(), kf.env.local_ranks()")
+        assert "(2, (0, 1))" in shown.text and "(2, (2, 3))" in shown.text, shown.text
+        notebook.run("kf.notebook.push(rate=0.5)")
+        assert "1.0" in notebook.run("%%ranks\nrate * 2").text
+        assert not notebook.run("kf.notebook.stop()").failed
 
 
 def test_without_ipyparallel_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

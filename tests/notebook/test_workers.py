@@ -48,6 +48,8 @@ def test_output_is_folded_and_labelled(notebook: Kernel) -> None:
     assert notebook.run("%%ranks --rank 1\nprint(kf.env.get_rank())").text.strip() == "[rank 1] 1"
     assert notebook.run("%%ranks --quiet\nprint('nothing')").text == ""
     assert "ranks 0 to 1" in notebook.run("%%ranks --rank 7\n1").text
+    assert notebook.run("kf.notebook.push(rate=[0.5])").text == ""
+    assert notebook.run("%%ranks\nrate[0] * 2").text.strip() == "[ranks 0-1] 1.0"
 
 
 def test_training_shows_one_bar_and_gives_its_history(notebook: Kernel) -> None:

@@ -47,6 +47,11 @@ def on_jax(function: Callable[..., None]) -> Callable[..., None]:
     return _on(function, ["jax"])
 
 
+def on_tensorflow(function: Callable[..., None]) -> Callable[..., None]:
+    """What TensorFlow alone has."""
+    return _on(function, ["tensorflow"])
+
+
 def _on(function: Callable[..., None], backends: Sequence[Any]) -> Callable[..., None]:
     def test(backend: str, on_ranks: Callable[[str], Callable[..., Any]], **given: object) -> None:
         on_ranks(backend)(function, *given.values())

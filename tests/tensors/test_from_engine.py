@@ -10,7 +10,7 @@ import numpy as np
 import keras_flow as kf
 from keras_flow import sbp
 from tests.tensors.checking import MESH
-from tests.tensors.engines import on_engines, on_engines_alone, on_jax
+from tests.tensors.engines import on_engines, on_engines_alone, on_jax, on_tensorflow
 
 
 @on_engines_alone
@@ -39,6 +39,20 @@ def test_an_array_that_is_split_by_the_inner_axis_of_its_mesh_first() -> None:
     value = np.arange(8, dtype="float32")
     array = jax.device_put(value, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("b", "a"))))
     assert np.array_equal(kf.global_tensor(array).numpy(), value)
+
+
+@on_tensorflow
+def test_a_variable_of_a_strategy_is_drawn() -> None:
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"]).scope():
+        variable = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    picture = kf.visualize(variable)
+    head, *ranks = str(picture).splitlines()
+    assert head.startswith("Layout(B of [2, 2] on Placement([0, 1, 2]")
+    assert ranks == [f"  rank {rank}: [0:2, 0:2]" for rank in range(3)]
+    assert picture.svg.startswith("<svg")
+    assert np.asarray(kf.global_tensor(variable).to_local(rank=2)).tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
 @on_engines_alone

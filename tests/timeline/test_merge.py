@@ -55,6 +55,21 @@ def test_a_collective_that_an_engine_names_at_several_depths_counts_once() -> No
     assert sorted(event["name"] for event in found) == ["all_gather", "all_reduce"]
 
 
+def test_events_that_overlap_stand_beside_each_other() -> None:
+    """Perfetto drops a complete event that overlaps one of its lane without being inside it."""
+    found = [
+        TraceEvent(0, "thread 1", name, begin, duration)
+        for name, begin, duration in (("a", 0.0, 10.0), ("in a", 2.0, 3.0), ("over a", 8.0, 4.0), ("after", 12.0, 1.0))
+    ]
+    events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
+    lane = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
+    assert lane["a"] == lane["in a"] == lane["after"] != lane["over a"]
+    assert [event["args"]["name"] for event in events if event["name"] == "thread_name"] == [
+        "thread 1",
+        "thread 1, beside",
+    ]
+
+
 def test_runs_of_a_compiled_step_are_numbered_on_each_rank() -> None:
     found = collectives(
         *(

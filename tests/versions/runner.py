@@ -99,15 +99,18 @@ def _finished(command: list[str], env: dict[str, str]) -> subprocess.CompletedPr
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
-def page(outcomes: list[tuple[Case, Outcome]], steps: int) -> str:
-    """The table as Markdown."""
-    rows = "\n".join(
-        f"| {case.engine} {outcome.versions[case.engine]} | {outcome.versions['keras']} | "
-        f"{'passes' if outcome.ok else 'fails'} | {_share(outcome.share)} | "
-        f"{outcome.failure.replace('|', '/')} |"
+def page(outcomes: list[tuple[Case, Outcome]], steps: int, before: str = "") -> str:
+    """The table as Markdown; of the page before, the rows of versions that were not run."""
+    rows = {
+        f"| {case.engine} {outcome.versions[case.engine]} | {outcome.versions['keras']} | ": (
+            f"{'passes' if outcome.ok else 'fails'} | {_share(outcome.share)} | {outcome.failure.replace('|', '/')} |"
+        )
         for case, outcome in outcomes
-    )
-    return _PAGE.format(rows=rows, steps=steps, layouts=LAYOUTS.replace(",", ", "))
+    }
+    kept = [line for line in before.splitlines() if line.startswith(tuple(f"| {engine} " for engine in ENGINES))]
+    lines = [next((key + rows.pop(key) for key in [*rows] if line.startswith(key)), line) for line in kept]
+    lines += [key + text for key, text in rows.items()]
+    return _PAGE.format(rows="\n".join(lines), steps=steps, layouts=LAYOUTS.replace(",", ", "))
 
 
 def _share(share: float) -> str:
@@ -136,7 +139,7 @@ A fingerprint says that the places that keras_flow wraps are the same. It does n
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--only", default="", help="cases whose text contains this")
+    parser.add_argument("--only", default="", help="cases whose text contains this; rows of others stay")
     arguments = parser.parse_args()
     outcomes = []
     for case in CASES:
@@ -144,8 +147,7 @@ def main() -> int:
             outcome = run(case, arguments.steps)
             outcomes.append((case, outcome))
             print(case, outcome, flush=True)
-    if not arguments.only:
-        PAGE.write_text(page(outcomes, arguments.steps))
+    PAGE.write_text(page(outcomes, arguments.steps, PAGE.read_text() if arguments.only else ""))
     return 0 if all(outcome.ok for _, outcome in outcomes) else 1
 
 
