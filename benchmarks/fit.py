@@ -5,9 +5,10 @@
 Around the same Keras model, data and tensor parallel over two ranks: (a) plain `fit` on one device; (b) the engine's
 own way (a jitted step with shardings and `keras.distribution` on JAX, `MirroredStrategy` on TensorFlow, loops with
 DistributedDataParallel and with explicit collectives on torch); (c) on torch the same in plain modules. The ways take
-turns in one run, so that their ratios hold when the machine's speed drifts; medians of the rounds. Targets: at 1 and 10
-million parameters data parallel at most 1.0x of (b) and tensor parallel 1.1x, at 0.1 million 1.3x; a placement of one
-rank within 2 % of a plain `fit`, or within the spread of two plain ones.
+turns in one run, so that their ratios hold when the machine's speed drifts; medians of the rounds. Targets, at 0.1, 1
+and 10 million parameters: data parallel at most 1.15x, 1.00x and 1.00x of (b) on torch, 1.3x, 1.02x and 1.02x on JAX,
+1.3x, 1.00x and 1.00x on TensorFlow; tensor parallel at most 1.3x, 1.25x and 1.1x; a placement of one rank within 2 % of
+a plain `fit`, or within the spread of two plain ones.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ from benchmarks.parts import measured_apart, torch_operations, with_new
 
 #: ways that are printed without a target
 UNTARGETED = ("DDP, plain modules", "collectives, plain modules")
+#: (kind, engine or "") -> ratio at 0.1 million parameters, at 1 and at 10
+TARGETS = {
+    ("data", "torch"): (1.15, 1.0, 1.0),
+    ("data", "jax"): (1.3, 1.02, 1.02),
+    ("data", "tensorflow"): (1.3, 1.0, 1.0),
+    ("tensor", ""): (1.3, 1.25, 1.1),
+}
 PLAIN, AGAIN, OURS = "one device", "one device, again", "keras_flow"
 
 
@@ -232,8 +240,10 @@ def table(records: list[dict], ranks: int) -> str:
     for record in records:
         times = dict(record["seconds"])
         case = f"{record['backend']}, {record['family']}, {record['size']:g} M"
-        limit = 1.3 if record["size"] < 1 else {"data": 1.0, "tensor": 1.1}.get(record["kind"], 1.02)
-        if record["kind"] == "one":
+        if record["kind"] != "one":
+            limits = TARGETS.get((record["kind"], record["backend"])) or TARGETS[record["kind"], ""]
+            limit = limits[0 if record["size"] < 1 else 1 if record["size"] < 10 else 2]
+        else:
             again = statistics.median(times.pop(AGAIN)) / statistics.median(times[PLAIN])
             limit = max(1.02, again, 1 / again)
         own = times.pop(OURS)

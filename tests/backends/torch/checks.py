@@ -116,7 +116,6 @@ def gradients_travel_in_buckets() -> None:
 def updates_in_blocks_are_those_of_keras() -> None:
     """Bit by bit, on whole variables and on pieces of split ones, one of which is cut into blocks."""
     import contextlib
-
     from unittest import mock
 
     import keras
