@@ -10,24 +10,25 @@ torch's kernel corrects m and v by t themselves; told a t so late that its corre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
+import keras
 import torch
-from keras import ops
 from keras.src.backend.torch.optimizers import torch_adam
 from torch.distributed.tensor import DTensor
 from torch.optim.adam import adam
 
-if TYPE_CHECKING:
-    import keras
+#: without its annotations, which have the None of backends that lack an operation
+ops: Any = keras.ops
 
 #: a step after which torch's corrections are 1: 0.999999 to this power is 0
 _LATE = 1e9
 _DTYPES = (torch.float32, torch.float64)
+_DEVICES = ("cpu", "cuda")
 
 
 def update(
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: Any,
     grads: Sequence[torch.Tensor],
     variables: Sequence[keras.Variable],
     learning_rate: object,
@@ -47,33 +48,42 @@ def update(
         list(grads),
         _slots(optimizer, "_momentums", variables),
         _slots(optimizer, "_velocities", variables),
-        _slots(optimizer, "_velocity_hats", variables) if optimizer.amsgrad else [],  # type: ignore[attr-defined]
+        *([_slots(optimizer, "_velocity_hats", variables)] if optimizer.amsgrad else []),
     ]
-    dtype = lists[0][0].dtype
-    if dtype not in _DTYPES or not all(
-        type(each) in (torch.Tensor, torch.nn.Parameter) and each.dtype == dtype and each.is_contiguous()
-        for part in lists
-        for each in part
-    ):
+    first = lists[0][0]
+    if first.dtype not in _DTYPES or first.device.type not in _DEVICES:
+        return False
+    # it reads memory as it comes, and compares no shapes
+    if not all(_is_as(each, value, first.dtype) for part in lists for each, value in zip(part, lists[0], strict=True)):
         return False
     # as Keras computes it, in the variables' dtype: near t = 1 the rounding of 1 - b2^t shows in the sixth digit
-    step = ops.cast(optimizer.iterations + 1, dtype)
-    first, second = (ops.power(ops.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2))  # type: ignore[attr-defined]
-    alpha = ops.cast(learning_rate, dtype) * ops.sqrt(1 - second) / (1 - first)
-    late = torch.tensor(_LATE, device=lists[0][0].device)
+    step = ops.cast(optimizer.iterations + 1, first.dtype)
+    power_1, power_2 = (ops.power(ops.cast(each, first.dtype), step) for each in (optimizer.beta_1, optimizer.beta_2))
+    alpha = ops.cast(learning_rate, first.dtype) * ops.sqrt(1 - power_2) / (1 - power_1)
+    late = torch.tensor(_LATE, device=first.device)
+    params, gradients, momentums, velocities, *highest = lists
     adam(
-        *lists,
+        params,
+        gradients,
+        momentums,
+        velocities,
+        highest[0] if highest else [],
         [late] * len(variables),
         fused=True,
-        amsgrad=optimizer.amsgrad,  # type: ignore[attr-defined]
-        beta1=optimizer.beta_1,  # type: ignore[attr-defined]
-        beta2=optimizer.beta_2,  # type: ignore[attr-defined]
+        amsgrad=optimizer.amsgrad,
+        beta1=optimizer.beta_1,
+        beta2=optimizer.beta_2,
         lr=alpha,
         weight_decay=0.0,  # Keras has taken it off already
-        eps=optimizer.epsilon,  # type: ignore[attr-defined]
+        eps=optimizer.epsilon,
         maximize=False,
     )
     return True
+
+
+def _is_as(each: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> bool:
+    is_plain = type(each) in (torch.Tensor, torch.nn.Parameter) and each.is_contiguous()
+    return is_plain and each.dtype == dtype and each.shape == value.shape
 
 
 def _slots(optimizer: keras.optimizers.Optimizer, name: str, variables: Sequence[keras.Variable]) -> list[torch.Tensor]:
