@@ -160,6 +160,13 @@ def _operations() -> tuple[Hook, ...]:
             for name, dims in signals.WINDOWS.items()
         ),
         Hook(
+            f"{_KERAS}.core",
+            "associative_scan",
+            signals.associative_scan,
+            "XLA pads even and odd elements wrongly where ranks do not ascend along the mesh",
+            when=signals.distribution_of_scan,
+        ),
+        Hook(
             "jax._src.lax.fft",  # all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
             "fft",
             signals.transform,

@@ -52,6 +52,32 @@ def _unsplit(distribution: Distribution, count: int, value: Any) -> jax.Array:
     return whole_on(value, range(first, value.ndim), distribution.placement)
 
 
+def distribution_of_scan(f: object, elems: object, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `associative_scan`: the distribution of the step that its elements are in."""
+    return distribution_of_windows(elems)
+
+
+def associative_scan(
+    distribution: Distribution,
+    original: Callable[..., Any],
+    f: Callable[..., Any],
+    elems: Any,
+    reverse: bool = False,
+    axis: int = 0,
+) -> Any:
+    """Hook on `associative_scan`: the dim along which it works is not split, before and after.
+
+    It puts even and odd elements together by padding, which XLA does wrongly on a mesh such as [[3, 1], [0, 2]].
+    """
+
+    def unsplit(value: Any) -> jax.Array:
+        value = jax.numpy.asarray(value)
+        divides = distribution.batch_plan(value.shape[0]).divides
+        return whole_on(value, [axis % value.ndim] if divides else range(value.ndim), distribution.placement)
+
+    return jax.tree.map(unsplit, original(f, jax.tree.map(unsplit, elems), reverse=reverse, axis=axis))
+
+
 def distribution_of_transform(x: object, *args: object, **kwargs: object) -> Distribution | None:
     """Condition of the hook on `jax.lax.fft`: not inside a rank's own program, where the gradient of a transform is."""
     return None if jax.sharding.get_abstract_mesh().manual_axes else distribution_of_step(x)

@@ -73,7 +73,7 @@ def update(
         amsgrad=optimizer.amsgrad,
         beta1=optimizer.beta_1,
         beta2=optimizer.beta_2,
-        lr=alpha,
+        lr=alpha.to_local() if isinstance(alpha, DTensor) else alpha,
         weight_decay=0.0,  # Keras has taken it off already
         eps=optimizer.epsilon,
         maximize=False,
