@@ -83,6 +83,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
 
 def count(name: str, layout: str) -> dict:
     """On every rank: one step of a model under a layout: what explain says, and what was counted."""
+    from keras_flow.backends.torch import mirrored
     from tests.explainer import models
 
     distribution = models.distribution(name, layout)
@@ -94,6 +95,9 @@ def count(name: str, layout: str) -> dict:
         with watching() as counted:
             model.train_on_batch(x, y)
         held = said.memory[0].weights + said.memory[0].slots
+        # gradients are summed in memory that stays from step to step
+        if distribution.mirrored_view:
+            held += sum(flat.nbytes for flat, _ in mirrored.reducer(distribution.placement)._memory._tensors)
         peaks = [_most_allocated(model, x, y) for _ in range(3)]
     return {
         "explained": said.as_json()["collectives"],
