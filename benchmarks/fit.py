@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.parts import measured_apart, torch_operations, with_new
+from benchmarks.parts import measured_apart, milliseconds, torch_operations, with_new
 
 #: ways that are printed without a target
 UNTARGETED = ("DDP, plain modules", "collectives, plain modules")
@@ -257,9 +257,8 @@ def table(records: list[dict], ranks: int) -> str:
                     target += " missed"
                     missed.append(f"{case}, {record['kind']}, {name}: {ratio:.2f}, at most {limit:.2f}")
                     missed[-1] += _where(record.get("profile", {}), name)
-            lines.append(
-                f"| {case} | {record['kind']} | {_ms(own)} | {name} | {_ms(values)} | {ratio:.2f} | {target} |"
-            )
+            took, others = milliseconds(own), milliseconds(values)
+            lines.append(f"| {case} | {record['kind']} | {took} | {name} | {others} | {ratio:.2f} | {target} |")
     lines += ["", f"Targets missed: {len(missed)} of {compared}.", "", *(f"- {one}" for one in missed), ""]
     return "\n".join(lines)
 
@@ -271,11 +270,6 @@ def _where(profiles: dict[str, dict[str, float]], name: str) -> str:
     ours, theirs = profiles[OURS], profiles[name]
     more = sorted(((ours[one] - theirs.get(one, 0.0), one) for one in ours), reverse=True)[:4]
     return "; more time in " + ", ".join(f"{one} ({ms:+.1f} ms)" for ms, one in more)
-
-
-def _ms(values: list[float]) -> str:
-    low, middle, high = (1000 * value for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

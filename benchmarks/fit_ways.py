@@ -71,6 +71,8 @@ def _jax_by_hand(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarr
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from benchmarks.fit_jax import jitted_step
+
     model = build(family, size)
     model.optimizer.build(model.trainable_variables)
     mesh = Mesh(np.array(jax.devices()[: kf.env.get_world_size()]), ("ranks",))
@@ -89,17 +91,7 @@ def _jax_by_hand(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarr
     state = (put(model.trainable_variables), put(model.non_trainable_variables), put(slots))
     batch = rows if kind == "data" else whole
 
-    def loss_of(trained, others, inputs, labels):
-        outputs, others = model.stateless_call(trained, others, inputs, training=True)
-        return model.loss(labels, outputs), others
-
-    def step(state, inputs, labels):
-        trained, others, slots = state
-        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, others, inputs, labels)
-        trained, slots = model.optimizer.stateless_apply(slots, gradients, trained)
-        return (trained, others, slots), loss
-
-    compiled = jax.jit(step, donate_argnums=0)
+    compiled = jitted_step(model)
     held = {"state": state}
     size_of_batch = BATCH[family]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from keras_flow.progress import working
@@ -48,6 +49,12 @@ def with_new(records: list[dict], found: list[dict], key: Callable[[dict], tuple
     """The records, those of the same keys replaced by what was found; sorted by key."""
     new = {key(record) for record in found}
     return sorted([record for record in records if key(record) not in new] + found, key=key)
+
+
+def milliseconds(seconds: Sequence[float]) -> str:
+    """The median, and in brackets least and most."""
+    low, middle, high = (1000 * value for value in (min(seconds), statistics.median(seconds), max(seconds)))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def torch_operations(run: Callable[[], object]) -> dict[str, float]:

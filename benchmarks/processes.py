@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rich.progress import track
 
+from benchmarks.parts import milliseconds
 from keras_flow.launch.environment import free_port
 
 PROGRAM = Path(__file__).with_name("processes_program.py")
@@ -125,12 +126,7 @@ def table(found: dict[str, dict[str, list[Run]]]) -> str:
 def _row(name: str, what: str, own: list, against: str, other: list, limit: float | None) -> str:
     ratio = statistics.median(own) / statistics.median(other)
     target = "" if limit is None else f"{limit:.2f}" + (" missed" if ratio > limit else "")
-    return f"| {name} | {what} | {_ms(own)} | {against} | {_ms(other)} | {ratio:.2f} | {target} |"
-
-
-def _ms(values: list[float]) -> str:
-    low, middle, high = (1000 * value for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return f"| {name} | {what} | {milliseconds(own)} | {against} | {milliseconds(other)} | {ratio:.2f} | {target} |"
 
 
 if __name__ == "__main__":

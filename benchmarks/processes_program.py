@@ -94,6 +94,7 @@ def _jax() -> tuple[Make, bool]:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from benchmarks.fit_jax import jitted_step
     from benchmarks.fit_models import BATCH, build, data
 
     mesh = Mesh(np.array(jax.devices()), ("ranks",))
@@ -103,21 +104,12 @@ def _jax() -> tuple[Make, bool]:
         x, y = data(family, steps)
         model = build(family, size)
         model.optimizer.build(model.trainable_variables)
-        held = [
+        held = tuple(
             [jax.make_array_from_process_local_data(whole, np.asarray(one.value)) for one in variables]
             for variables in (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
-        ]
+        )
 
-        def loss_of(trained, others, inputs, labels):
-            outputs, others = model.stateless_call(trained, others, inputs, training=True)
-            return model.loss(labels, outputs), others
-
-        def step(trained, others, slots, inputs, labels):
-            (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, others, inputs, labels)
-            trained, slots = model.optimizer.stateless_apply(slots, gradients, trained)
-            return [trained, others, slots], loss
-
-        compiled = jax.jit(step, donate_argnums=(0, 1, 2))
+        compiled = jitted_step(model)
         batch, own = BATCH[family], BATCH[family] // len(addresses)
 
         def epoch() -> object:
@@ -126,7 +118,7 @@ def _jax() -> tuple[Make, bool]:
                 inputs, labels = (
                     jax.make_array_from_process_local_data(rows, part[start : start + own]) for part in (x, y)
                 )
-                held, loss = compiled(*held, inputs, labels)
+                held, loss = compiled(held, inputs, labels)
             return jax.block_until_ready((held, loss))
 
         return epoch
