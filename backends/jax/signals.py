@@ -7,7 +7,7 @@ partitioner gives it others; XLA has wrong numbers in the windows of `extract_se
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -37,19 +37,20 @@ def along(before: int, after: int) -> Callable[..., Any]:
     ) -> Any:
         """Hook on functions of windows: neither the last dims of the argument nor those of the result are split."""
         # complex signals are pairs of arrays, real part and imaginary part
-        result = original(jax.tree.map(functools.partial(_unsplit, distribution, before), x), *args, **kwargs)
-        return jax.tree.map(functools.partial(_unsplit, distribution, after), result)
+        x = jax.tree.map(functools.partial(_unsplit, distribution, range(-before, 0)), x)
+        result = original(x, *args, **kwargs)
+        return jax.tree.map(functools.partial(_unsplit, distribution, range(-after, 0)), result)
 
     return with_unsplit_dims
 
 
-def _unsplit(distribution: Distribution, count: int, value: Any) -> jax.Array:
-    """The value with its last dims gathered; where its rows do not divide, with all of them gathered."""
+def _unsplit(distribution: Distribution, dims: Collection[int], value: Any) -> jax.Array:
+    """The value with these dims gathered (-1 is the last one); where its rows do not divide, with all of them."""
     value = jax.numpy.asarray(value)
     # rows that do not divide are padded where they are split, and windows would count the padding
     divides = value.ndim > 0 and distribution.batch_plan(value.shape[0]).divides
-    first = max(value.ndim - count, 0) if divides else 0
-    return whole_on(value, range(first, value.ndim), distribution.placement)
+    chosen = {dim % value.ndim for dim in dims if dim >= -value.ndim} if divides else range(value.ndim)
+    return whole_on(value, chosen, distribution.placement)
 
 
 def distribution_of_scan(f: object, elems: object, *args: object, **kwargs: object) -> Distribution | None:
@@ -69,12 +70,7 @@ def associative_scan(
 
     It puts even and odd elements together by padding, which XLA does wrongly on a mesh such as [[3, 1], [0, 2]].
     """
-
-    def unsplit(value: Any) -> jax.Array:
-        value = jax.numpy.asarray(value)
-        divides = distribution.batch_plan(value.shape[0]).divides
-        return whole_on(value, [axis % value.ndim] if divides else range(value.ndim), distribution.placement)
-
+    unsplit = functools.partial(_unsplit, distribution, [axis])
     return jax.tree.map(unsplit, original(f, jax.tree.map(unsplit, elems), reverse=reverse, axis=axis))
 
 
