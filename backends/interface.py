@@ -110,7 +110,6 @@ class StepMemory:
         max_pool_index_bytes: bytes that max pooling keeps for each element of its output.
         reduces_out_of_place: gradients that are summed over ranks exist twice at a time, before and after.
         update_tensors: tensors of a variable's size that an optimizer's update makes.
-        update_block_bytes: bytes of variables that an update works on at a time; None: all of them.
     """
 
     activation_tensors: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +122,6 @@ class StepMemory:
     max_pool_index_bytes: int = 0
     reduces_out_of_place: bool = False
     update_tensors: int = 0
-    update_block_bytes: int | None = None
 
     def tensors_of_activation(self, name: str) -> int:
         """Tensors that the activation function of this name needs besides its output."""

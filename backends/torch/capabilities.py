@@ -19,8 +19,7 @@ capabilities = Capabilities(
         max_pool_gradient_bytes=2,
         max_pool_index_bytes=8,
         reduces_out_of_place=True,
-        update_tensors=0,  # of Adam's kernel; other updates take up to three blocks
-        update_block_bytes=2**20,
+        update_tensors=0,  # of Adam's kernel; other updates take up to three blocks of 1 MiB
     ),
     refused={
         "string inputs": "torch has no string tensors",

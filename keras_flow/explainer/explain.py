@@ -186,8 +186,7 @@ def _memory(
     ]
     engine = step.memory
     # the peak is either in the backward pass or in the update, when activations are gone
-    at_a_time = gradients if engine.update_block_bytes is None else min(gradients, engine.update_block_bytes)
-    update = sum(summed) * engine.reduces_out_of_place + engine.update_tensors * at_a_time
+    update = sum(summed) * engine.reduces_out_of_place + engine.update_tensors * gradients
     peak = weights + of_slots + max(_backward_peak(calls), gradients + update)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
