@@ -116,8 +116,11 @@ def token() -> bytes:
 
 def leave_at_once_after_a_failure() -> None:
     """At exit: an engine would wait for processes that are inside a collective with this one, and then abort."""
-    if getattr(sys, "last_value", None) is not None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(1)
+    failure = getattr(sys, "last_value", None)
+    if failure is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    left_by_exit = isinstance(failure, SystemExit) and isinstance(failure.code, int)
+    os._exit(failure.code if left_by_exit else 1)

@@ -15,6 +15,7 @@ from keras_flow.launch.folder import FOLDER_VARIABLE
 from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.launch.launcher import job_folder, launch
 from keras_flow.launch.processes import Interrupts
+from tests import sampling
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(60)
@@ -82,6 +83,15 @@ def test_the_status_of_a_rank_is_that_of_the_command(tmp_path: Path, last: str, 
     code, _, err = programs.launch(programs.write(tmp_path, SLEEP + last), ranks=2)
     assert code == status
     assert text in err
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(["jax", "tensorflow"]))
+def test_the_status_of_a_process_that_leaves_the_others_in_a_collective(tmp_path: Path, backend: str) -> None:
+    text = "import sys, keras_flow as kf\nkf.init()\nif kf.env.get_rank() == 1: sys.exit(3)\nkf.comm.barrier()"
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", str(programs.write(tmp_path, text))]
+    code, _, err = programs.finish(programs.start(command, backend))
+    assert code == 3
+    assert "process 1 of 2 left with exit code 3" in err or "rank 1 of 2 left with exit code 3" in err
 
 
 def test_rank_that_lost_its_neighbour_is_not_blamed(tmp_path: Path) -> None:
