@@ -66,6 +66,9 @@ def recover(model: keras.Model) -> None:
     """After a step raised: drop its half-made gradients. Weights are changed only by a finished backward pass."""
     log_readers.forget()
     partial_numbers.drop()
+    batches.watch.restart(
+        None
+    )  # its source may have had other lengths on other ranks: nothing to hold a later batch to
     distribution = models.distribution_of(model)
     if distribution is not None and layouts.distributed(distribution.placement):
         mirrored.reducer(distribution.placement).reset()
