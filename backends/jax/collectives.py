@@ -23,6 +23,8 @@ from keras_flow.errors import FlowError
 
 _AXIS = "ranks"
 _NATIVE = {"sum": lax.psum, "min": lax.pmin, "max": lax.pmax}
+#: bytes up to which a broadcast is a sum, of which a rank receives up to twice the tensor, but in one program
+_SUMMED = 1 << 21
 _FOLDS = {"sum": jnp.sum, "min": jnp.min, "max": jnp.max, "product": jnp.prod}
 
 
@@ -61,25 +63,30 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: 
     size = max(counts)
     if size == 0:
         return Pending(lambda: dict(values))
-    got = _run("all_gather", ranks, {rank: jnp.pad(value, (0, size - value.size)) for rank, value in values.items()})
+    padded = {
+        rank: jnp.pad(value, (0, size - value.size)) if value.size < size else value for rank, value in values.items()
+    }
+    got = _run("all_gather", ranks, padded)
     if min(counts) < size:
         got = {rank: _without_padding(value, size, tuple(counts)) for rank, value in got.items()}
     return Pending(lambda: got)
 
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
-    """XLA's all-reduce of numbers, of which it has no product; it has no broadcast."""
+    """XLA's all-reduce of numbers, of which it has no product; it has no broadcast, which small tensors get as a sum."""
     value = next(iter(values.values()))
-    if kind != "all_reduce" or how not in _NATIVE or value.dtype == bool or not value.size:
+    if not value.size or jnp.issubdtype(value.dtype, jnp.complexfloating):
         return None
-    if jnp.issubdtype(value.dtype, jnp.complexfloating):
-        return None
-    if value.ndim == 1:
-        reduced = _run(str(how), ranks, values)
+    if kind == "broadcast":
+        if value.nbytes > _SUMMED:
+            return None
+        program, place = kind, ranks.index(int(how))
+    elif how in _NATIVE and value.dtype != bool:
+        program, place = str(how), 0
     else:
-        flat = _run(str(how), ranks, {rank: each.reshape(-1) for rank, each in values.items()})
-        reduced = {rank: each.reshape(value.shape) for rank, each in flat.items()}
-    return Pending(lambda: reduced)
+        return None
+    flat = _run(program, ranks, {rank: reshape(each, (-1,)) for rank, each in values.items()}, place)
+    return Pending(lambda: {rank: reshape(each, value.shape) for rank, each in flat.items()})
 
 
 @functools.partial(jax.jit, static_argnames="op")
@@ -94,7 +101,8 @@ def fold(rows: jax.Array, op: str) -> jax.Array:
 
 def reshape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """In another shape."""
-    return value if value.ndim == 1 and shape == (-1,) else value.reshape(shape)
+    # jax compiles and runs a program for a shape that is the same, too
+    return value if value.shape == shape or (value.ndim == 1 and shape == (-1,)) else value.reshape(shape)
 
 
 def join(flat: Sequence[jax.Array]) -> jax.Array:
@@ -152,12 +160,12 @@ def _own(ranks: tuple[int, ...]) -> list[int]:
     return [rank for rank in ranks if rank in mine]
 
 
-def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], shift: int = 0) -> dict[int, jax.Array]:
-    """A program on flat arrays of one length."""
+def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], place: int = 0) -> dict[int, jax.Array]:
+    """A program on flat arrays of one length; `place` is what each kind makes of it in `_program`."""
     devices = rank_devices()
     value = next(iter(values.values()))
     _known(list(values.values()))
-    run, sharding = _program(kind, ranks, shift)
+    run, sharding = _program(kind, ranks, place)
     mine = _own(ranks)
     blocks = [
         values[rank] if values[rank].device == devices[rank] else jax.device_put(values[rank], devices[rank])
@@ -171,7 +179,7 @@ def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], shi
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(kind: str, ranks: tuple[int, ...], shift: int):
+def _program(kind: str, ranks: tuple[int, ...], place: int):
     """The compiled program of a collective, and how its argument lies."""
     mesh = Mesh(np.array([rank_devices()[rank] for rank in ranks]), (_AXIS,))
     spec = PartitionSpec(_AXIS)
@@ -182,8 +190,12 @@ def _program(kind: str, ranks: tuple[int, ...], shift: int):
         if kind == "all_gather":
             return lax.all_gather(block, _AXIS, tiled=True)
         if kind == "permute":
-            pairs = [(place, (place + shift) % len(ranks)) for place in range(len(ranks))]
-            return lax.ppermute(block, _AXIS, pairs)
+            return lax.ppermute(block, _AXIS, [(one, (one + place) % len(ranks)) for one in range(len(ranks))])
+        if kind == "broadcast":
+            # bits, because the sum of -0.0 and 0.0 is 0.0
+            bits = block.astype("uint8") if block.dtype == bool else block.view(f"uint{8 * block.dtype.itemsize}")
+            summed = lax.psum(jnp.where(lax.axis_index(_AXIS) == place, bits, 0), _AXIS)
+            return summed.astype(bool) if block.dtype == bool else summed.view(block.dtype)
         return _NATIVE[kind](block, _AXIS)
 
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from keras_flow.backends.collective_engine import Counts, Pending
 from keras_flow.backends.tensorflow.devices import rank_devices, world
@@ -24,33 +25,15 @@ _REDUCED = frozenset([tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32,
 _OPS = {"sum": "Add", "min": "Min", "max": "Max", "product": "Mul"}
 _FOLDS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max, "product": tf.reduce_prod}
 
-#: what a function does for one rank: its input, its place in the group, and what makes keys -> its output
-_Body = Callable[[tf.Tensor, int, Callable[..., dict[str, Any]]], tf.Tensor]
-
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Counts) -> Pending:
     """Parts of each rank's flat array for each member."""
-    mine = _own(ranks)
-    parts = {rank: tf.split(values[rank], counts.table[ranks.index(rank)]) for rank in mine}
-    dtype = next(iter(values.values())).dtype
-    if len(mine) == len(ranks):
+    if len(_own(ranks)) == len(ranks):
+        parts = {rank: tf.split(values[rank], row) for rank, row in zip(ranks, counts.table, strict=True)}
         arrived = {rank: _on(rank, [parts[sender][place] for sender in ranks]) for place, rank in enumerate(ranks)}
         return Pending(lambda: arrived)
-    words = [[_words_of(count, dtype) for count in row] for row in counts.table]
-    sent = {}
-    for rank in mine:
-        with tf.device(rank_devices()[rank]):
-            sent[rank] = tf.concat([_to_words(part) for part in parts[rank]], 0)
-    kind = "all_to_all" if counts.is_even else "exchange"
-    got = _run(kind, ranks, sent, tuple(map(tuple, words)))
-    out = {}
-    for rank in mine:
-        place = ranks.index(rank)
-        with tf.device(rank_devices()[rank]):
-            pieces = tf.split(got[rank], [row[place] for row in words])
-            whole = [_from_words(piece, row[place], dtype) for piece, row in zip(pieces, counts.table, strict=True)]
-            out[rank] = tf.concat(whole, 0)
-    return Pending(lambda: out)
+    arrived = _run("all_to_all" if counts.is_even else "exchange", ranks, values, counts.table)
+    return Pending(lambda: arrived)
 
 
 def gather_all(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Sequence[int]) -> Pending:
@@ -61,34 +44,18 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: 
     if len(set(counts)) > 1:
         copies = {rank: _on(rank, [value] * len(ranks)) for rank, value in values.items()}
         return exchange(ranks, copies, Counts.of([[count] * len(ranks) for count in counts]))
-    dtype = next(iter(values.values())).dtype
-    size = _words_of(counts[0], dtype)
-    got = _run("gather", ranks, {rank: _to_words(value) for rank, value in values.items()}, size) if size else {}
-    out = {}
-    for rank, value in values.items():
-        with tf.device(rank_devices()[rank]):
-            pieces = tf.split(got[rank], len(ranks)) if size else []
-            out[rank] = tf.concat([_from_words(piece, counts[0], dtype) for piece in pieces], 0) if size else value
-    return Pending(lambda: out)
+    arrived = _run("gather", ranks, values) if counts[0] else dict(values)
+    return Pending(lambda: arrived)
 
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], how: str | int) -> Pending | None:
     """Between processes the runtime's all-reduce and broadcast."""
     value = next(iter(values.values()))
-    size = int(tf.size(value))
-    if len(_own(ranks)) == len(ranks) or not size or (kind == "all_reduce" and value.dtype not in _REDUCED):
+    is_empty = 0 in value.shape
+    if len(_own(ranks)) == len(ranks) or is_empty or (kind == "all_reduce" and value.dtype not in _REDUCED):
         return None
-    shape, dtype = value.shape, value.dtype
-    if kind == "all_reduce":
-        reduced = _run(f"reduce {how}", ranks, {rank: tf.reshape(each, [-1]) for rank, each in values.items()}, size)
-        return Pending(lambda: {rank: tf.reshape(each, shape) for rank, each in reduced.items()})
-    words = {rank: _to_words(tf.reshape(each, [-1])) for rank, each in values.items()}
-    got = _run(f"broadcast {how}", ranks, words, _words_of(size, dtype))
-    out = {}
-    for rank, each in got.items():
-        with tf.device(rank_devices()[rank]):
-            out[rank] = tf.reshape(_from_words(each, size, dtype), shape)
-    return Pending(lambda: out)
+    arrived = _run(f"{kind} {how}", ranks, values)
+    return Pending(lambda: arrived)
 
 
 def fold(rows: tf.Tensor, op: str) -> tf.Tensor:
@@ -119,6 +86,9 @@ def with_gradient(
             "kf.comm is called inside a tf.function (or a compiled Keras step), where ranks have no values yet. Call "
             "it outside, or compile with run_eagerly=True"
         )
+
+    if not _is_recorded():
+        return forward(values)
 
     @tf.custom_gradient
     def function(*given: tf.Tensor):
@@ -151,9 +121,8 @@ def _to_words(flat: tf.Tensor) -> tf.Tensor:
         flat = tf.cast(flat, tf.uint8)
     if flat.dtype.size < 4:
         per_word = 4 // flat.dtype.size
-        count = int(tf.size(flat))
         # zeros of any dtype, halves of 8 bits among them
-        flat = tf.concat([flat, tf.cast(tf.zeros(-count % per_word), flat.dtype)], 0)
+        flat = tf.concat([flat, tf.cast(tf.zeros(-flat.shape[0] % per_word), flat.dtype)], 0)
         flat = tf.reshape(flat, [-1, per_word])
     return tf.reshape(tf.bitcast(flat, tf.int32), [-1])
 
@@ -166,78 +135,121 @@ def _from_words(words: tf.Tensor, count: int, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(flat, tf.bool) if dtype == tf.bool else flat
 
 
-def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], sizes: Any) -> dict[int, tf.Tensor]:
-    """A collective of flat tensors between processes."""
-    mine = _own(ranks)
-    dtype = next(iter(values.values())).dtype
-    # gradients are those of `with_gradient`: a tape that saw these operations would ask for one of each, and fail
-    with tf.device(rank_devices()[mine[0]]):
-        results = _function(kind, ranks, dtype, sizes)(*(tf.stop_gradient(values[rank]) for rank in mine))
+def _is_recorded() -> bool:
+    """Whether a tape sees operations. Private (TensorFlow has no public question); `tf.custom_gradient` asks the same."""
+    return record.could_possibly_record()
+
+
+def _run(
+    kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], table: Sequence[Sequence[int]] = ()
+) -> dict[int, tf.Tensor]:
+    """A collective between processes."""
+    mine, devices = _own(ranks), rank_devices()
+    given = [values[rank] for rank in mine]
+    if _is_recorded():
+        # gradients are those of `with_gradient`: a tape that saw these operations would ask for one of each, and fail
+        given = [tf.stop_gradient(value) for value in given]
+    shapes = tuple(tuple(value.shape) for value in given)
+    with tf.device(devices[mine[0]]):
+        results = _function(kind, ranks, given[0].dtype, shapes, tuple(map(tuple, table)))(*given)
+    if len(mine) == 1:
+        return {mine[0]: results[0]}
     out = {}
     for rank, value in zip(mine, results, strict=True):
-        with tf.device(rank_devices()[rank]):
+        with tf.device(devices[rank]):
             out[rank] = tf.identity(value)
     return out
 
 
 @functools.lru_cache(maxsize=1024)
-def _function(kind: str, ranks: tuple[int, ...], dtype: tf.DType, sizes: Any):
-    """The function of a collective: one operation for each rank of this process, which run side by side."""
-    mine, devices = _own(ranks), rank_devices()
-    lengths = {rank: sizes if isinstance(sizes, int) else sum(sizes[ranks.index(rank)]) for rank in mine}
+def _function(
+    kind: str,
+    ranks: tuple[int, ...],
+    dtype: tf.DType,
+    shapes: tuple[tuple[int, ...], ...],
+    table: tuple[tuple[int, ...], ...],
+):
+    """The function of a collective: one operation for each rank of this process, which run side by side.
 
-    def run(*flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    Args:
+        kind: of `_operation`.
+        ranks: the group.
+        dtype: that of all tensors.
+        shapes: those of the tensors of this process's ranks.
+        table: `Counts.table` of an exchange.
+    """
+    mine, devices = _own(ranks), rank_devices()
+
+    def run(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
         out = []
-        for rank, value in zip(mine, flat, strict=True):
+        for rank, value in zip(mine, given, strict=True):
             with tf.device(devices[rank]):
-                out.append(_operation(kind, ranks, rank, value, sizes))
+                out.append(_operation(kind, ranks, rank, value, table))
         return tuple(out)
 
     # not tf.function: it passes every output through the first device
-    return tf.compat.v1.wrap_function(run, [tf.TensorSpec([lengths[rank]], dtype) for rank in mine])
+    return tf.compat.v1.wrap_function(run, [tf.TensorSpec(shape, dtype) for shape in shapes])
 
 
-def _operation(kind: str, ranks: tuple[int, ...], rank: int, value: tf.Tensor, sizes: Any) -> tf.Tensor:
-    """The operation of one rank."""
-    if kind == "exchange":
-        return _exchanged(ranks, rank, value, sizes)
-    keys = _keys(ranks, f"{kind} {value.dtype.name} {value.shape[0]}")
-    if kind == "all_to_all":
-        rows = tf.reshape(value, [len(ranks), -1])
-        got = tf.raw_ops.CollectiveAllToAllV2(input=rows, ordering_token=[], is_stateless=False, **keys)
-        return tf.reshape(got, [-1])
-    if kind == "gather":
-        return tf.raw_ops.CollectiveGatherV2(input=value, ordering_token=[], is_stateless=False, **keys)
+def _operation(
+    kind: str, ranks: tuple[int, ...], rank: int, value: tf.Tensor, table: Sequence[Sequence[int]]
+) -> tf.Tensor:
+    """The operation of one rank, on whose device it is."""
+    dtype = value.dtype
     what, _, how = kind.partition(" ")
-    if what == "reduce":
-        return tf.raw_ops.CollectiveReduceV2(
-            input=value, merge_op=_OPS[how], final_op="Id", ordering_token=[], is_stateless=False, **keys
-        )
+    flat = tf.reshape(value, [-1])
+    ordered: dict[str, Any] = {"ordering_token": [], "is_stateless": False}
+    if what == "all_reduce":
+        keys = _keys(ranks, f"{kind} {dtype.name} {flat.shape[0]}")
+        reduced = tf.raw_ops.CollectiveReduceV2(input=flat, merge_op=_OPS[how], final_op="Id", **ordered, **keys)
+        return tf.reshape(reduced, value.shape)
+    if what in ("exchange", "all_to_all"):
+        return _exchanged(ranks, rank, flat, table, is_even=what == "all_to_all")
+    words = _to_words(flat)
+    keys = _keys(ranks, f"{kind} {words.shape[0]}")
+    if what == "gather":
+        got = tf.raw_ops.CollectiveGatherV2(input=words, **ordered, **keys)
+        return _joined(tf.split(got, len(ranks)), [flat.shape[0]] * len(ranks), dtype)
     if rank == int(how):
-        return tf.raw_ops.CollectiveBcastSendV2(input=value, **keys)
-    return tf.raw_ops.CollectiveBcastRecvV2(T=value.dtype, shape=tf.shape(value), **keys)
+        got = tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
+    else:
+        got = tf.raw_ops.CollectiveBcastRecvV2(T=words.dtype, shape=tf.shape(words), **keys)
+    return tf.reshape(_from_words(got, flat.shape[0], dtype), value.shape)
 
 
-def _exchanged(ranks: tuple[int, ...], rank: int, value: tf.Tensor, counts: Sequence[Sequence[int]]) -> tf.Tensor:
-    """Parts of several sizes, as broadcasts in groups of two, which pad nothing."""
+def _joined(pieces: Sequence[tf.Tensor], counts: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+    """Words of several members as elements, one after the other."""
+    return tf.concat([_from_words(piece, count, dtype) for piece, count in zip(pieces, counts, strict=True)], 0)
+
+
+def _exchanged(
+    ranks: tuple[int, ...], rank: int, flat: tf.Tensor, table: Sequence[Sequence[int]], is_even: bool
+) -> tf.Tensor:
+    """Parts for each member: one all-to-all where they are of one size, else broadcasts in groups of two, which pad
+    nothing."""
     place = ranks.index(rank)
-    parts = tf.split(value, counts[place])
+    parts = [_to_words(part) for part in tf.split(flat, table[place])]
+    counts = [row[place] for row in table]
+    if is_even:
+        keys = _keys(ranks, f"all_to_all {len(ranks) * parts[0].shape[0]}")
+        got = tf.raw_ops.CollectiveAllToAllV2(input=tf.stack(parts), ordering_token=[], is_stateless=False, **keys)
+        return _joined(tf.unstack(got, len(ranks)), counts, flat.dtype)
     found: dict[int, tf.Tensor] = {place: parts[place]}
     sent = []
     for other, member in enumerate(ranks):
         if other == place:
             continue
-        if counts[place][other]:
-            keys = _keys((rank, member), f"send {counts[place][other]}")
+        if table[place][other]:
+            keys = _keys((rank, member), f"send {parts[other].shape[0]}")
             sent.append(tf.raw_ops.CollectiveBcastSendV2(input=parts[other], **keys))
-        size = counts[other][place]
+        size = _words_of(counts[other], flat.dtype)
         if size:
             keys = _keys((member, rank), f"send {size}")
-            found[other] = tf.raw_ops.CollectiveBcastRecvV2(T=value.dtype, shape=[size], **keys)
+            found[other] = tf.raw_ops.CollectiveBcastRecvV2(T=tf.int32, shape=[size], **keys)
         else:
-            found[other] = tf.zeros([0], value.dtype)
+            found[other] = tf.zeros([0], tf.int32)
     with tf.control_dependencies(sent):  # a function drops operations that nobody reads
-        return tf.concat([tf.identity(found[other]) for other in range(len(ranks))], 0)
+        return _joined([tf.identity(found[other]) for other in range(len(ranks))], counts, flat.dtype)
 
 
 def _keys(ranks: tuple[int, ...], what: str) -> dict[str, Any]:

@@ -22,9 +22,6 @@ from keras_flow.errors import FlowError
 
 OPS = ("sum", "mean", "min", "max", "product")
 
-#: bytes up to which a broadcast that the engine has not is sent by one rank to each, and not in parts
-_SHORT = 1 << 16
-
 Begin = Callable[[Values], Pending]
 
 
@@ -134,18 +131,13 @@ def broadcast(group: Group, values: Values, source: int) -> Pending:
         return begun
     flat = on_each(values, lambda value: engine.reshape(value, (-1,)))
     size, place = elements(shape), group.ranks.index(source)
-    if size * count * 8 <= _SHORT:
-        copies = {rank: engine.join([value] * count) if rank == source else value[:0] for rank, value in flat.items()}
-        counts = [[size if sender == place else 0] * count for sender in range(count)]
-        whole = engine.exchange(group.ranks, copies, Counts.of(counts)).results()
-    else:
-        # its parts to the ranks, which then gather them: no rank sends more than twice the tensor
-        parts = balanced(size, count)
-        counts = [parts if sender == place else [0] * count for sender in range(count)]
-        sent = {rank: value if rank == source else value[:0] for rank, value in flat.items()}
-        whole = engine.gather_all(
-            group.ranks, engine.exchange(group.ranks, sent, Counts.of(counts)).results(), parts
-        ).results()
+    # its parts to the ranks, which then gather them: no rank sends more than twice the tensor
+    parts = balanced(size, count)
+    counts = [parts if sender == place else [0] * count for sender in range(count)]
+    sent = {rank: value if rank == source else value[:0] for rank, value in flat.items()}
+    whole = engine.gather_all(
+        group.ranks, engine.exchange(group.ranks, sent, Counts.of(counts)).results(), parts
+    ).results()
     shaped = on_each(whole, lambda value: engine.reshape(value, shape))
     return Pending(lambda: shaped)
 

@@ -214,6 +214,11 @@ def require_same(group: Group, calls: Mapping[int, str]) -> None:
     _compared.add(key)
 
 
+def begin_anew() -> None:
+    """Compare all calls again, after ranks were stopped in different places."""
+    _compared.clear()
+
+
 def shapes_of_all(group: Group, values: Values) -> dict[int, tuple[int, ...]]:
     """Rank -> shape of its tensor, for all ranks of the group."""
     shapes = {rank: shape_of(value) for rank, value in values.items()}

@@ -30,7 +30,6 @@ def all_reduce(x: object, op: str = "sum", group: Placement | None = None, async
 
     Example:
         >>> import keras_flow as kf
-       >>> ranks = kf.init(4)
         >>> ranks = kf.init(4)
         >>> kf.comm.all_reduce({0: [1.0, 8.0], 1: [5.0, 2.0]}, op="max", group=kf.Placement([0, 1]))[1]
         Array([5., 8.], dtype=float32)
@@ -58,7 +57,6 @@ def reduce(x: object, dst: int, op: str = "sum", group: Placement | None = None)
 
     Example:
         >>> import keras_flow as kf
-       >>> ranks = kf.init(4)
         >>> ranks = kf.init(4)
         >>> kf.comm.reduce({0: [1, 2], 1: [3, 4]}, dst=1, group=kf.Placement([0, 1]))
         {0: Array([1, 2], dtype=int32), 1: Array([4, 6], dtype=int32)}

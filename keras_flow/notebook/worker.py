@@ -87,7 +87,9 @@ def _answer(path: Path, begun: int) -> None:
 def rejoin(times: int) -> bool:
     """Form the process groups anew, after a cell that did not end well on every rank."""
     from keras_flow.backends.active import backend
+    from keras_flow.comm import group
 
+    group.begin_anew()
     return backend().rejoin(times)
 
 
