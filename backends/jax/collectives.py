@@ -73,7 +73,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: 
 
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
-    """XLA's all-reduce of numbers, of which it has no product; it has no broadcast, which small tensors get as a sum."""
+    """XLA's all-reduce of numbers, of which it has no product; a broadcast of few bytes is a sum, it has no other."""
     value = next(iter(values.values()))
     if not value.size or jnp.issubdtype(value.dtype, jnp.complexfloating):
         return None

@@ -8,12 +8,15 @@ Between processes elements travel as words of 32 bits, since the operations do n
 from __future__ import annotations
 
 import functools
+import threading
+import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
+from tensorflow.python.eager import context, record
 
 from keras_flow.backends.collective_engine import Counts, Pending
 from keras_flow.backends.tensorflow.devices import rank_devices, world
@@ -67,7 +70,9 @@ def fold(rows: tf.Tensor, op: str) -> tf.Tensor:
 
 def reshape(value: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     """In another shape."""
-    return tf.reshape(value, shape)
+    # an operation takes longer than the question
+    has_it = tuple(value.shape) == shape or (shape == (-1,) and value.shape.rank == 1)
+    return value if has_it else tf.reshape(value, shape)
 
 
 def join(flat: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -135,8 +140,56 @@ def _from_words(words: tf.Tensor, count: int, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(flat, tf.bool) if dtype == tf.bool else flat
 
 
+class _TimeLimit:
+    """Ends the collectives of this process when one has waited for KERAS_FLOW_TIMEOUT: one thread looks at all.
+
+    TensorFlow's own `timeout_seconds` keeps two threads for each operation until its time is over, and a process that
+    calls one after the other runs out of them.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._begun: tuple[float, str] | None = None
+        self._ended = ""
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        """What is inside waits for other processes.
+
+        Raises:
+            FlowError: it has waited too long.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="keras_flow.comm", daemon=True)
+            self._thread.start()
+        self._begun = (time.monotonic(), what)
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise FlowError(self._ended) if self._ended else error from error
+        finally:
+            self._begun = None
+
+    def _look(self) -> None:
+        limit = joining.waiting_seconds()
+        while True:
+            time.sleep(min(1.0, limit / 4))
+            begun = self._begun
+            if begun is not None and time.monotonic() - begun[0] > limit:
+                self._ended = (
+                    f"kf.comm: {begun[1]} waited {limit:g} s (KERAS_FLOW_TIMEOUT) for a process that did not call it. "
+                    "Every process of the group must make the same calls; this one has no collectives any more"
+                )
+                # private: TensorFlow's strategies end the collectives of a process in this way, too
+                context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, self._ended)
+                return
+
+
+_limit = _TimeLimit()
+
+
 def _is_recorded() -> bool:
-    """Whether a tape sees operations. Private (TensorFlow has no public question); `tf.custom_gradient` asks the same."""
+    """Whether a tape sees operations. Private, since TensorFlow has no public question."""
     return record.could_possibly_record()
 
 
@@ -150,8 +203,9 @@ def _run(
         # gradients are those of `with_gradient`: a tape that saw these operations would ask for one of each, and fail
         given = [tf.stop_gradient(value) for value in given]
     shapes = tuple(tuple(value.shape) for value in given)
-    with tf.device(devices[mine[0]]):
-        results = _function(kind, ranks, given[0].dtype, shapes, tuple(map(tuple, table)))(*given)
+    function = _function(kind, ranks, given[0].dtype, shapes, tuple(map(tuple, table)))
+    with tf.device(devices[mine[0]]), _limit(kind.partition(" ")[0]):
+        results = function(*given)
     if len(mine) == 1:
         return {mine[0]: results[0]}
     out = {}
@@ -209,6 +263,8 @@ def _operation(
     keys = _keys(ranks, f"{kind} {words.shape[0]}")
     if what == "gather":
         got = tf.raw_ops.CollectiveGatherV2(input=words, **ordered, **keys)
+        if flat.shape[0] * dtype.size % 4 == 0:  # nothing is padded
+            return _from_words(got, len(ranks) * flat.shape[0], dtype)
         return _joined(tf.split(got, len(ranks)), [flat.shape[0]] * len(ranks), dtype)
     if rank == int(how):
         got = tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
@@ -225,8 +281,7 @@ def _joined(pieces: Sequence[tf.Tensor], counts: Sequence[int], dtype: tf.DType)
 def _exchanged(
     ranks: tuple[int, ...], rank: int, flat: tf.Tensor, table: Sequence[Sequence[int]], is_even: bool
 ) -> tf.Tensor:
-    """Parts for each member: one all-to-all where they are of one size, else broadcasts in groups of two, which pad
-    nothing."""
+    """Parts for each member: an all-to-all of equal ones; else broadcasts in groups of two, which pad nothing."""
     place = ranks.index(rank)
     parts = [_to_words(part) for part in tf.split(flat, table[place])]
     counts = [row[place] for row in table]
@@ -259,7 +314,6 @@ def _keys(ranks: tuple[int, ...], what: str) -> dict[str, Any]:
         "group_key": _key(f"group {ranks}"),
         "instance_key": _key(f"{ranks} {what}"),
         "communication_hint": "ring",
-        "timeout_seconds": joining.waiting_seconds(),
     }
 
 

@@ -5,6 +5,7 @@ A process that drives one rank gives and gets that rank's tensor; one that drive
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -54,14 +55,15 @@ class Group:
         """
         last_call.enter(f"kf.comm.{call}")
         world = tensor_engine().world()
-        if placement is not None and not isinstance(placement, Placement):
+        if placement is None:
+            return _of_all(world.size, world.local_ranks)
+        if not isinstance(placement, Placement):
             raise FlowError(f"kf.comm.{call}: group is a kf.Placement of ranks, or None for all; got {placement!r}")
-        order = tuple(range(world.size)) if placement is None else placement.ranks
-        ranks = tuple(sorted(order))
-        outside = [rank for rank in ranks if rank >= world.size]
+        outside = sorted(rank for rank in placement.ranks if rank >= world.size)
         if outside:
             raise FlowError(f"kf.comm.{call}: the group has ranks {outside}; the job has 0 to {world.size - 1}")
-        return cls(ranks, tuple(rank for rank in ranks if rank in world.local_ranks), order)
+        ranks = tuple(sorted(placement.ranks))
+        return cls(ranks, tuple(rank for rank in ranks if rank in world.local_ranks), placement.ranks)
 
     @property
     def is_local(self) -> bool:
@@ -123,6 +125,12 @@ class Group:
         return dict(results)
 
 
+@functools.cache
+def _of_all(size: int, local_ranks: tuple[int, ...]) -> Group:
+    every = tuple(range(size))
+    return Group(every, tuple(sorted(local_ranks)), every)
+
+
 def as_tensor(value: object, rank: int, call: str) -> Any:
     """The engine's array; arrays keep their dtype, Python numbers take Keras's defaults.
 
@@ -135,14 +143,14 @@ def as_tensor(value: object, rank: int, call: str) -> Any:
             "layout, x.to_local() gives this rank's part"
         )
     engine = tensor_engine()
+    if keras.ops.is_tensor(value) and not isinstance(value, np.ndarray):
+        return keras.ops.convert_to_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return engine.put(np.asarray(value), rank)
     if isinstance(value, (list, tuple, float, int)):
         array = np.asarray(value)
         return engine.put(array.astype(default_of_values(array), copy=False), rank)
-    if not keras.ops.is_tensor(value):
-        raise FlowError(f"kf.comm.{call}: {type(value).__name__} is no tensor of {engine.name}, nor numbers")
-    return keras.ops.convert_to_tensor(value)
+    raise FlowError(f"kf.comm.{call}: {type(value).__name__} is no tensor of {engine.name}, nor numbers")
 
 
 def _of_one_dtype(values: Sequence[Any]) -> list[Any]:
@@ -157,12 +165,17 @@ def _of_one_dtype(values: Sequence[Any]) -> list[Any]:
 
 def dtype_name(value: Any) -> str:
     """The dtype as engines and numpy write it."""
-    return getattr(value.dtype, "name", "") or str(value.dtype).rpartition(".")[2]
+    return _name_of_dtype(value.dtype)
+
+
+@functools.cache
+def _name_of_dtype(dtype: Any) -> str:
+    return getattr(dtype, "name", "") or str(dtype).rpartition(".")[2]
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
     """The shape as numbers."""
-    return tuple(int(length) for length in value.shape)
+    return tuple(value.shape)
 
 
 def on_each(values: Mapping[int, Any], function: Callable[..., Any]) -> dict[int, Any]:

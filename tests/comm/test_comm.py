@@ -11,6 +11,7 @@ import pytest
 import keras_flow as kf
 from keras_flow.backends.engines import that_train
 from keras_flow.comm import group, objects
+from keras_flow.launch.environment import free_port
 from tests import sampling
 from tests.comm import cases
 from tests.launch import programs
@@ -134,6 +135,38 @@ def test_an_object_that_nobody_of_the_job_signed_is_not_opened(monkeypatch: pyte
     monkeypatch.delenv("KERAS_FLOW_TOKEN")
     with pytest.raises(kf.FlowError, match="start the job with keras-flow launch"):
         objects._opened(sealed)
+
+
+WAITS = """
+import sys, time
+import keras_flow as kf
+kf.init()
+kf.comm.barrier()
+if kf.env.get_rank() == 1:
+    time.sleep(12)
+else:
+    try:
+        kf.comm.all_reduce([1.0])
+    except kf.FlowError as error:
+        print(error)
+"""
+
+
+def test_a_process_that_does_not_call_is_waited_for_until_the_limit(tmp_path: Path) -> None:
+    """Without a launcher, on the engine whose operations have no limit of their own."""
+    script = str(programs.write(tmp_path, WAITS))
+    cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
+    processes = [
+        programs.start(
+            [script],
+            "tensorflow",
+            TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+            KERAS_FLOW_TIMEOUT="4",
+        )
+        for index in range(2)
+    ]
+    (_, out, err), _ = (programs.finish(process) for process in processes)
+    assert "kf.comm: gather waited 4 s (KERAS_FLOW_TIMEOUT) for a process that did not call it" in out, err[-2000:]
 
 
 def test_ranks_that_call_different_things_are_told(on_ranks) -> None:

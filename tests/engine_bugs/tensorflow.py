@@ -193,6 +193,32 @@ def an_error_of_a_rank_is_left_to_the_next_operation() -> bool:
     return False
 
 
+def a_collective_with_a_time_limit_keeps_its_threads() -> bool:
+    """A collective with `timeout_seconds` keeps two threads until that time is over, also when it has ended; a program
+    that calls one after the other runs out of them.
+
+    Instead: `kf.comm` gives no limit to the operations; one thread looks at all, and ends the process's collectives.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "timeout_seconds": 60.0}
+
+    def both() -> list[tf.Tensor]:
+        results = []
+        for device in ("CPU:0", "CPU:1"):
+            with tf.device(device):
+                options = {"merge_op": "Add", "final_op": "Id", "ordering_token": []}
+                results.append(tf.raw_ops.CollectiveReduceV2(input=tf.ones(1), **keys, **options))
+        return results
+
+    reduced = tf.compat.v1.wrap_function(both, [])  # in a tf.function one would wait for the other
+    reduced()
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        reduced()
+    return len(os.listdir("/proc/self/task")) > before + 40
+
+
 BUGS = (
     gradient_of_top_k_scatters_all_rows_on_one_rank,
     sparse_cross_entropy_of_split_classes_is_wrong_in_float64,
@@ -203,6 +229,7 @@ BUGS = (
     a_tensor_of_nine_dims_cannot_be_cut,
     a_function_that_was_refused_ends_the_process,
     an_error_of_a_rank_is_left_to_the_next_operation,
+    a_collective_with_a_time_limit_keeps_its_threads,
     all_to_all_exchanges_in_the_order_of_devices,
 )
 
