@@ -56,10 +56,17 @@ def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
     return [pytest.param(engine, marks=[] if engine == today else pytest.mark.full) for engine in engines]
 
 
-def each_on_one(engines: Sequence[str], values: Sequence[Any], first: int = 0) -> list[Any]:
-    """The same of two parameters, engine and value: each value is run on another engine."""
+def each_on_one(engines: Sequence[str], values: Sequence[Any], first: int = 0, every: int = 1) -> list[Any]:
+    """The same of two parameters, engine and value: each value is run on another engine, once in so many days.
+
+    Args:
+        engines: names of engines; their number and `every` have no common divisor, or a value would not meet them all.
+        values: what is run.
+        first: sets tests apart, so that not all of them take the same engine.
+        every: days.
+    """
     return [
-        pytest.param(*engine.values, value, marks=engine.marks)
+        pytest.param(*engine.values, value, marks=[*engine.marks, *in_turn(number, every)])
         for number, value in enumerate(values)
         for engine in on_one(engines, first + number)
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -55,9 +58,15 @@ def draws() -> dict[str, np.ndarray]:
     return {name: ops.convert_to_numpy(value) for name, value in values.items()}
 
 
+@pytest.fixture(scope="module")
+def drawn_on(on_ranks) -> Callable[[str], dict[str, np.ndarray]]:
+    """What an engine draws, once for all tests."""
+    return functools.cache(lambda engine: on_ranks(engine)(draws))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_draws_are_those_of_the_reference(engine: str, on_ranks) -> None:
-    drawn = on_ranks(engine)(draws)
+def test_draws_are_those_of_the_reference(engine: str, drawn_on: Callable[[str], dict[str, np.ndarray]]) -> None:
+    drawn = drawn_on(engine)
     fractions = philox.fractions(7, 0, (5, 7), whole((5, 7)))
     np.testing.assert_array_equal(drawn["uniform"], fractions * 4 - 1)
     np.testing.assert_array_equal(drawn["second"], philox.fractions(7, 1, (5, 7), whole((5, 7))))
@@ -82,9 +91,9 @@ def test_draws_are_those_of_the_reference(engine: str, on_ranks) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_moments(engine: str, on_ranks) -> None:
+def test_moments(engine: str, drawn_on: Callable[[str], dict[str, np.ndarray]]) -> None:
     """Means and variances are those of the distributions, within five standard errors."""
-    drawn = on_ranks(engine)(draws)
+    drawn = drawn_on(engine)
     for name, mean, variance in (("gamma", 0.5, 0.5), ("beta", 0.4, 0.04)):
         values = drawn[name].astype("float64")
         error = 5 * np.sqrt(variance / len(values))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sampling
 from tests.launch import programs
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("default")]
@@ -76,7 +77,7 @@ def lines(out: str) -> list[dict]:
     return [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"losses"' in line]
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backend", sampling.some(["torch", "jax"]))
 def test_a_script(backend: str, cluster: str, tmp_path: Path) -> None:
     script = programs.write(tmp_path, TRAINS)
     options = ["--on", "ray", "--ranks", "3", "--all-output", "--timeout", "100"]

@@ -1,7 +1,7 @@
 """The grid: every feature on every backend under dp4, tp4 and 2x2 gives the numbers of one device.
 
-Each day some models on every backend under one layout each, and half of the other cases on one backend, so that a case
-meets all backends and layouts within 18 days; all of them in `make test-full`.
+Each day some models on every backend under one layout each, and a quarter of the other cases on one backend, so that a
+case meets all backends and layouts within 36 days; all of them in `make test-full`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from tests.sampling import is_of_today, ordinal
 
 BACKENDS = ("tensorflow", "jax", "torch")
 EVERY_DAY = ("mlp", "cnn", "transformer", "odd batches")
+#: each other case is run once in so many
+DAYS = 4
 
 
 def _today(row: int, number: int, name: str, layouts: tuple[str, ...], layout: str) -> bool:
     """Whether a case is run today on the backend of this row, under this layout."""
     if name in EVERY_DAY:
         return layouts[(row + number + ordinal()) % len(layouts)] == layout
-    if not is_of_today(number, 2):
+    if not is_of_today(number, DAYS):
         return False
-    turn, days = divmod(ordinal() // 2, len(BACKENDS))  # the layout changes once the case was on all backends
+    turn, days = divmod(ordinal() // DAYS, len(BACKENDS))  # the layout changes once the case was on all backends
     return (number + days) % len(BACKENDS) == row and layouts[(row + number + turn) % len(layouts)] == layout
 
 

@@ -45,7 +45,7 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engines() -> list:
     return [
-        pytest.param(backend, layout, marks=[pytest.mark.xdist_group(backend), *sampling.in_turn(number, 3)])
+        pytest.param(backend, layout, marks=[pytest.mark.xdist_group(backend), *sampling.in_turn(number, 7)])
         for number, (backend, layout) in enumerate(
             (name, each) for name, layouts in PROCESSES.items() for each in layouts
         )
@@ -91,9 +91,7 @@ with kf.DataParallel().scope():
 """
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("jax", "tensorflow")]
-)
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
 def test_processes_that_read_other_data(backend: str, tmp_path: Path) -> None:
     """torch's are among its own tests."""
     script = programs.write(tmp_path, OTHER_DATA)
@@ -120,9 +118,7 @@ with kf.DataParallel().scope():
 """
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("jax", "tensorflow")]
-)
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow"), 1))
 def test_processes_whose_data_have_other_lengths(backend: str, tmp_path: Path) -> None:
     """The longer ones would wait for the others; torch's are among its own tests."""
     script = programs.write(tmp_path, OTHER_LENGTHS)

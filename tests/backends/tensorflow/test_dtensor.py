@@ -48,7 +48,7 @@ def names() -> list[str]:
     return list(programs.PROGRAMS)
 
 
-@pytest.mark.parametrize("name", sampling.some([*NAMES, *UNSPLIT, *FILES]))
+@pytest.mark.parametrize("name", sampling.some([*NAMES, *UNSPLIT, *FILES], every=4))
 def test_program(name: str, on_ranks) -> None:
     on_ranks(ENGINE)(run, name)
 
