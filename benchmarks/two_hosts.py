@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.launch import namespaces, programs
+
 PAIRS = (("P,P", "B,B"), ("S(0),S(0)", "B,B"), ("P,P", "S(0),S(0)"), ("P,S(0)", "B,B"), ("P,P", "B,S(0)"))
-ADDRESSES = ("10.78.0.1", "10.78.0.2")
 TARGET = 0.7
 
 
@@ -81,17 +80,11 @@ def main() -> int:
     if options.rank:
         measure(options.rank[0], int(options.rank[1]), int(options.rank[2]))
         return 0
-    names = [f"kf-two-{os.getpid()}-{number}" for number in (0, 1)]
-    try:
-        _join(names, options.rate)
-        with tempfile.TemporaryDirectory() as folder:
-            found = str(Path(folder) / "links.json")
-            print(_launched(names, options.backend, ["keras_flow.doctor.hosts", found]).strip(), file=sys.stderr)
-            arguments = ["benchmarks.two_hosts", "--rank", found, str(options.mb), str(options.repeats)]
-            rows = json.loads(_launched(names, options.backend, arguments).strip().splitlines()[-1])
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    with namespaces.joined(options.rate) as hosts, tempfile.TemporaryDirectory() as folder:
+        found = str(Path(folder) / "links.json")
+        print(_launched(hosts, options.backend, ["keras_flow.doctor.hosts", found]).strip(), file=sys.stderr)
+        arguments = ["benchmarks.two_hosts", "--rank", found, str(options.mb), str(options.repeats)]
+        rows = json.loads(_launched(hosts, options.backend, arguments).strip().splitlines()[-1])
     print(f"| {options.backend}, {options.mb} MB, {options.rate} | flat, ms | ratio | predicted | steps of the plan |")
     print("|---|---|---|---|---|")
     for row in rows:
@@ -100,40 +93,13 @@ def main() -> int:
     return any(row["ratio"] > TARGET for row in rows if row["predicted"] < TARGET)
 
 
-def _join(names: list[str], rate: str) -> None:
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True)
-
-    links = [f"kt{os.getpid()}{letter}" for letter in "ab"]
-    for name in names:
-        run("ip", "netns", "add", name)
-    run("ip", "link", "add", links[0], "type", "veth", "peer", "name", links[1])
-    for name, link, address in zip(names, links, ADDRESSES, strict=True):
-        run("ip", "link", "set", link, "netns", name)
-        run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", link)
-        run("ip", "-n", name, "link", "set", link, "up")
-        run("ip", "-n", name, "link", "set", "lo", "up")
-        limits = ("rate", rate, "burst", "256kb", "latency", "1s")
-        run("tc", "-n", name, "qdisc", "add", "dev", link, "root", "tbf", *limits)
-
-
-def _launched(names: list[str], backend: str, module: list[str]) -> str:
+def _launched(hosts: namespaces.Hosts, backend: str, module: list[str]) -> str:
     """What host 0 printed."""
-    command = [sys.executable, "-m", "keras_flow.launch", "--nnodes", "2", "--nproc_per_node", "2", "--timeout", "200"]
-    command += ["--master_addr", ADDRESSES[0], "--master_port", "29511"]
-    launchers = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, *command, "--node_rank", str(node), "-m", *module],
-            env={**os.environ, "KERAS_BACKEND": backend, "KERAS_FLOW_TOKEN": "benchmark", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for node, name in enumerate(names)
-    ]
-    outputs = [launcher.communicate(timeout=400)[0] for launcher in launchers]
-    if any(launcher.returncode for launcher in launchers):
-        raise SystemExit("a host failed")
-    return outputs[0]
+    launchers = hosts.start(["-m", *module], backend, processes=2, timeout=200)
+    outputs = [programs.finish(launcher, 400) for launcher in launchers]
+    if any(code for code, _, _ in outputs):
+        raise SystemExit(f"a host failed: {outputs[0][2][-2000:]}")
+    return outputs[0][1]
 
 
 if __name__ == "__main__":

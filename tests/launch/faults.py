@@ -3,13 +3,14 @@
     python -m tests.launch.faults [--backends jax,torch] [--write]
 
 `--write` writes docs/failures.md. In each job one of two processes trains, then fails: it raises, leaves early, is
-killed, is stopped, hangs (with `--timeout 8`), or runs out of memory (of its address space). One host has both; of two
-hosts each has a launcher and a process of its own.
+killed, is stopped, hangs (with `--timeout 8`), runs out of memory (of its address space), or loses its host's network.
+One host has both; of two hosts each has a launcher and a process of its own, and network namespaces where it loses it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import subprocess
 import sys
@@ -22,8 +23,10 @@ import psutil
 
 from keras_flow.backends.engines import that_train
 from keras_flow.launch.environment import free_port
-from tests.launch import programs
+from tests.launch import namespaces, programs
 
+#: of two hosts only
+NETWORK = "loses its network"
 #: fault -> what the process that fails runs
 FAULTS = {
     "raises": "raise ValueError('boom')",
@@ -32,17 +35,21 @@ FAULTS = {
     "is stopped": "os.kill(os.getpid(), 19)",
     "hangs": "time.sleep(1000)",
     "runs out of memory": "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); np.ones(2**31)",
+    NETWORK: "pull_cable()",
 }
 
 #: seconds without progress after which a job ends
 TIMEOUT = 8
 
 PROGRAM = """
-import os, resource, sys, time
+import os, resource, subprocess, sys, time
 import keras_flow as kf, numpy as np
 kf.init()
 import keras
 keras.utils.set_random_seed(0)
+def pull_cable():
+    link = next(name for name in os.listdir("/sys/class/net") if name.startswith("kf"))
+    subprocess.run(["ip", "link", "set", link, "down"], check=True)
 class Fails(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations == 10 and kf.env.process_index() == 1:
@@ -79,15 +86,27 @@ def end(backend: str, fault: str, hosts: int, folder: Path) -> Ending:
     """Run a job that fails."""
     script = programs.write(folder, PROGRAM.replace("FAULT", FAULTS[fault]))
     failed = folder / "failed"
-    port = str(free_port())
-    command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(2 // hosts)]
-    command += ["--master_port", port, "--timeout", str(TIMEOUT)]
-    launchers = [
-        programs.start(
-            [*command, "--node_rank", str(node), str(script), str(failed)], backend, KERAS_FLOW_TOKEN="secret"
-        )
+    with contextlib.ExitStack() as stack:
+        if fault == NETWORK:
+            made = stack.enter_context(namespaces.joined())
+            launchers = made.start([str(script), str(failed)], backend, processes=1, timeout=TIMEOUT)
+        else:
+            launchers = _launchers(backend, hosts, [str(script), str(failed)])
+        return _ending(launchers, failed, fault)
+
+
+def _launchers(backend: str, hosts: int, command: list[str]) -> list[subprocess.Popen[str]]:
+    """Those of so many hosts, which share this machine's network."""
+    launch = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(2 // hosts)]
+    launch += ["--master_port", str(free_port()), "--timeout", str(TIMEOUT)]
+    return [
+        programs.start([*launch, "--node_rank", str(node), *command], backend, KERAS_FLOW_TOKEN="secret")
         for node in range(hosts)
     ]
+
+
+def _ending(launchers: list[subprocess.Popen[str]], failed: Path, fault: str) -> Ending:
+    """Wait until every process of the job has ended."""
     below: list[psutil.Process] = []
     until = time.monotonic() + 100
     while any(launcher.poll() is None for launcher in launchers) and time.monotonic() < until:
@@ -101,15 +120,22 @@ def end(backend: str, fault: str, hosts: int, folder: Path) -> Ending:
     for process in left:
         process.kill()
     outputs = [programs.finish(launcher, 5) for launcher in launchers]
-    errors = [re.sub(r"\\s+", " ", err[err.rfind("keras-flow: ") :]) for _, _, err in outputs]
+    errors = [re.sub(r"\s+", " ", err[err.rfind("keras-flow: ") :]) for _, _, err in outputs]
     assert failed.exists(), errors
     return Ending(
         seconds=ended - float(failed.read_text()),
-        named=all(re.match(r"keras-flow: (rank|process) 1 of 2", error) for error in errors),
+        named=all(re.match(expected, error) for expected, error in zip(_expected(fault), errors, strict=False)),
         code=tuple(code for code, _, _ in outputs),
         left=len(left),
         error=errors[0],
     )
+
+
+def _expected(fault: str) -> tuple[str, str]:
+    """What the errors of the launchers begin with: who failed, or, without a network, that each lost the other."""
+    if fault == NETWORK:
+        return "keras-flow: host 1 .* is gone", "keras-flow: host 0 .* is gone"
+    return ("keras-flow: (rank|process) 1 of 2",) * 2
 
 
 def main() -> None:
@@ -124,6 +150,9 @@ def main() -> None:
         cells = []
         for backend in backends:
             for hosts in (1, 2):
+                if fault == NETWORK and hosts == 1:
+                    cells.append("")
+                    continue
                 with tempfile.TemporaryDirectory() as folder:
                     ending = end(backend, fault, hosts, Path(folder))
                 wrong = "" if ending.named and not ending.left and all(ending.code) else " (!)"

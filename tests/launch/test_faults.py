@@ -27,7 +27,7 @@ def cases() -> list:
         )
         for number, backend in enumerate(that_train())
         for fault in faults.FAULTS
-        for hosts in (1, 2)
+        for hosts in ((2,) if fault == faults.NETWORK else (1, 2))
     ]
 
 

@@ -3,11 +3,10 @@
 Each runs the launcher of one node of a job of 2 x 2. The bytes over the link are counted by the kernel.
 """
 
+import contextlib
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from keras_flow.backends.engines import that_train
-from tests.launch import programs
+from tests.launch import namespaces, programs
 
 pytestmark = [pytest.mark.timeout(180)]
-
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 PROGRAM = """
 import json, sys
@@ -44,47 +41,15 @@ if kf.env.is_main_process():
 """
 
 
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[tuple[str, str]]:
-    """Names of two namespaces; skipped where they cannot be made."""
-    names = tuple(f"kf-{os.getpid()}-{number}" for number in (0, 1))
-    links = tuple(f"kf{os.getpid()}{letter}" for letter in "ab")
-    try:
-        for name in names:
-            run("ip", "netns", "add", name)
-        run("ip", "link", "add", links[0], "type", "veth", "peer", "name", links[1])
-        for name, link, address in zip(names, links, ADDRESSES, strict=True):
-            run("ip", "link", "set", link, "netns", name)
-            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", link)
-            run("ip", "-n", name, "link", "set", link, "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        yield names  # type: ignore[misc]
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces are not permitted here ({error})")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-def start(backend: str, hosts: tuple[str, str], script: list[str]) -> list[subprocess.Popen[str]]:
-    """The launchers of both hosts."""
-    command = [sys.executable, "-m", "keras_flow.launch", "--nnodes", "2", "--nproc_per_node", "2", "--timeout", "60"]
-    command += ["--master_addr", ADDRESSES[0], "--master_port", "29500"]
-    environment = {**programs.ENVIRONMENT, "KERAS_BACKEND": backend, "KERAS_FLOW_TOKEN": "a secret"}
-    return [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, *command, "--node_rank", str(node), *script],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node, name in enumerate(hosts)
-    ]
+def hosts() -> Iterator[namespaces.Hosts]:
+    """Skipped where namespaces cannot be made."""
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(namespaces.joined())
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces are not permitted here ({error})")
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -94,9 +59,9 @@ def start(backend: str, hosts: tuple[str, str], script: list[str]) -> list[subpr
         for name in that_train()
     ],
 )
-def test_a_job_of_two_hosts(backend: str, hosts: tuple[str, str], tmp_path: Path) -> None:
+def test_a_job_of_two_hosts(backend: str, hosts: namespaces.Hosts, tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
-    launchers = start(backend, hosts, [str(script)])
+    launchers = hosts.start([str(script)], backend, processes=2, timeout=60)
     outputs = [programs.finish(launcher, 150) for launcher in launchers]
     assert [code for code, _, _ in outputs] == [0, 0], [err[-2000:] for _, _, err in outputs]
     found = json.loads(re.findall(r"^\{.*\}$", outputs[0][1], re.MULTILINE)[-1])
@@ -130,13 +95,12 @@ with kf.DataParallel().scope():
         for name in that_train()
     ],
 )
-def test_a_host_that_loses_its_network(backend: str, hosts: tuple[str, str], tmp_path: Path) -> None:
+def test_a_host_that_loses_its_network(backend: str, hosts: namespaces.Hosts, tmp_path: Path) -> None:
     """Nobody closes a connection: packets are lost, as if a cable had been pulled."""
     script = programs.write(tmp_path, TRAINS)
-    launchers = start(backend, hosts, [str(script), str(tmp_path)])
+    launchers = hosts.start([str(script), str(tmp_path)], backend, processes=2, timeout=60)
     programs.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)), 120)
-    link = f"kf{os.getpid()}b"
-    run("ip", "-n", hosts[1], "link", "set", link, "down")
+    hosts.set_link(1, "down")
     began = time.monotonic()
     try:
         outputs = [programs.finish(launcher, 30) for launcher in launchers]
@@ -146,4 +110,4 @@ def test_a_host_that_loses_its_network(backend: str, hosts: tuple[str, str], tmp
         assert re.search(r"host 1 \(.*\) with (ranks|processes) 2 to 3 is gone: no sign of life for 7 s", outputs[0][2])
         assert re.search(r"host 0 \(.*\) with (ranks|processes) 0 to 1 is gone: no sign of life for 7 s", outputs[1][2])
     finally:
-        run("ip", "-n", hosts[1], "link", "set", link, "up")
+        hosts.set_link(1, "up")
