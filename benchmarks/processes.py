@@ -45,19 +45,19 @@ def main(arguments: list[str]) -> int:
     kept = options.out.with_suffix(".json")
     found = json.loads(kept.read_text()) if kept.exists() else {}
     cases = [f"{family}:{size}" for family in options.families.split(",") for size in options.sizes.split(",")]
-    turns = [
-        (backend, way)
-        for backend in options.backends.split(",")
-        for turn in range(options.rounds)
-        # the order changes, so that no way always comes first
-        for way in WAYS[backend][turn % len(WAYS[backend]) :] + WAYS[backend][: turn % len(WAYS[backend])]
-    ]
-    new: dict[str, dict[str, list[Run]]] = {}
-    for backend, way in track(turns, "runs", disable=not sys.stdout.isatty()):
-        new.setdefault(backend, {}).setdefault(way, []).append(once(backend, way, cases))
-    found.update(new)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(found, indent=1))
+    for backend in options.backends.split(","):
+        turns = [
+            way
+            for turn in range(options.rounds)
+            # the order changes, so that no way always comes first
+            for way in WAYS[backend][turn % len(WAYS[backend]) :] + WAYS[backend][: turn % len(WAYS[backend])]
+        ]
+        new: dict[str, list[Run]] = {}
+        for way in track(turns, backend, disable=not sys.stdout.isatty()):
+            new.setdefault(way, []).append(once(backend, way, cases))
+        found[backend] = new
+        kept.write_text(json.dumps(found, indent=1))  # an engine at a time: what is measured is kept
     text = table(found)
     options.out.with_suffix(".md").write_text(text)
     print(text)
