@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 from tensorflow.python.eager import context, record
@@ -116,6 +116,11 @@ def _on(rank: int, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.concat([tf.identity(part) for part in parts], 0)
 
 
+def _length(flat: tf.Tensor) -> int:
+    """Elements of a flat tensor, which are known."""
+    return cast("int", flat.shape[0])
+
+
 def _words_of(count: int, dtype: tf.DType) -> int:
     return -(-count * dtype.size // 4)
 
@@ -127,7 +132,7 @@ def _to_words(flat: tf.Tensor) -> tf.Tensor:
     if flat.dtype.size < 4:
         per_word = 4 // flat.dtype.size
         # zeros of any dtype, halves of 8 bits among them
-        flat = tf.concat([flat, tf.cast(tf.zeros(-flat.shape[0] % per_word), flat.dtype)], 0)
+        flat = tf.concat([flat, tf.cast(tf.zeros(-_length(flat) % per_word), flat.dtype)], 0)
         flat = tf.reshape(flat, [-1, per_word])
     return tf.reshape(tf.bitcast(flat, tf.int32), [-1])
 
@@ -181,7 +186,7 @@ class _TimeLimit:
                     "Every process of the group must make the same calls; this one has no collectives any more"
                 )
                 # private: TensorFlow's strategies end the collectives of a process in this way, too
-                context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, self._ended)
+                cast("Any", context.context()).abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, self._ended)
                 return
 
 
@@ -254,23 +259,23 @@ def _operation(
     flat = tf.reshape(value, [-1])
     ordered: dict[str, Any] = {"ordering_token": [], "is_stateless": False}
     if what == "all_reduce":
-        keys = _keys(ranks, f"{kind} {dtype.name} {flat.shape[0]}")
+        keys = _keys(ranks, f"{kind} {dtype.name} {_length(flat)}")
         reduced = tf.raw_ops.CollectiveReduceV2(input=flat, merge_op=_OPS[how], final_op="Id", **ordered, **keys)
         return tf.reshape(reduced, value.shape)
     if what in ("exchange", "all_to_all"):
         return _exchanged(ranks, rank, flat, table, is_even=what == "all_to_all")
     words = _to_words(flat)
-    keys = _keys(ranks, f"{kind} {words.shape[0]}")
+    keys = _keys(ranks, f"{kind} {_length(words)}")
     if what == "gather":
         got = tf.raw_ops.CollectiveGatherV2(input=words, **ordered, **keys)
-        if flat.shape[0] * dtype.size % 4 == 0:  # nothing is padded
-            return _from_words(got, len(ranks) * flat.shape[0], dtype)
-        return _joined(tf.split(got, len(ranks)), [flat.shape[0]] * len(ranks), dtype)
+        if _length(flat) * dtype.size % 4 == 0:  # nothing is padded
+            return _from_words(got, len(ranks) * _length(flat), dtype)
+        return _joined(tf.split(got, len(ranks)), [_length(flat)] * len(ranks), dtype)
     if rank == int(how):
         got = tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
     else:
         got = tf.raw_ops.CollectiveBcastRecvV2(T=words.dtype, shape=tf.shape(words), **keys)
-    return tf.reshape(_from_words(got, flat.shape[0], dtype), value.shape)
+    return tf.reshape(_from_words(got, _length(flat), dtype), value.shape)
 
 
 def _joined(pieces: Sequence[tf.Tensor], counts: Sequence[int], dtype: tf.DType) -> tf.Tensor:
@@ -286,7 +291,7 @@ def _exchanged(
     parts = [_to_words(part) for part in tf.split(flat, table[place])]
     counts = [row[place] for row in table]
     if is_even:
-        keys = _keys(ranks, f"all_to_all {len(ranks) * parts[0].shape[0]}")
+        keys = _keys(ranks, f"all_to_all {len(ranks) * _length(parts[0])}")
         got = tf.raw_ops.CollectiveAllToAllV2(input=tf.stack(parts), ordering_token=[], is_stateless=False, **keys)
         return _joined(tf.unstack(got, len(ranks)), counts, flat.dtype)
     found: dict[int, tf.Tensor] = {place: parts[place]}
@@ -295,7 +300,7 @@ def _exchanged(
         if other == place:
             continue
         if table[place][other]:
-            keys = _keys((rank, member), f"send {parts[other].shape[0]}")
+            keys = _keys((rank, member), f"send {_length(parts[other])}")
             sent.append(tf.raw_ops.CollectiveBcastSendV2(input=parts[other], **keys))
         size = _words_of(counts[other], flat.dtype)
         if size:

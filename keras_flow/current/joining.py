@@ -122,5 +122,5 @@ def leave_at_once_after_a_failure() -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    left_by_exit = isinstance(failure, SystemExit) and isinstance(failure.code, int)
-    os._exit(failure.code if left_by_exit else 1)
+    code = failure.code if isinstance(failure, SystemExit) else None
+    os._exit(code if isinstance(code, int) else 1)

@@ -31,6 +31,8 @@ _LOST_NEIGHBOUR = re.compile(
         )
     )
 )
+#: what `current/joining.py`, `silent` says
+_SILENT = re.compile(r"process (\d+) of \d+ did not answer")
 _WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError")
 
 
@@ -88,6 +90,12 @@ class Failure:
     def waited_too_long(self) -> bool:
         """Whether the exception is that of a rank that waited too long for another one."""
         return bool(_WAITED_TOO_LONG.search(self.summary))
+
+    @property
+    def silent(self) -> int | None:
+        """The process that did not answer this one in time; process 0 asks all, the others wait for process 0."""
+        found = _SILENT.search(self.summary)
+        return int(found[1]) if found else None
 
 
 def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
@@ -149,10 +150,14 @@ def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, no
 def _first_failure(folder: JobFolder, processes: Sequence[RankProcess]) -> RankProcess | None:
     """The rank that failed first, by its exit code or by the exception it wrote down; None where none has."""
     failed: list[tuple[bool, float, RankProcess]] = []
-    for process in processes:
-        written = failure.read(folder, process.rank)
+    found = {process: failure.read(folder, process.rank) for process in processes}
+    # the first process left because this one was silent, and the engine then ended this one
+    is_told = any(written is not None and written.silent for written in found.values())
+    for process, written in found.items():
         if written is not None:
             failed.append((written.lost_neighbour or written.waited_too_long, written.time, process))
+        elif is_told and process.code in _ABORTS:
+            failed.append((True, math.inf, process))
         elif process.code:
             # killed, or no Python error: its neighbours can only have failed because of it
             failed.append((False, 0.0, process))
@@ -180,11 +185,14 @@ def _explain(job: Job, folder: JobFolder, ranks: Ranks, first: RankProcess, node
         if 0 < len(early) < job.count:
             return failure.rank_left_early(early[0], first.rank, job, written)
     if (lost or (written is not None and written.waited_too_long)) and job.nodes > 1:
-        # the cause is on another host, whose launcher finds it about now
-        _wait(_OTHERS_SECONDS, lambda: not _looked(nodes))
+        # the cause is on another host, whose launcher finds it about now, and may know where that process is
+        is_known = written is not None and written.silent
+        _wait(_LEAVING_SECONDS if is_known else _OTHERS_SECONDS, lambda: not _looked(nodes))
     if written is not None and written.waited_too_long:
         others = [process for process in ranks.running() if process is not first]
         suspects, stacks = hang.find_suspects(others, folder)
+        if not suspects and written.silent:
+            suspects = [written.silent]
         if suspects:
             return failure.rank_hangs(suspects, job, stacks)
     _wait(_LEAVING_SECONDS, lambda: first.poll() is not None)

@@ -22,7 +22,7 @@ from keras_flow.launch.job import Job
 #: seconds between two signs of life
 _ALIVE_SECONDS = 1.0
 #: seconds without a sign of life after which a host is gone
-_GONE_SECONDS = 7.0
+_GONE_SECONDS = 6.0
 #: seconds that host 0 leaves the others to hear of the end
 _PARTING_SECONDS = 2.0
 
@@ -43,6 +43,7 @@ class Nodes(ABC):
         self._channels: dict[int, Channel] = {}
         self._heard: dict[int, float] = {}
         self._done: set[int] = set()
+        self._lost: set[int] = set()
         self._said_alive = 0.0
         self._failure: LaunchError | None = None
 
@@ -130,6 +131,7 @@ class Nodes(ABC):
             first,
         )
         self._done.add(node)
+        self._lost.add(node)
         self._failure = self._failure or error
         self._tell({"failed": _as_message(error)}, but=node)
 
@@ -219,7 +221,9 @@ class FirstNode(Nodes):
     def __exit__(self, *_: object) -> None:
         # it passes on what the others say: it leaves last, or after a short while
         until = time.monotonic() + _PARTING_SECONDS
-        for channel in self._channels.values():
+        for node, channel in self._channels.items():
+            if node in self._lost:
+                continue
             with contextlib.suppress(ConnectionError):
                 while channel.receive(max(0.0, until - time.monotonic())) is not None:
                     pass

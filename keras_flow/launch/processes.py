@@ -20,7 +20,7 @@ from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.output import RankOutput, Shown
 
 #: seconds between asking a rank to end and killing it
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 2.0
 #: seconds that a killed rank may take to be gone
 _GONE_SECONDS = 5.0
 

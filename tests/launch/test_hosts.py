@@ -107,7 +107,7 @@ def test_a_host_that_loses_its_network(backend: str, hosts: namespaces.Hosts, tm
         assert time.monotonic() - began < 10
         # each host sees the other one gone
         assert all(code != 0 for code, _, _ in outputs)
-        assert re.search(r"host 1 \(.*\) with (ranks|processes) 2 to 3 is gone: no sign of life for 7 s", outputs[0][2])
-        assert re.search(r"host 0 \(.*\) with (ranks|processes) 0 to 1 is gone: no sign of life for 7 s", outputs[1][2])
+        assert re.search(r"host 1 \(.*\) with (ranks|processes) 2 to 3 is gone: no sign of life for 6 s", outputs[0][2])
+        assert re.search(r"host 0 \(.*\) with (ranks|processes) 0 to 1 is gone: no sign of life for 6 s", outputs[1][2])
     finally:
         hosts.set_link(1, "up")

@@ -84,7 +84,7 @@ def test_a_host_that_is_silent(tmp_path: Path) -> None:
     try:
         _, _, err = programs.finish(launchers[0], 30)
         assert time.monotonic() - began < 12
-        assert "no sign of life for 7 s" in err
+        assert "no sign of life for 6 s" in err
     finally:
         launchers[1].send_signal(signal.SIGCONT)
     code, _, _ = programs.finish(launchers[1])
