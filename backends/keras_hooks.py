@@ -13,7 +13,7 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import dry_run_hooks, logical_random, older_keras, weights_files
+from keras_flow.backends import backups, dry_run_hooks, logical_random, older_keras, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
@@ -242,6 +242,7 @@ def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
         *older_keras.hooks(),
+        *backups.hooks(),
         *(
             Hook(
                 "keras.src.models.model",

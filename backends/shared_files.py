@@ -52,13 +52,6 @@ def save(_: object, original: Callable[..., object], model: keras.Model, *args: 
     backend().write_alone(lambda: original(model, *args, **kwargs), model)
 
 
-def callback_writes_model(
-    model: keras.Model, original: Callable[..., object], callback: object, *args: object, **kwargs: object
-) -> None:
-    """Hook on `BackupAndRestore._save_model`: process 0 writes the model and the other files."""
-    backend().write_alone(lambda: original(callback, *args, **kwargs), model)
-
-
 def callback_writes(
     _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
@@ -163,13 +156,6 @@ def hooks() -> tuple[Hook, ...]:
             save,
             "all processes call it with one path: process 0 writes",
             when=distribution_of_processes,
-        ),
-        Hook(
-            "keras.src.callbacks.backup_and_restore",
-            "BackupAndRestore._save_model",
-            callback_writes_model,
-            "folders and metadata are written by process 0 only",
-            when=shared_model,
         ),
         Hook(
             "keras.src.callbacks.backup_and_restore",
