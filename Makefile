@@ -25,7 +25,7 @@ demo: venv
 # JupyterLab on the notebooks; KERAS_BACKEND chooses the engine (default: jax, as their first cells say).
 notebook: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebook]'
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # What needs no engine, in under a minute: its three parts at the same time.
 check: venv

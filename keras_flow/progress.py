@@ -5,6 +5,7 @@ In terminals and notebooks it moves and is gone at the end; where output is neit
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 #: work that is over before this shows nothing
 AFTER_SECONDS = 2.0
+
+
+def is_seen(console: Console) -> bool:
+    """Whether what moves is seen: in a terminal, or in a notebook that has ipywidgets, by which rich draws there."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextmanager
@@ -32,7 +38,7 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[str
         ...     tell("reading the second half")  # over at once: nothing is shown
     """
     console = console or Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    if not is_seen(console):
         yield lambda text: None
         return
     bar = Progress(

@@ -23,6 +23,7 @@ from keras_flow.compare import deviations, html, table
 from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.errors import FlowError
+from keras_flow.progress import is_seen
 from keras_flow.runtime import versions
 from keras_flow.units import amount
 from keras_flow.user_file import check_layouts, ranks_of
@@ -123,6 +124,7 @@ def _progress(console: Console) -> Progress:
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         console=console,
+        disable=not is_seen(console),
     )
 
 

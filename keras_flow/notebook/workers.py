@@ -93,7 +93,12 @@ class Workers:
             processes=self.count,
             command=(*command, "--IPEngine.enable_nanny=False"),
             timeout=stated_timeout(None),
-            env={"KERAS_BACKEND": self.engine, "IPYTHONDIR": str(profile)},
+            env={
+                "KERAS_BACKEND": self.engine,
+                "IPYTHONDIR": str(profile),
+                # Keras loads TensorFlow where it finds it, whose own lines would stand in the cells
+                "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+            },
             devices=self.devices // self.count,
         )
         port, token = environment.free_port(), secrets.token_hex(32)

@@ -22,7 +22,7 @@ from keras_flow.backends.active import backend
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
-from keras_flow.progress import working
+from keras_flow.progress import is_seen, working
 from keras_flow.runtime import env
 from keras_flow.verify.by_layer import parts, why_by_layer
 from keras_flow.verify.measure import Batch, Numbers, measured
@@ -94,7 +94,8 @@ def _by_layer(
     rows: list[ComparedNumber] = []
     makers, left_out = parts(model, full_batch, distribution, own_step)
     try:
-        console, silent = Console(stderr=True), env.process_index() > 0
+        console = Console(stderr=True)
+        silent = env.process_index() > 0 or not is_seen(console)
         for make in track(makers, "verifying layer by layer", console=console, transient=True, disable=silent):
             part = make()
             for row in _of_model(distribution, part.model, part.batch, False, tolerance):
