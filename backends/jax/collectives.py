@@ -73,7 +73,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: 
 
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
-    """XLA's all-reduce of numbers, of which it has no product; a broadcast of few bytes is a sum, it has no other."""
+    """XLA's all-reduce, except for products. XLA has no broadcast; a small one is computed as an all-reduce."""
     value = next(iter(values.values()))
     if not value.size or jnp.issubdtype(value.dtype, jnp.complexfloating):
         return None
