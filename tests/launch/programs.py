@@ -74,3 +74,13 @@ def interrupt_and_check(process: subprocess.Popen[str], number: signal.Signals, 
     _, alive = psutil.wait_procs(below, timeout=seconds)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE], "left running"
     return code
+
+
+class Writes:
+    """What a stranger would like to be unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)

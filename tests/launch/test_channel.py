@@ -1,6 +1,5 @@
 """The connection between launchers: who does not know the secret is dropped, and the others go on."""
 
-import os
 import pickle
 import socket
 import threading
@@ -10,20 +9,11 @@ from pathlib import Path
 import pytest
 
 from keras_flow.current.channel import Channel, Meeting, StrangerError, connect
+from tests.launch import programs
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.check]
 
 SECRET = b"a secret"
-
-
-class _Writes:
-    """What a stranger would like to be unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def _meeting() -> tuple[Meeting, int]:
@@ -53,7 +43,7 @@ def test_strangers_change_nothing(tmp_path: Path) -> None:
     meeting, port = _meeting()
     with meeting:
         silent = socket.create_connection(("127.0.0.1", port))
-        for garbage in (b"\x00" * 4096, b"GET / HTTP/1.0\r\n\r\n", pickle.dumps(_Writes(tmp_path / "written"))):
+        for garbage in (b"\x00" * 4096, b"GET / HTTP/1.0\r\n\r\n", pickle.dumps(programs.Writes(tmp_path / "written"))):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
                 stranger.sendall(garbage + b"\n")
         with pytest.raises(StrangerError, match="KERAS_FLOW_TOKEN"):

@@ -1,6 +1,5 @@
 """A stranger at every port of a running job, ours and the engines': nothing is written, and the job goes on."""
 
-import os
 import pickle
 import socket
 from contextlib import suppress
@@ -26,16 +25,6 @@ while not os.path.exists(sys.argv[1] + "/go"):
     time.sleep(0.1)
 print(float(kf.comm.all_reduce([1.0 + kf.env.get_rank()])[0]))
 """
-
-
-class _Writes:
-    """What a stranger would like to be unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def _listening(pid: int) -> set[tuple[str, int]]:
@@ -65,7 +54,7 @@ def test_a_stranger_at_every_port(backend: str, tmp_path: Path) -> None:
     ports = set.union(*(_listening(launcher.pid) for launcher in launchers))
     assert ports
     for address in sorted(ports):
-        for text in (b"\x00" * 4096, b"GET / HTTP/1.0\r\n\r\n", pickle.dumps(_Writes(tmp_path / "written"))):
+        for text in (b"\x00" * 4096, b"GET / HTTP/1.0\r\n\r\n", pickle.dumps(programs.Writes(tmp_path / "written"))):
             with suppress(ConnectionError), socket.create_connection(address, timeout=5) as stranger:
                 stranger.sendall(text)
     (tmp_path / "go").touch()
