@@ -6,6 +6,7 @@ A process that drives one rank gives and gets that rank's tensor; one that drive
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,7 +23,7 @@ from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import default_of_values
 from keras_flow.tensors.global_tensor import GlobalTensor
 
-#: words of 32 bits in which ranks tell each other what they call, and the shape of a tensor
+#: words of 32 bits in which ranks tell each other what they call (the first is a checksum), and the shape of a tensor
 _TEXT_WORDS, _SHAPE_WORDS = 64, 12
 
 #: (ranks, call) that were compared between them: a call that is repeated is not compared again
@@ -277,8 +278,14 @@ def _gathered(group: Group, words: Mapping[int, np.ndarray], length: int) -> dic
 
 
 def _as_words(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode()[: 4 * _TEXT_WORDS].ljust(4 * _TEXT_WORDS), "int32").copy()
+    room = 4 * (_TEXT_WORDS - 1)
+    said = text.encode()[:room].ljust(room)
+    return np.frombuffer(zlib.crc32(said).to_bytes(4, "little") + said, "int32").copy()
 
 
 def _as_text(row: np.ndarray) -> str:
-    return row.astype("int32").tobytes().decode(errors="replace").rstrip()
+    """What `_as_words` wrote: a rank that is not comparing, but inside a call, has sent other words."""
+    sent = row.astype("int32").tobytes()
+    if int.from_bytes(sent[:4], "little") != zlib.crc32(sent[4:]):
+        return "something else"
+    return sent[4:].decode(errors="replace").rstrip()

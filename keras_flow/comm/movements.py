@@ -248,6 +248,9 @@ def broadcast(x: object, src: int, group: Placement | None = None, async_op: boo
 def barrier(group: Placement | None = None) -> None:
     """Wait until every rank of the group is here.
 
+    Raises:
+        FlowError: a rank calls something else.
+
     Example:
         >>> import keras_flow as kf
         >>> ranks = kf.init(4)
@@ -256,6 +259,7 @@ def barrier(group: Placement | None = None) -> None:
     members = Group.of(group, "barrier")
     if members.is_local or not members.mine:
         return
+    require_same(members, dict.fromkeys(members.mine, "barrier"))
     engine = tensor_engine()
     values = {rank: engine.put(np.zeros(1, "int32"), rank) for rank in members.mine}
     got = algorithms.gather(members, values, [1] * len(members.ranks)).results()
