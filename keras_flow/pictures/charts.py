@@ -104,19 +104,19 @@ def _levels(greatest: float, floor: float | None) -> list[float]:
     return [10.0**power for power in range(first, last + 1, every)]
 
 
-def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], width: float = 560) -> str:
+def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], width: float = 360) -> str:
     """Groups of bars, each behind its name, with its value as text.
 
     Args:
         title: what stands above.
         groups: name of a group -> name, length and text of each bar. Bars of one name have one colour.
-        width: in pixels.
+        width: in pixels; that of a phone, where a wider picture would be shrunk with its letters.
     """
     longest = (
         max((length for _, group in groups for _, length, _ in group if math.isfinite(length)), default=1.0) or 1.0
     )
     names = list(dict.fromkeys(name for _, group in groups for name, *_ in group))
-    left, high = 150.0, 17.0
+    left, high = 130.0, 17.0
     y, parts = 24.0, [text(0, 13, title, 12, "start")]
     for group_name, group in groups:
         parts.append(text(0, y + 12, group_name, 12, "start"))

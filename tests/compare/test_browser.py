@@ -90,5 +90,11 @@ def test_themes_and_widths(page: Any, width: int, theme: str) -> None:
     assert (brightness[0] > brightness[1]) == (theme == "light") and abs(brightness[0] - brightness[1]) > 150
     letters = page.execute_script("return getComputedStyle(document.querySelector('svg text')).fill")
     assert letters == ink, "pictures have the page's colour"
+    smallest = page.execute_script(
+        "return Math.min(...[...document.querySelectorAll('svg text')].map(text => {"
+        "const svg = text.ownerSVGElement; const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;"
+        "return scale * parseFloat(text.getAttribute('font-size')) }))"
+    )
+    assert smallest >= 10, "letters can be read, also where a picture is shrunk to a phone's width"
     if folder := os.environ.get("KERAS_FLOW_SCREENSHOTS"):  # for looking at them
         page.save_screenshot(str(Path(folder) / f"report-{theme}-{width}.png"))
