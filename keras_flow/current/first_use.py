@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 
+#: engine -> what was found for its first `kf.init` that came too late, which is itself a use of it for the next one
+_found_first: dict[str, dict[str, str]] = {}
+
 #: folders of what is not the user's
 _INSTALLED = (*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_paths()["stdlib"])
 _OURS = str(Path(__file__).parents[1])
@@ -49,12 +52,15 @@ def first_uses(engine: str) -> dict[str, str]:
     Args:
         engine: the name of its module.
     """
+    if engine in _found_first:
+        return _found_first[engine]
     roots = (engine, "keras", "keras_flow")
     found: dict[str, str] = {}
     for place, source, names, last in _ran_before():
         for line in _calls(source, names, roots, last):
             text = source.splitlines()[line - 1].strip()
             found.setdefault(f"{place}, line {line}", text if len(text) < 80 else f"{text[:77]}...")
+    _found_first[engine] = found
     return found
 
 
@@ -64,14 +70,22 @@ def line_of(file: str, number: int) -> dict[str, str]:
 
 
 def _place(file: str) -> str:
-    return "a cell" if file.startswith("<ipython") or "ipykernel" in file else Path(file).name
+    if not file.startswith("<ipython") and "ipykernel" not in file:
+        return Path(file).name
+    source = "".join(linecache.getlines(file)).strip()
+    return next((f"cell {number}" for number, cell in _cells() if cell.strip() == source), "a cell")
+
+
+def _cells() -> list[tuple[int, str]]:
+    """The cells of a notebook that ran, and the one that runs, with their numbers."""
+    cells = getattr(sys.modules.get("__main__"), "In", [])  # of IPython
+    return list(enumerate(cells))[1:] if isinstance(cells, list) else []
 
 
 def _ran_before() -> Iterator[tuple[str, str, Mapping[str, object], int | None]]:
     """What ran: its place, source, names, and the line at which the call is (None: all of it ran)."""
     main = sys.modules.get("__main__")
-    cells = getattr(main, "In", [])  # of IPython; the last one is running
-    for number, cell in enumerate(cells[1:-1] if isinstance(cells, list) else [], 1):
+    for number, cell in _cells()[:-1]:  # the last one is running
         yield f"cell {number}", cell, vars(main), None
     stack, frame = [], sys._getframe(2)
     while frame is not None:
