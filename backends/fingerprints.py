@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import json
 import textwrap
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_flow.backends.engines import ENGINES
-from keras_flow.errors import FlowError, FlowWarning
+from keras_flow.errors import FlowError, warn
 
 if TYPE_CHECKING:
     from keras_flow.backends.hooking import Hook
@@ -87,11 +86,9 @@ def require_fitting(engine: str, hooks: Sequence[Hook]) -> None:
     untested = " and ".join(f"{package} {found[package]}" for package in new)
     if misfits:
         raise FlowError(_misfit(misfits[0], len(misfits), there, table, found))
-    warnings.warn(
+    warn(
         f"keras_flow was not tested with {untested}; all {len(there)} places that it wraps there are as in versions "
-        "that it was tested with. `keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours.",
-        FlowWarning,
-        stacklevel=4,
+        "that it was tested with. `keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
     )
 
 

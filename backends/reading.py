@@ -15,7 +15,6 @@ fed different data are found; none reads a whole batch for it.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from keras.src.trainers.data_adapters import array_slicing
 
 from keras_flow.backends import leaves
 from keras_flow.backends.batch_watch import PartOfRows, is_compared
-from keras_flow.errors import FlowWarning
+from keras_flow.errors import warn
 from keras_flow.layout import balanced
 
 #: sources of data, and the reasons, of which it was said that they are read whole
@@ -190,8 +189,4 @@ def say_whole(source: str, why: str, word: str) -> None:
     if (source, why) in _said:
         return
     _said.add((source, why))
-    warnings.warn(
-        f"every {word} reads whole batches of {source} and keeps its rows: {why}. The numbers are the same",
-        FlowWarning,
-        stacklevel=2,
-    )
+    warn(f"every {word} reads whole batches of {source} and keeps its rows: {why}. The numbers are the same")

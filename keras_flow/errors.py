@@ -1,4 +1,11 @@
-"""The errors that keras_flow raises: one root, so that a program can catch them all."""
+"""The errors that keras_flow raises: one root, so that a program can catch them all. And its warnings."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import warnings
+from pathlib import Path
 
 
 class FlowError(Exception):
@@ -59,3 +66,27 @@ class LayoutFallback(FlowWarning):
 
 class ComputedWhole(FlowWarning):
     """Rows, or a model, that every rank computes whole; the numbers stay the same, nothing is gained."""
+
+
+#: folders of code that is not the user's: ours (the backends by their own folder too) and Python's
+_HERE = Path(__file__).parent
+_FOLDERS = (f"{_HERE}/", f"{_HERE.resolve().parent / 'backends'}/", f"{sysconfig.get_path('stdlib')}/")
+#: parts of paths of Keras and the engines, and of what TensorFlow makes of functions that it traces
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "__autograph_generated_file")
+
+
+def warn(text: str, kind: type[FlowWarning] = FlowWarning) -> None:
+    """Warn, at the line of the user's program from which this was called, through however many layers.
+
+    Args:
+        text: what to say.
+        kind: class of the warning.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, kind, stacklevel=level if frame is not None else 2)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_FOLDERS) or any(part in file for part in _LIBRARIES)

@@ -15,7 +15,6 @@ features, and every other tensor of the step, keep their layout.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from jax.extend import core
 from keras_flow.backends.jax import data
 from keras_flow.backends.jax.layouts import whole_on
 from keras_flow.current.distribution import expected
-from keras_flow.errors import ComputedWhole
+from keras_flow.errors import ComputedWhole, warn
 
 if TYPE_CHECKING:
     from keras_flow.current.distribution import Distribution
@@ -175,12 +174,11 @@ def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
 
 
 def _warn(hidden: Sequence[str], replicas: int) -> None:
-    warnings.warn(
+    warn(
         f"a batch that does not divide by {replicas} data ranks is computed whole by every rank (the numbers are those "
         f"of one device): a loop of the step has operations that XLA does not split over rows that are left over "
         f"({', '.join(hidden)}). A batch size that divides keeps them split",
         ComputedWhole,
-        stacklevel=2,
     )
 
 

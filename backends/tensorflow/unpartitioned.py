@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from weakref import WeakKeyDictionary
 
 import keras
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from keras_flow.backends.tensorflow import replicated_operations
 from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, WholeOperations
-from keras_flow.errors import FlowError, LayoutFallback
+from keras_flow.errors import FlowError, LayoutFallback, warn
 
 #: model -> layer paths and operations for which the warning was given that every rank computes them whole
 _said: WeakKeyDictionary[keras.Model, set[tuple[str, str]]] = WeakKeyDictionary()
@@ -58,11 +57,10 @@ def say_what_is_whole(model: keras.Model, trace: Trace, whole: WholeOperations) 
     for path, kind in trace.without_rule | failed:
         if (path, kind) not in _said.setdefault(model, set()):
             _said[model].add((path, kind))
-            warnings.warn(
+            warn(
                 f"{path or model.name}: TensorFlow's DTensor cannot split operation {kind}: every rank gathers its "
                 "inputs and computes it whole (the numbers are those of one device, nothing is gained there)",
                 LayoutFallback,
-                stacklevel=2,
             )
 
 
@@ -71,12 +69,11 @@ def say_runs_on_one_device(model: keras.Model, trace: Trace, error: Exception) -
     what = _what_fails(trace, error)
     if ("", what) not in _said.setdefault(model, set()):
         _said[model].add(("", what))
-        warnings.warn(
+        warn(
             f"{model.name}: TensorFlow's DTensor cannot partition a step{what}: one device computes it from gathered "
             "weights, and the new ones are laid out again (the numbers are those of one device, nothing is gained, "
             "and that device holds the whole model)",
             LayoutFallback,
-            stacklevel=2,
         )
 
 

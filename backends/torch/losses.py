@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -18,7 +17,7 @@ from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import partial_numbers, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
-from keras_flow.errors import ComputedWhole, FlowError
+from keras_flow.errors import ComputedWhole, FlowError, warn
 
 #: what was said of losses and metrics that need all rows
 _said: set[str] = set()
@@ -41,11 +40,10 @@ def say_gathered(interaction: row_interaction.Interaction) -> None:
     if interaction.text in _said:
         return
     _said.add(interaction.text)
-    warnings.warn(
+    warn(
         f"{interaction.text}: every rank gathers the outputs of all rows and computes it whole (the numbers are those "
         "of one device; what a rank receives grows with the ranks)",
         ComputedWhole,
-        stacklevel=3,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
@@ -20,7 +19,7 @@ from keras_flow.backends.torch import creation, layouts
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
-from keras_flow.errors import FlowWarning
+from keras_flow.errors import warn
 from keras_flow.layout import Layout
 
 if TYPE_CHECKING:
@@ -268,12 +267,10 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
     if not getattr(distribution, "_said_rank_0", False):
         distribution._said_rank_0 = True  # type: ignore[attr-defined]
         ranks = [rank for rank, other in enumerate(sums.tolist()) if other != int(sums[0])]
-        warnings.warn(
+        warn(
             f"{variable.path} was made before the scope with other values on ranks {ranks} than on rank 0: all weights "
             "made before the scope are taken from rank 0. Build the model inside `with dist.scope():`, or seed it with "
-            "keras.utils.set_random_seed",
-            FlowWarning,
-            stacklevel=3,
+            "keras.utils.set_random_seed"
         )
     return value.to(full.device)
 

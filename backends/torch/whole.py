@@ -9,7 +9,6 @@ decided from layouts and shapes alone, so all ranks decide alike, before they co
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from operator import is_ as operator_is
 from typing import Any, cast
@@ -24,7 +23,7 @@ from torch.utils import _pytree as pytree
 from keras_flow.backends.torch.gathering import replicated, whole
 from keras_flow.backends.torch.step import current_step
 from keras_flow.backends.torch.trusted import compares, is_taken_apart, is_trusted, may_divide_by_zero
-from keras_flow.errors import ComputedWhole, FlowError
+from keras_flow.errors import ComputedWhole, FlowError, warn
 
 aten = torch.ops.aten
 
@@ -182,11 +181,10 @@ def _say(operator: torch._ops.OpOverload) -> None:
     if (place, str(operator)) in _said:
         return
     _said.add((place, str(operator)))
-    warnings.warn(
+    warn(
         f"{place}: torch's distributed tensors cannot compute {operator.name().removeprefix('aten::')} split over the "
         "ranks, so each rank computes it whole (the numbers are those of one device, nothing is gained there)",
         ComputedWhole,
-        stacklevel=3,
     )
 
 

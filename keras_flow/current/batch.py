@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_flow.errors import ComputedWhole
+from keras_flow.errors import ComputedWhole, warn
 from keras_flow.layout import balanced
 
 
@@ -91,10 +90,9 @@ class UnevenNotice:
         if self._warned or rows % replicas == 0 or (fewest is not None and rows >= fewest):
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"a batch of {rows} rows does not divide by {replicas} data ranks: each rank computes it whole (the "
             f"numbers are those of one device, nothing is gained). The next batch size that divides is "
             f"{BatchPlan(rows, replicas).padded_rows}",
             ComputedWhole,
-            stacklevel=3,
         )

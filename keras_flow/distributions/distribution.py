@@ -7,7 +7,6 @@ a split does not divide, and collects problems until `check` raises them togethe
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from keras_flow.distributions import models
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
-from keras_flow.errors import FlowError, FlowWarning, LayoutError, LayoutFallback
+from keras_flow.errors import FlowError, LayoutError, LayoutFallback, warn
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.runtime import versions
@@ -167,7 +166,7 @@ class FlowDistribution(Distribution):
         with super().scope():
             yield self
             if keras.distribution.distribution() is None:
-                warnings.warn(_LOST, FlowWarning, stacklevel=3)
+                warn(_LOST)
 
     def enter(self) -> None:
         """Check devices and align the ranks' random states; done at each scope, skipped in a dry run."""
@@ -238,7 +237,7 @@ class FlowDistribution(Distribution):
         for reason in fitted.reasons:
             if reason not in self._warned and not self.strict:
                 self._warned.add(reason)
-                warnings.warn(reason, LayoutFallback, stacklevel=2)
+                warn(reason, LayoutFallback)
         return KerasLayout(
             VariableLayout(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
         )
@@ -326,7 +325,7 @@ class FlowDistribution(Distribution):
         text = f"the LayoutMap's keys {idle} match no variable of the model, so nothing is split by them"
         if idle and text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"{text} (strict=True makes this an error)", FlowWarning, stacklevel=3)
+            warn(f"{text} (strict=True makes this an error)")
         return [key for key in unmatched if key not in idle]
 
     def _unmatched_text(self, key: str, layers: Sequence[str], paths: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ Example:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +18,7 @@ from keras_flow.backends import agreement
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.interface import World
 from keras_flow.current.processes import find
-from keras_flow.errors import FlowError, FlowWarning
+from keras_flow.errors import FlowError, warn
 
 
 def get_world_size() -> int:
@@ -83,11 +82,9 @@ def main_process_first() -> Iterator[None]:
 
 def init_rdma() -> None:
     """OneFlow's switch. No engine has one: NCCL uses RDMA by itself where a host has it, gloo and gRPC never do."""
-    warnings.warn(
+    warn(
         "kf.env.init_rdma() changes nothing: NCCL (GPUs) uses RDMA by itself where the hosts have it "
-        "(NCCL_IB_DISABLE=1 turns it off); on CPUs gloo and gRPC use TCP.",
-        FlowWarning,
-        stacklevel=2,
+        "(NCCL_IB_DISABLE=1 turns it off); on CPUs gloo and gRPC use TCP."
     )
 
 
