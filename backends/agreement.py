@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import random as python_random
-import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ import numpy as np
 
 from keras_flow.backends.active import backend
 from keras_flow.current import joining, last_call
-from keras_flow.errors import FlowError, FlowWarning
+from keras_flow.errors import FlowError, warn
 
 if TYPE_CHECKING:
     from keras.src.random import seed_generator
 
-#: exchanges so far: the same number in all processes
-_exchanges = 0
+#: exchanges so far, and how often they were counted anew: the same numbers in all processes
+_exchanges = _begun_anew = 0
 #: process 0 removes what it said so many exchanges ago: no other one is so far behind
 _LAG = 1000
 
@@ -35,19 +34,19 @@ def exchange(text: str) -> list[str]:
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
-    engine, here, number = backend(), backend().world(), _next()
+    engine, here, key = backend(), backend().world(), _next()
     if here.process_count == 1:
         return [text]
     last_call.enter("an exchange of facts between processes (random states, files)")
     texts = [text]
     if here.process_index != 0:
-        engine.put_text(f"keras_flow/{number}/{here.process_index}", f":{text}")
+        engine.put_text(f"{key}/{here.process_index}", f":{text}")
     else:
         limit = joining.waiting_seconds()
         for index in range(1, here.process_count):
-            key = f"keras_flow/{number}/{index}"
-            texts.append(engine.get_text(key, limit)[1:])
-            engine.delete_text(key)
+            theirs = f"{key}/{index}"
+            texts.append(engine.get_text(theirs, limit)[1:])
+            engine.delete_text(theirs)
     return json.loads(first_says(json.dumps(texts)))
 
 
@@ -57,18 +56,22 @@ def first_says(text: str) -> str:
     Raises:
         FlowError: process 0 did not say anything within KERAS_FLOW_TIMEOUT.
     """
-    engine, number = backend(), _next()
+    engine, key = backend(), _next()
     if engine.world().process_index != 0:
-        return engine.get_text(f"keras_flow/{number}/0", joining.waiting_seconds())[1:]
-    engine.put_text(f"keras_flow/{number}/0", f":{text}")  # stores take an empty text for none
-    engine.delete_text(f"keras_flow/{number - _LAG}/0")
+        return engine.get_text(f"{key}/0", joining.waiting_seconds())[1:]
+    engine.put_text(f"{key}/0", f":{text}")  # stores take an empty text for none
+    engine.delete_text(f"{_key(_exchanges - _LAG)}/0")
     return text
 
 
-def begin_anew() -> None:
-    """Count exchanges from the start, in a store that holds none."""
-    global _exchanges
-    _exchanges = 0
+def begin_anew(times: int) -> None:
+    """Count exchanges from the start, after processes were stopped in different ones.
+
+    Args:
+        times: how often this was done before, the same in all processes.
+    """
+    global _exchanges, _begun_anew
+    _exchanges, _begun_anew = 0, times
 
 
 def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
@@ -136,11 +139,9 @@ def align_random_states(engine: EngineRandom | None = None) -> None:
     _set_states(states)
     if engine is not None:
         engine.set_state(states[engine.name])
-    warnings.warn(
+    warn(
         f"random states differed between the processes ({', '.join(differ)}): all take process 0's. Call "
-        "keras.utils.set_random_seed(...) at the start of the program to choose them",
-        FlowWarning,
-        stacklevel=3,
+        "keras.utils.set_random_seed(...) at the start of the program to choose them"
     )
 
 
@@ -182,7 +183,12 @@ def _keras_generator() -> seed_generator.SeedGenerator | None:
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
-def _next() -> int:
+def _next() -> str:
+    """The key of the next exchange."""
     global _exchanges
     _exchanges += 1
-    return _exchanges
+    return _key(_exchanges)
+
+
+def _key(number: int) -> str:
+    return f"keras_flow/{_begun_anew}/{number}"

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from keras_flow.backends.active import tensor_engine
 from keras_flow.boxing.simulate import check_shards
 from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.current import last_call
 from keras_flow.errors import FlowError
+from keras_flow.sbp import text
 
 
 def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, object]:
@@ -37,4 +39,5 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
         )
     if getattr(shards, "layout", None) != plan.source:  # an engine's own mapping knows what its shards are of
         check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
+    last_call.enter(f"boxing {text(plan.source.nd_sbp)} -> {text(plan.target.nd_sbp)}")
     return engine.redistribute(plan, shards)

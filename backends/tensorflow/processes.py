@@ -28,6 +28,8 @@ from keras_flow.errors import FlowError
 _HEARTBEAT_MILLISECONDS = 4000
 #: milliseconds that a process which is done waits for the others
 _PARTING_MILLISECONDS = 5000
+#: seconds of one wait for a text of another process
+_WAIT_SECONDS = 1.0
 #: TensorFlow's name of the processes
 JOB = "worker"
 
@@ -79,10 +81,16 @@ def put_text(key: str, text: str) -> None:
 
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
-    try:
-        return _context().get_config_key_value(key, int(seconds * 1000))
-    except tf.errors.OpError as error:
-        raise FlowError(joining.silent(int(re.sub(r".*/", "", key)), joined().count, seconds, error)) from error
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            # in short waits: within one the process hears no signal
+            return _context().get_config_key_value(key, int(1000 * min(seconds, _WAIT_SECONDS)))
+        except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.DeadlineExceededError) and time.monotonic() < until:
+                continue
+            index = int(re.sub(r".*/", "", key))
+            raise FlowError(joining.silent(index, joined().count, seconds, error)) from error
 
 
 def delete_text(key: str) -> None:

@@ -63,7 +63,7 @@ def _axis_group(ranks: torch.Tensor, axis: int) -> torch_distributed.ProcessGrou
 def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
     """The process group of these ranks, in this order. The first call is a collective of the whole job."""
     if ranks not in _groups:
-        if ranks == tuple(range(devices.world().size)):
+        if _are_all(ranks):
             _groups[ranks] = torch_distributed.distributed_c10d._get_default_group()
         else:
             created = torch_distributed.new_group(list(ranks), sort_ranks=False)
@@ -76,13 +76,18 @@ def make_groups_again() -> bool:
 
     In the old order they get the old names, by which meshes, and so DTensors, look them up.
     """
-    known = list(_groups)
+    # that of all ranks is the job's own, which a rank may have asked for alone
+    known = [ranks for ranks in _groups if not _are_all(ranks)]
     _groups.clear()
     if len(set(agreement.exchange(repr(known)))) > 1:
         return False
     for ranks in known:
         group(ranks)
     return True
+
+
+def _are_all(ranks: tuple[int, ...]) -> bool:
+    return ranks == tuple(range(devices.world().size))
 
 
 def has_peers() -> bool:

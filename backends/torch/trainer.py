@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from keras_flow.backends import agreement, leaves, row_interaction
+from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     call_order,
@@ -31,7 +30,7 @@ from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import RunningStep, computing, current_step, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
-from keras_flow.errors import FlowError, FlowWarning
+from keras_flow.errors import FlowError, warn
 
 if TYPE_CHECKING:
     import keras
@@ -81,7 +80,6 @@ def recover(model: keras.Model) -> None:
 def rejoin(times: int) -> bool:
     """Form all process groups anew, under their old names, by which meshes and DTensors find them."""
     processes.join_again(times)
-    agreement.begin_anew()
     call_order.begin_anew()
     log_readers.forget()
     partial_numbers.drop()
@@ -223,11 +221,9 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
         interaction = row_interaction.of_model(model)
         consistent = interaction is not None
         if interaction is not None and _views.get(model, (None, False)) != (distribution, True):
-            warnings.warn(
+            warn(
                 f"DataParallel: {interaction.text}, so model {model.name!r} is trained by the consistent view (logical "
-                "tensors; the same numbers, more slowly)",
-                FlowWarning,
-                stacklevel=5,
+                "tensors; the same numbers, more slowly)"
             )
         for variable in _variables_of(model, scalars=False):
             variables.as_view(variable, consistent)

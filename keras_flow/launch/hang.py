@@ -77,6 +77,8 @@ def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[i
         none where all wait. And the stack of each rank that answered.
     """
     able = [process for process in running if folder.stack(process.rank).exists()]
+    # a rank that was asked before wrote its stack of then
+    before = {process.rank: folder.stack(process.rank).stat().st_size for process in able}
     for process in able:
         process.send(signal.SIGUSR1)
     until = time.monotonic() + _ANSWER_SECONDS
@@ -84,7 +86,8 @@ def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[i
     while len(stacks) < len(able) and time.monotonic() < until:
         time.sleep(0.05)
         for process in able:
-            text = folder.stack(process.rank).read_text(encoding="utf-8", errors="replace")
+            written = folder.stack(process.rank).read_bytes()[before[process.rank] :]
+            text = written.decode(errors="replace")
             if text.strip():
                 stacks[process.rank] = text
     silent = [process.rank for process in able if process.rank not in stacks]

@@ -11,10 +11,10 @@ from typing import Any
 from keras_flow.backends.engines import ENGINES
 from keras_flow.launch import hang
 from keras_flow.launch.failure import Failure
-from keras_flow.notebook import output, show, stacks
+from keras_flow.notebook import show, stacks
 from keras_flow.notebook.errors import CellError, CellInterrupted
 from keras_flow.notebook.output import Printed
-from keras_flow.notebook.workers import Workers, ended
+from keras_flow.notebook.workers import Workers
 
 _LOOK_SECONDS = 0.05
 #: seconds that other ranks may take to end by themselves, once one has failed
@@ -45,7 +45,7 @@ class CellRun:
         self._source, self._quiet = source, quiet
         self._messages: dict[int, str] = {}
         self._found: dict[int, Any] = {}
-        self._shown = show.Live(self._indices[0])
+        self._shown = show.Live(self._indices[0], workers.each)
 
     def run(self) -> None:
         """Run it to its end.
@@ -103,7 +103,7 @@ class CellRun:
         return Printed(found.stdout or "", found.stderr or "", [*(found.outputs or []), *results])
 
     def _failures(self) -> dict[int, Failure]:
-        """The exceptions of the ranks, by rank."""
+        """The exceptions of the processes, by their number."""
         found = {}
         for index, record in self._found.items():
             if record.status == "error":
@@ -119,14 +119,14 @@ class CellRun:
         first = min(own, key=lambda index: own[index].time)
         alike = [index for index in own if own[index].summary == own[first].summary]
         note = self._freed(stuck)
-        text = f"rank {first} failed first: {own[first].summary}"
+        label, each = self._workers.label, self._workers.each
+        text = f"{label([first])} failed first: {own[first].summary}"
         if len(alike) == len(self._indices) > 1:
-            text = f"{output.label(alike)} failed alike, rank {first} first: {own[first].summary}"
+            text = f"{label(alike)} failed alike, {label([first])} first: {own[first].summary}"
         elif stuck:
-            text += (
-                f"\n{output.label(stuck).capitalize()} waited for it and {'were' if len(stuck) > 1 else 'was'} stopped."
-            )
-        return CellError(text + note, first, own[first].trace)
+            were = "were" if len(stuck) * each > 1 else "was"
+            text += f"\n{label(stuck).capitalize()} waited for it and {were} stopped."
+        return CellError(text + note, first * each, own[first].trace)
 
     def _interrupted(self) -> BaseException:
         try:
@@ -136,7 +136,7 @@ class CellRun:
             self._workers.end()
             return CellInterrupted(f"pressed twice: the workers were ended. {RESTART}")
         where = f" before step {at + 1}, the same on all of them" if at is not None else ""
-        return CellInterrupted(f"the cell was stopped on {output.label(self._indices)}{where}.{note}")
+        return CellInterrupted(f"the cell was stopped on {self._workers.label(self._indices)}{where}.{note}")
 
     def _stop_before_a_step(self) -> int | None:
         """Stop loops of Keras before the same step on all ranks; the number of steps done, None outside of loops."""
@@ -165,7 +165,7 @@ class CellRun:
             for index in self._pending():
                 workers.order([index], "cut", peers=[pid for other, pid in enumerate(pids) if other != index])
             ended_well = self._until(lambda: not self._pending(), _CUT_SECONDS)
-        if ended_well and (workers.rejoin() or not ENGINES[workers.engine].rejoins):
+        if ended_well and workers.rejoin():
             return (
                 "\nThe workers are usable, with their variables; weights of a model that was being trained may be "
                 "a step apart: build it again, or load them."
@@ -177,18 +177,22 @@ class CellRun:
         workers = self._workers
         running = [workers.processes[index] for index in pending]
         suspects, found = hang.find_suspects(running, workers.folder)
-        lines = [f"  rank {index}: {stacks.where(found.get(index, ''))}" for index in pending]
-        done = [index for index in self._indices if index not in pending]
-        lines += [f"  rank {index}: has finished the cell" for index in done]
+        done = [index for index in range(workers.count) if index not in pending]
+        states = {index: stacks.where(found.get(index, "")) for index in pending}
+        states |= {index: "has finished the cell" if index in self._indices else "was left out" for index in done}
+        lines = []
+        for index, state in sorted(states.items()):
+            entered = workers.last_call(index)
+            lines.append(f"  {workers.label([index])}: {state}" + (f"; last entered: {entered}" if entered else ""))
         note = self._freed(pending)
         text = f"the cell made no progress for {self._timeout:g} s (%%ranks --timeout SECONDS). Where the ranks are:\n"
-        return CellError(text + "\n".join(sorted(lines)) + note, (done or suspects or list(pending))[0])
+        return CellError(text + "\n".join(lines) + note, (done or suspects or list(pending))[0] * workers.each)
 
     def _died(self) -> CellError:
         first, *_ = self._workers.dead()
-        text = f"{ended(first)}\nThe other workers were ended. {RESTART}"
+        text = f"{self._workers.ended(first)}\nThe other workers were ended. {RESTART}"
         self._workers.end()
-        return CellError(f"a worker died. {text}", first.rank)
+        return CellError(f"a worker died. {text}", first.rank * self._workers.each)
 
     def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         end = time.monotonic() + seconds

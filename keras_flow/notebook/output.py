@@ -27,15 +27,20 @@ class Printed:
     displays: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
-def label(ranks: Sequence[int]) -> str:
-    """Ranks in few words.
+def label(processes: Sequence[int], each: int = 1) -> str:
+    """The ranks of processes in few words.
+
+    Args:
+        processes: numbers of processes.
+        each: how many ranks a process drives.
 
     Example:
-        >>> label([0, 1, 2, 3]), label([2]), label([0, 1, 3])
-        ('ranks 0-3', 'rank 2', 'ranks 0-1, 3')
+        >>> label([0, 1, 2, 3]), label([2]), label([0, 1, 3]), label([1], each=2)
+        ('ranks 0-3', 'rank 2', 'ranks 0-1, 3', 'ranks 2-3')
     """
+    ranks = [process * each + own for process in sorted(processes) for own in range(each)]
     spans: list[list[int]] = []
-    for rank in sorted(ranks):
+    for rank in ranks:
         if spans and spans[-1][-1] == rank - 1:
             spans[-1].append(rank)
         else:
@@ -58,43 +63,43 @@ def settled(text: str) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def labelled(text: str, rank: int, at_start: bool) -> str:
-    r"""A piece of a rank's stream as it is shown while the cell runs: each line and each state behind the rank.
+def labelled(text: str, name: str, at_start: bool) -> str:
+    r"""A piece of a rank's stream as it is shown while the cell runs: each line and each state behind the rank's name.
 
     Example:
-        >>> labelled("one\ntwo", 0, at_start=True)
+        >>> labelled("one\ntwo", "rank 0", at_start=True)
         '[rank 0] one\n[rank 0] two'
     """
-    mark = f"[rank {rank}] "
+    mark = f"[{name}] "
     text = text.replace("\b", "")
     body = re.sub(r"([\n\r]+)(?=[^\n\r])", rf"\g<1>{mark}", text)
     return (mark if at_start and text[:1] not in "\n\r" else "") + body
 
 
-def folded(texts: Mapping[int, str]) -> list[str]:
-    r"""The lines of several ranks as one list.
+def folded(texts: Mapping[int, str], each: int = 1) -> list[str]:
+    r"""The lines of several processes as one list, labelled by rank.
 
-    Ranks that wrote equally many lines are compared line by line, others as a whole.
+    Those that wrote equally many lines are compared line by line, others as a whole.
 
     Args:
-        texts: rank -> what it wrote.
+        texts: process -> what it wrote.
+        each: how many ranks a process drives.
 
     Example:
         >>> folded({0: "ready\nI am 0\n", 1: "ready\nI am 1\n"})
         ['[ranks 0-1] ready', '[rank 0] I am 0', '[rank 1] I am 1']
     """
-    lines = {rank: settled(text) for rank, text in texts.items()}
-    if len({len(of_rank) for of_rank in lines.values()}) == 1:
-        rows = [
-            {rank: [of_rank[at]] for rank, of_rank in lines.items()} for at in range(len(next(iter(lines.values()))))
-        ]
+    lines = {process: settled(text) for process, text in texts.items()}
+    if len({len(own) for own in lines.values()}) == 1:
+        count = len(next(iter(lines.values())))
+        rows = [{process: [own[at]] for process, own in lines.items()} for at in range(count)]
     else:
-        rows = [{rank: of_rank for rank, of_rank in lines.items() if of_rank}]
+        rows = [{process: own for process, own in lines.items() if own}]
     return [
-        f"[{label(ranks)}] {line}".rstrip()
+        f"[{label(alike, each)}] {line}".rstrip()
         for row in rows
-        for ranks in grouped({rank: "\n".join(block) for rank, block in row.items()})
-        for line in row[ranks[0]]
+        for alike in grouped({process: "\n".join(block) for process, block in row.items()})
+        for line in row[alike[0]]
     ]
 
 
@@ -112,7 +117,7 @@ def is_text(display: Mapping[str, Any]) -> bool:
 
 
 def displays(of_ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[tuple[list[int], Mapping[str, Any]]]:
-    """Rich outputs of several ranks, equal ones once, with their ranks."""
+    """Rich outputs of several processes, equal ones once, with those that have them."""
     most = max((len(shown) for shown in of_ranks.values()), default=0)
     found = []
     for at in range(most):

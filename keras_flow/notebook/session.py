@@ -13,7 +13,7 @@ import cloudpickle
 from keras_flow.backends import active
 from keras_flow.errors import FlowError
 from keras_flow.notebook import worker
-from keras_flow.notebook.cell import CellRun
+from keras_flow.notebook.cell import RESTART, CellRun
 from keras_flow.notebook.errors import CellError, ShownError
 from keras_flow.notebook.workers import Workers
 from keras_flow.runtime import versions
@@ -235,13 +235,9 @@ def _started() -> Workers | int:
         raise FlowError("no ranks were started in this notebook: call kf.notebook.start(4) first")
     if isinstance(_ranks, Workers) and not _ranks.alive:
         if gone := _ranks.died():
-            from keras_flow.notebook.workers import ended
-
-            text = f"a worker died. {ended(gone[0])}"
+            text = f"a worker died. {_ranks.ended(gone[0])}"
             _ranks.end()
-            raise CellError(
-                f"{text}\nkf.notebook.restart() starts new workers; their variables are gone.", gone[0].rank
-            )
+            raise CellError(f"{text}\n{RESTART}", gone[0].rank * _ranks.each)
         raise FlowError("the workers of this notebook have ended: kf.notebook.restart() starts new ones")
     return _ranks
 
@@ -254,4 +250,4 @@ def _index(workers: Workers, rank: int) -> int:
     """The process that drives a rank."""
     if not 0 <= rank < workers.devices:
         raise FlowError(f"rank {rank} was asked for; this notebook has ranks 0 to {workers.devices - 1}")
-    return rank // (workers.devices // workers.count)
+    return rank // workers.each

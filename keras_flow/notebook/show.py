@@ -14,11 +14,12 @@ class Live:
     """The output of one cell.
 
     Args:
-        rank: the one whose output is shown while the cell runs, so that a progress bar is shown once.
+        process: the one whose output is shown while the cell runs, so that a progress bar is shown once.
+        each: how many ranks a process drives.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, process: int, each: int = 1) -> None:
+        self._each, self._name = each, output.label([process], each)
         self._seen = ""
 
     def show(self, stdout: str) -> None:
@@ -29,36 +30,38 @@ class Live:
         length = next((at for at, (old, new) in pairs if old != new), min(len(self._seen), len(stdout)))
         same = stdout[:length]
         if same == self._seen:
-            text = output.labelled(stdout[len(same) :], self._rank, same[-1:] in ("", "\n"))
+            text = output.labelled(stdout[len(same) :], self._name, same[-1:] in ("", "\n"))
         else:  # ipyparallel drops the states of a line that was written over
-            text = "\r" + output.labelled(stdout[same.rfind("\n") + 1 :], self._rank, at_start=True)
+            text = "\r" + output.labelled(stdout[same.rfind("\n") + 1 :], self._name, at_start=True)
         sys.stdout.write(text)
         sys.stdout.flush()
         self._seen = stdout
 
     def finish(self, printed: Mapping[int, Printed]) -> None:
-        """Show the output of all ranks, equal lines once."""
+        """Show the output of all processes, equal lines once."""
+        each = self._each
         was_shown = bool(self._seen)
         if was_shown and _clear():
             was_shown = False
-        texts = {rank: each.stdout for rank, each in printed.items()}
-        results = {rank: [shown for shown in each.displays if output.is_text(shown)] for rank, each in printed.items()}
-        rich = {rank: [shown for shown in each.displays if not output.is_text(shown)] for rank, each in printed.items()}
+        texts = {process: own.stdout for process, own in printed.items()}
+        results = {process: [one for one in own.displays if output.is_text(one)] for process, own in printed.items()}
+        rich = {process: [one for one in own.displays if not output.is_text(one)] for process, own in printed.items()}
         if was_shown:  # a terminal: the first rank's lines stand there already
             if not self._seen.endswith("\n"):
                 print()
-            lines = [line for line in output.folded(texts) if not line.startswith(f"[rank {self._rank}]")]
-            lines = [line for line in lines if not line.startswith(f"[{output.label(list(texts))}]")]
+            lines = [line for line in output.folded(texts, each) if not line.startswith(f"[{self._name}]")]
+            lines = [line for line in lines if not line.startswith(f"[{output.label(list(texts), each)}]")]
         else:
-            lines = output.folded(texts)
-        lines += output.folded({rank: "".join(f"{_text(shown)}\n" for shown in each) for rank, each in results.items()})
+            lines = output.folded(texts, each)
+        texts = {process: "".join(f"{_text(one)}\n" for one in own) for process, own in results.items()}
+        lines += output.folded(texts, each)
         if lines:
             print("\n".join(lines))
-        if errors := output.folded({rank: each.stderr for rank, each in printed.items()}):
+        if errors := output.folded({process: own.stderr for process, own in printed.items()}, each):
             print("\n".join(errors), file=sys.stderr)
-        for ranks, display in output.displays(rich):
-            if len(ranks) < len(printed):
-                print(f"[{output.label(ranks)}]")
+        for alike, display in output.displays(rich):
+            if len(alike) < len(printed):
+                print(f"[{output.label(alike, each)}]")
             _publish(display)
 
 

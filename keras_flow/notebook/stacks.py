@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
-#: files of an engine's collectives, of ours, and of a cell
-_COLLECTIVE = re.compile(r"torch/distributed/|backends/\w+/|jaxlib?/|tensorflow/")
+#: files of an engine and of ours, in which a rank waits for others, and of a cell
+_WAITING = re.compile(r"torch/distributed/|keras_flow/|backends/|jaxlib?/|tensorflow/")
 _CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
-#: functions around a collective that say nothing
-_AROUND = {"wrapper", "wait", "_call_impl", "__call__", "inner", "fn", "hooked"}
+#: functions that are collectives by their name, as engines and `kf.comm` call them
+_COLLECTIVE = re.compile(
+    r"(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|barrier|gather|scatter|reduce|send|recv)(_\w+)?"
+)
 
 
 def where(stack: str) -> str:
@@ -23,11 +25,15 @@ def where(stack: str) -> str:
     frames = [match for line in stack.splitlines() if (match := _FRAME.search(line))]
     if not frames:
         return "it does not answer: stopped, or stuck outside Python"
-    inner = [frame for frame in frames if _COLLECTIVE.search(frame["file"])]
-    named = next((frame for frame in inner if frame["name"] not in _AROUND), frames[0])
     cell = next((frame for frame in frames if _CELL.search(frame["file"])), None)
-    text = f"{named['name']} ({named['file'].rpartition('/')[2]}:{named['line']})"
-    if cell is None:
-        return text
-    line = f"line {cell['line']} of the cell"
-    return line if cell is named else f"{text}, called in {line}"
+    below = frames[: frames.index(cell)] if cell is not None else frames
+    inner = [frame for frame in below if _WAITING.search(frame["file"])]
+    named = next((frame for frame in inner if _COLLECTIVE.fullmatch(frame["name"])), None)
+    if named is None and not inner:  # in the user's own code, or what it calls
+        return f"line {cell['line']} of the cell" if cell is not None else _named(frames[0], frames[0]["name"])
+    text = _named(named, named["name"]) if named else _named(inner[0], "waits for other ranks")
+    return text if cell is None else f"{text}, called in line {cell['line']} of the cell"
+
+
+def _named(frame: re.Match[str], what: str) -> str:
+    return f"{what} ({frame['file'].rpartition('/')[2]}:{frame['line']})"

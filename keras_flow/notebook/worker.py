@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from keras_flow.current import pausing
+from keras_flow.current import last_call, pausing
 from keras_flow.launch.folder import own_folder
 from keras_flow.notebook import connections
 from keras_flow.runtime import versions
@@ -54,6 +54,7 @@ def prepare(paths: Sequence[str], devices: int, engine: str) -> dict[str, Any]:
     folder, rank = own_folder(), int(os.environ["RANK"])
     assert folder is not None
     # by this signal the kernel asks for the stack of a rank that makes no progress
+    last_call.open_page(folder.last_call(rank))
     faulthandler.register(signal.SIGUSR1, file=folder.stack(rank).open("w"), all_threads=False)
     world = init(devices)
     gate = pausing.Gate()
@@ -85,11 +86,13 @@ def _answer(path: Path, begun: int) -> None:
 
 
 def rejoin(times: int) -> bool:
-    """Form the process groups anew, after a cell that did not end well on every rank."""
+    """Begin anew what ranks count together, and their process groups, after a cell that did not end well on each."""
+    from keras_flow.backends import agreement
     from keras_flow.backends.active import backend
     from keras_flow.comm import group
 
     group.begin_anew()
+    agreement.begin_anew(times)
     return backend().rejoin(times)
 
 

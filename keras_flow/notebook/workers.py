@@ -12,13 +12,13 @@ import signal
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_flow.backends.engines import ENGINES
-from keras_flow.errors import FlowError, FlowWarning, LaunchError
+from keras_flow.current import last_call
+from keras_flow.errors import FlowError, LaunchError, warn
 from keras_flow.launch import environment
 from keras_flow.launch.failure import left_how, tail
 from keras_flow.launch.folder import JobFolder
@@ -26,6 +26,7 @@ from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 from keras_flow.notebook import worker
+from keras_flow.notebook.output import label
 from keras_flow.progress import working
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Workers:
                 # Keras loads TensorFlow where it finds it, whose own lines would stand in the cells
                 "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             },
-            devices=self.devices // self.count,
+            devices=self.each,
         )
         port, token = environment.free_port(), secrets.token_hex(32)
         for local in range(self.count):
@@ -173,13 +174,13 @@ class Workers:
                 os.close(pipe)
 
     def rejoin(self) -> bool:
-        """Form the process groups anew; False where the engine cannot."""
+        """Begin anew after a cell that no rank runs any more; False where the workers cannot be used on."""
         if self.count == 1:
             return True
-        if not ENGINES[self.engine].rejoins:
-            return False
         self.times_rejoined += 1
-        return all(self.apply(worker.rejoin, self.times_rejoined))
+        rejoined = self.apply(worker.rejoin, self.times_rejoined)
+        # an engine that forms no group anew has left none: nothing was cut
+        return all(rejoined) or not ENGINES[self.engine].rejoins
 
     def interrupt(self, indices: Sequence[int]) -> None:
         """Send SIGINT to workers."""
@@ -199,6 +200,23 @@ class Workers:
         """Whether all workers run."""
         return self._client is not None and not self.dead()
 
+    @property
+    def each(self) -> int:
+        """How many ranks a process drives."""
+        return self.devices // self.count
+
+    def label(self, indices: Sequence[int]) -> str:
+        """The ranks of processes in few words."""
+        return label(indices, self.each)
+
+    def ended(self, process: RankProcess) -> str:
+        """How a worker ended, and the end of what it wrote."""
+        return f"{self.label([process.rank])}: {_ended(process)}"
+
+    def last_call(self, index: int) -> str:
+        """What a process last entered that waits for others; empty where that is nothing."""
+        return last_call.read(self.folder.last_call(index))
+
     def end(self) -> None:
         """End all processes."""
         self._client = None
@@ -208,17 +226,16 @@ class Workers:
         end = time.monotonic() + _START_SECONDS
         while not until():
             if gone := [process for process in processes if process.poll() is not None]:
-                raise LaunchError(f"{what} died while something was asked of them: {ended(gone[0])}")
+                raise LaunchError(f"{what} died while something was asked of them: {_ended(gone[0])}")
             if time.monotonic() > end:
                 raise LaunchError(f"{what} did not answer within {_START_SECONDS:g} s")
             time.sleep(_LOOK_SECONDS)
 
 
-def ended(process: RankProcess) -> str:
-    """How a worker ended, and the end of what it wrote."""
+def _ended(process: RankProcess) -> str:
     process.output.finish(0.5)
     said = tail(process.output.kept(), 15)
-    return f"rank {process.rank}: {left_how(process.code or 0)}" + (f"; its last words:\n{said}" if said else "")
+    return left_how(process.code or 0) + (f"; its last words:\n{said}" if said else "")
 
 
 def require_ipyparallel() -> None:
@@ -243,11 +260,9 @@ def _is_written(path: Path) -> bool:
 def _warn_of_cores(count: int) -> None:
     cores = os.cpu_count() or 1
     if count > cores:
-        warnings.warn(
+        warn(
             f"kf.notebook.start: {count} worker processes share {cores} core{'s' if cores > 1 else ''}: steps take "
-            "longer than with fewer; layouts and numbers are the real ones",
-            FlowWarning,
-            stacklevel=5,
+            "longer than with fewer; layouts and numbers are the real ones"
         )
 
 

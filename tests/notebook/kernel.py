@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,18 @@ import nbformat
 import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+#: cells that train a model on all ranks, and that tell whether they have the same weights
+TRAIN = """%%ranks
+keras.utils.set_random_seed(0)
+x = np.arange(256 * 8).reshape(256, 8).astype("float32") / 2048
+y = x.sum(1, keepdims=True)
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    history = model.fit(x, y, batch_size=32, epochs=2)
+"""
+WEIGHTS = "%%ranks\nfloat(sum(np.abs(w).sum() for w in model.get_weights()))"
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -70,3 +84,13 @@ def kernel(backend: str, folder: str, timeout: int = 240) -> Iterator[Kernel]:
     )
     with client.setup_kernel(env=environment):
         yield Kernel(client)
+
+
+def assert_children_end_with(notebook: Kernel) -> None:
+    """Kill the kernel: its processes end too, within some seconds."""
+    started = notebook.children()
+    os.kill(notebook.pid, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started):
+        assert time.monotonic() < until, started
+        time.sleep(0.1)

@@ -43,9 +43,9 @@ def test_a_line_that_is_written_over_shows_its_last_state() -> None:
 
 
 def test_live_output_marks_lines_and_states() -> None:
-    assert labelled("a\nb", 0, at_start=True) == "[rank 0] a\n[rank 0] b"
-    assert labelled("c\n", 0, at_start=False) == "c\n"
-    assert labelled("\r2/8", 3, at_start=False) == "\r[rank 3] 2/8"
+    assert labelled("a\nb", "rank 0", at_start=True) == "[rank 0] a\n[rank 0] b"
+    assert labelled("c\n", "rank 0", at_start=False) == "c\n"
+    assert labelled("\r2/8", "rank 3", at_start=False) == "\r[rank 3] 2/8"
 
 
 def test_ranks_in_words() -> None:

@@ -10,7 +10,7 @@ import pytest
 from keras_flow.errors import FlowError, FlowWarning
 from keras_flow.notebook import session, workers
 from tests import sampling
-from tests.notebook.kernel import kernel
+from tests.notebook.kernel import TRAIN, WEIGHTS, assert_children_end_with, kernel
 
 
 @pytest.mark.timeout(300)
@@ -39,10 +39,39 @@ def test_processes_that_share_the_ranks(backend: str, tmp_path: Path) -> None:
         started = notebook.run("import keras_flow as kf\nkf.notebook.start(4, processes=2)")
         assert not started.failed, started.text
         shown = notebook.run("%%ranks\nimport keras_flow as kf\nkf.env.process_count(), kf.env.local_ranks()")
-        assert "(2, (0, 1))" in shown.text and "(2, (2, 3))" in shown.text, shown.text
+        assert "[ranks 0-1] (2, (0, 1))" in shown.text and "[ranks 2-3] (2, (2, 3))" in shown.text, shown.text
+        assert notebook.run("%%ranks\nprint('ready')").text.strip() == "[ranks 0-3] ready"
+        assert notebook.run("%%ranks --rank 3\nprint('ready')").text.strip() == "[ranks 2-3] ready"
+        failed = notebook.run("%%ranks\nif kf.env.process_index():\n    1 / 0")
+        assert "ranks 2-3 failed first: ZeroDivisionError" in failed.text, failed.text
         notebook.run("kf.notebook.push(rate=0.5)")
         assert "1.0" in notebook.run("%%ranks\nrate * 2").text
         assert not notebook.run("kf.notebook.stop()").failed
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
+def test_workers_on_engines_that_form_no_group_anew(backend: str, tmp_path: Path) -> None:
+    """They stay usable where a rank is between collectives; a rank inside of one takes all workers with it."""
+    with kernel(backend, str(tmp_path)) as notebook:
+        assert not notebook.run("import keras_flow as kf\nkf.notebook.start(2, processes=2)").failed
+        notebook.run("%%ranks\nimport keras, numpy as np, keras_flow as kf")
+        assert not notebook.run(TRAIN).failed
+        stopped = notebook.run("%%ranks\nmodel.fit(x, y, batch_size=2, epochs=9999, verbose=0)", interrupt_after=4)
+        assert "the cell was stopped on ranks 0-1 before step" in stopped.text, stopped.text
+        assert notebook.run(WEIGHTS).text.startswith("[ranks 0-1] ")
+        # the first batch of a loop is compared before the step: a rank that is alone waits there
+        alone = "%%ranks --timeout 4\nif kf.env.get_rank():\n    model.fit(x, y, verbose=0)"
+        shown = notebook.run(alone)
+        assert "rank 0: has finished the cell" in shown.text and "The workers are usable" in shown.text, shown.text
+        assert "last entered: an exchange of facts between processes" in shown.text, shown.text
+        assert not notebook.run(TRAIN).failed
+        shown = notebook.run("%%ranks --timeout 4 --rank 1\nkf.comm.all_reduce(np.ones(3, 'float32'))")
+        assert "called in line 2 of the cell; last entered: kf.comm.all_reduce" in shown.text, shown.text
+        assert "all workers were ended. kf.notebook.restart() starts new workers" in shown.text, shown.text
+        assert not notebook.run("kf.notebook.restart()").failed
+        assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
+        assert_children_end_with(notebook)
 
 
 def test_without_ipyparallel_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

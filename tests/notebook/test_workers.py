@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
-from tests.notebook.kernel import Kernel, kernel
+from tests.notebook.kernel import TRAIN, WEIGHTS, Kernel, assert_children_end_with, kernel
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.xdist_group("workers of a notebook")]
-
-TRAIN = """%%ranks
-keras.utils.set_random_seed(0)
-x = np.arange(256 * 8).reshape(256, 8).astype("float32") / 2048
-y = x.sum(1, keepdims=True)
-with kf.DataParallel().scope():
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.01), "mse")
-    history = model.fit(x, y, batch_size=32, epochs=2)
-"""
-WEIGHTS = "%%ranks\nfloat(sum(np.abs(w).sum() for w in model.get_weights()))"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +93,15 @@ def test_a_deadlock_is_told_with_the_last_collective_of_each_rank(notebook: Kern
     assert shown.failed
     assert "the cell made no progress for 4 s" in shown.text, shown.text
     assert "rank 0: has finished the cell" in shown.text
-    assert "called in line 3 of the cell" in shown.text
+    said = r"rank 1: all_gather\w* \(\w+\.py:\d+\), called in line 3 of the cell; last entered: boxing S\(0\) -> B"
+    assert re.search(said, shown.text), shown.text
+    # the first collective of a worker, too, leaves it usable
+    assert "The workers are usable" in shown.text
+    again = notebook.run("%%ranks --rank 1 --timeout 4\nkf.comm.all_reduce(np.ones(3))")
+    assert "rank 0: was left out" in again.text, again.text
+    # where the rank is now, not where it was the last time
+    said = r"rank 1: all_reduce \(\w+\.py:\d+\), called in line 2 of the cell; last entered: kf.comm.all_reduce"
+    assert re.search(said, again.text), again.text
 
 
 def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kernel) -> None:
@@ -122,10 +115,5 @@ def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kerne
 
 def test_workers_end_with_a_kernel_that_is_killed(notebook: Kernel) -> None:
     """The last one: it takes the kernel away."""
-    started = notebook.children()
-    assert len(started) >= 4, "two workers, the controller, guardians"
-    os.kill(notebook.pid, signal.SIGKILL)
-    until = time.monotonic() + 10
-    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started):
-        assert time.monotonic() < until, started
-        time.sleep(0.1)
+    assert len(notebook.children()) >= 4, "two workers, the controller, guardians"
+    assert_children_end_with(notebook)
