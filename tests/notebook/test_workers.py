@@ -113,6 +113,16 @@ def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kerne
     assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
 
 
+def test_workers_of_other_versions_are_refused(notebook: Kernel) -> None:
+    notebook.run("import keras\nversion, keras.__version__ = keras.__version__, '9.9.9'")
+    shown = notebook.run("kf.notebook.restart()")
+    assert "worker 0 has other versions than the notebook's kernel: keras is 9.9.9 in the kernel" in shown.text
+    assert "restart the kernel" in shown.text
+    notebook.run("keras.__version__ = version")
+    assert not notebook.run("kf.notebook.start(2)").failed
+    assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
+
+
 def test_workers_end_with_a_kernel_that_is_killed(notebook: Kernel) -> None:
     """The last one: it takes the kernel away."""
     assert len(notebook.children()) >= 4, "two workers, the controller, guardians"
