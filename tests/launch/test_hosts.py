@@ -25,8 +25,10 @@ kf.init()
 import keras, numpy as np
 keras.utils.set_random_seed(0)
 def counted():
+    # what was received over the link without the headers of its packets: Ethernet 14, IP 20, TCP 32
     lines = open("/proc/net/dev").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.strip().startswith("kf"))
+    bytes_, packets = next(map(int, line.split()[1:3]) for line in lines if line.strip().startswith("kf"))
+    return bytes_ - 66 * packets
 x, y = np.ones((64, 16), "float32"), np.ones((64, 1), "float32")
 with kf.DataParallel().scope() as distribution:
     model = keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(2048), keras.layers.Dense(1)])
@@ -68,9 +70,10 @@ def test_a_job_of_two_hosts(backend: str, hosts: namespaces.Hosts, tmp_path: Pat
     assert (found["world"], found["nodes"]) == (4, 2)
     assert all(later < earlier for earlier, later in zip(found["losses"], found["losses"][1:], strict=False))
     # A ring over four ranks, two on each host: what a host receives over the link is what one rank receives from its
-    # neighbour, 2 (n-1)/n of the gradients; the rest is headers, scalars and signs of life.
+    # neighbour, 2 (n-1)/n of the gradients. Beside it go scalars, signs of life and the engines' own message headers:
+    # 0.1 % on torch, 3 % on JAX and 4 % on TensorFlow (gRPC) for these 145 kB of weights.
     ring = 2 * 3 / 4 * found["weights"]
-    assert found["received"] < 1.25 * ring + 20_000, f"{found['received']:.0f} bytes a step, {ring:.0f} of a ring"
+    assert found["received"] < 1.06 * ring, f"{found['received']:.0f} bytes a step, {ring:.0f} of a ring"
 
 
 TRAINS = """
