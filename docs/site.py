@@ -24,6 +24,8 @@ import keras_flow
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "build" / "site-source"
+#: what a widget is shown by; it needs the kernel
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*|[^):]+/)\)")
 _SECTIONS = {
     "Distributions": ("DataParallel", "ModelParallel", "shard", "layout_of", "explain_file", "plot_layout"),
@@ -78,6 +80,9 @@ def notebook(source: Path, target: Path, execute: bool) -> None:
         os.environ.setdefault("KERAS_BACKEND", "jax")
         resources = {"metadata": {"path": target.parent}}
         NotebookClient(book, timeout=600, kernel_name="python3", resources=resources).execute()
+        for cell in book.cells:  # progress, which is a widget of a kernel that has ended
+            if cell.cell_type == "code":
+                cell.outputs = [shown for shown in cell.outputs if _WIDGET not in shown.get("data", {})]
         for left in (*target.parent.glob("*.py"), target.parent / "compare-out"):  # what its cells have written
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
     nbformat.write(book, target)

@@ -19,6 +19,8 @@ AFTER_SECONDS = 2.0
 
 def is_seen(console: Console) -> bool:
     """Whether what moves is seen: in a terminal, or in a notebook that has ipywidgets, by which rich draws there."""
+    if console.quiet:
+        return False
     return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 

@@ -36,6 +36,13 @@ def test_where_output_is_no_terminal_nothing_is_written(monkeypatch: pytest.Monk
     assert shown(False, 0.5, monkeypatch) == ""
 
 
+def test_a_quiet_console_in_a_notebook_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two widgets of progress at once disturb each other."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert progress.is_seen(Console(force_jupyter=True))
+    assert not progress.is_seen(Console(force_jupyter=True, quiet=True))
+
+
 def test_an_error_passes_through() -> None:
     with pytest.raises(KeyError):
         with progress.working("first"):

@@ -14,7 +14,6 @@ from keras_flow.compare import html, table
 from keras_flow.compare.options import CompareOptions
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.runner import compared
-from keras_flow.progress import working
 
 
 @dataclass(frozen=True)
@@ -81,5 +80,4 @@ def compare(
         out=Path(out),
         skip_missing=backends is None,
     )
-    with working(f"comparing {options.file.name}"):
-        return ShownComparison(compared(options, Console(quiet=True)))
+    return ShownComparison(compared(options, Console(stderr=True)))
