@@ -91,7 +91,7 @@ def get_text(key: str, seconds: float) -> str:
             if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < until:
                 continue
             index = int(re.sub(r".*/", "", key))
-            raise FlowError(joining.silent(index, jax.process_count(), seconds, error)) from error
+            raise joining.SilentProcess(index, jax.process_count(), seconds, error) from error
 
 
 def delete_text(key: str) -> None:

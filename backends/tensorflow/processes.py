@@ -90,7 +90,7 @@ def get_text(key: str, seconds: float) -> str:
             if isinstance(error, tf.errors.DeadlineExceededError) and time.monotonic() < until:
                 continue
             index = int(re.sub(r".*/", "", key))
-            raise FlowError(joining.silent(index, joined().count, seconds, error)) from error
+            raise joining.SilentProcess(index, joined().count, seconds, error) from error
 
 
 def delete_text(key: str) -> None:

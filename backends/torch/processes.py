@@ -102,7 +102,7 @@ def get_text(key: str, seconds: float) -> str:
         return _store().get(key).decode()
     except RuntimeError as error:
         count = torch_distributed.get_world_size()
-        raise FlowError(joining.silent(int(re.sub(r".*/", "", key)), count, seconds, error)) from error
+        raise joining.SilentProcess(int(re.sub(r".*/", "", key)), count, seconds, error) from error
 
 
 def delete_text(key: str) -> None:

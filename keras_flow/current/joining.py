@@ -46,13 +46,20 @@ def cannot_join(processes: Processes, seconds: float, error: BaseException) -> s
     )
 
 
-def silent(index: int, count: int, seconds: float, error: BaseException) -> str:
-    """The text of the error for a process that does not answer."""
-    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return (
-        f"process {index} of {count} did not answer within {seconds:g} s ({cause}). Every process must run the same "
-        "program: look for a branch that only some of them take."
-    )
+class SilentProcess(FlowError):
+    """Another process does not answer this one.
+
+    Attributes:
+        process: its number. Process 0 asks all others, which wait for process 0 alone.
+    """
+
+    def __init__(self, process: int, count: int, seconds: float, error: BaseException) -> None:
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        super().__init__(
+            f"process {process} of {count} did not answer within {seconds:g} s ({cause}). Every process must run the "
+            "same program: look for a branch that only some of them take."
+        )
+        self.process = process
 
 
 def too_late(processes: Processes, engine: str, causes: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from keras_flow.backends.engines import ENGINES
+from keras_flow.current.joining import SilentProcess
 from keras_flow.errors import LaunchError
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
@@ -31,8 +32,6 @@ _LOST_NEIGHBOUR = re.compile(
         )
     )
 )
-#: what `current/joining.py`, `silent` says
-_SILENT = re.compile(r"process (\d+) of \d+ did not answer")
 _WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError")
 
 
@@ -73,6 +72,8 @@ class Failure:
         trace: the traceback as Python prints it.
         exit_code: the code with which the rank is about to leave.
         left: whether it called `sys.exit`: a status for the caller, without a traceback.
+        silent: the process that did not answer this one in time. 0 where none is known: process 0 asks all others,
+            which wait for process 0 alone.
     """
 
     time: float
@@ -80,6 +81,7 @@ class Failure:
     trace: str
     exit_code: int = 1
     left: bool = False
+    silent: int = 0
 
     @property
     def lost_neighbour(self) -> bool:
@@ -91,12 +93,6 @@ class Failure:
         """Whether the exception is that of a rank that waited too long for another one."""
         return bool(_WAITED_TOO_LONG.search(self.summary))
 
-    @property
-    def silent(self) -> int | None:
-        """The process that did not answer this one in time; process 0 asks all, the others wait for process 0."""
-        found = _SILENT.search(self.summary)
-        return int(found[1]) if found else None
-
 
 def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 1) -> None:
     """Write down the exception that ends this rank, before it leaves."""
@@ -106,6 +102,7 @@ def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 
         trace="".join(traceback.format_exception(error)),
         exit_code=exit_code,
         left=isinstance(error, SystemExit),
+        silent=error.process if isinstance(error, SilentProcess) else 0,
     )
     target = folder.failure(rank)
     written = target.with_suffix(".new")
