@@ -128,3 +128,10 @@ def test_collectives_are_those_of_explain(on_ranks, backend: str, layout: str, t
         for each in said:
             if each["phase"] in ("forward", "gradients"):
                 assert set(each["path"].split(", ")) <= set(whose), (each, whose)
+    # where the engine numbers its groups of ranks, these are the rows and the columns of the mesh
+    groups: dict[int, set[int]] = {}
+    for event in found:
+        if "group" in event["args"]:
+            groups.setdefault(event["args"]["group"], set()).add(event["pid"])
+    legal = [{0, 1}, {2, 3}, {0, 2}, {1, 3}] if layout == "hybrid" else [{0, 1, 2, 3}]
+    assert all(ranks in legal for ranks in groups.values()), groups
