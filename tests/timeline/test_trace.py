@@ -10,13 +10,13 @@ import pytest
 
 from keras_flow.backends.engines import that_train
 from tests import sampling
+from tests.timeline import perfetto
 
 pytestmark = pytest.mark.timeout(280)
 
 
 def traced(folder: str, fails: bool) -> list[dict[str, Any]]:
     """On every rank: train two steps inside of a trace."""
-    import json
     from pathlib import Path
 
     import keras
@@ -46,7 +46,6 @@ def traced(folder: str, fails: bool) -> list[dict[str, Any]]:
 
 def told(folder: str, layout: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """On every rank: train two steps inside of a trace, after some; the collectives of the trace and of explain."""
-    import json
     from pathlib import Path
 
     import keras
@@ -108,7 +107,13 @@ def test_a_timeline(on_ranks, backend: str, fails: bool, tmp_path: Path) -> None
     assert "all_reduce" in {event["name"] for event in found}
     assert {1, 2} <= {event["args"].get("step") for event in found}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"], "nothing is left beside it"
-    assert json.dumps(events)
+    if not perfetto.missing():
+        counts = "select count(*) as slices, count(distinct upid) as lanes from slice join thread_track on track_id = "
+        counts += "thread_track.id join thread using (utid)"
+        lost, (drawn,) = perfetto.query(tmp_path / "run.json", perfetto.LOST, counts)
+        assert lost == []
+        assert drawn["slices"] == sum(event["ph"] == "X" for event in events)
+        assert drawn["lanes"] == len({event["pid"] for event in events if event["ph"] == "X"})
 
 
 @pytest.mark.parametrize(
