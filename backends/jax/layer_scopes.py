@@ -36,7 +36,7 @@ class _Scopes:
         self._outer = outer
 
     def note(self, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object) -> object:
-        """Call a layer inside a scope of its path."""
+        """Hook on `Layer.__call__` while a step is traced: a scope of the layer's path around its operations."""
         with jax.named_scope(f"layer[{layer.path or layer.name}]"):
             if self._outer is None or self._outer.root is layer:
                 return original(layer, *args, **kwargs)
