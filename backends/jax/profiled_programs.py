@@ -80,6 +80,7 @@ def _of_module(module: bytes) -> Iterator[tuple[str, Collective]]:
     for computation in _all(module, 3):
         instructions = [_fields(instruction) for instruction in _all(computation, 2)]
         sizes = {_number(each, 35): sum(map(_size, _all(each, 3))) for each in instructions}
+        names = {_number(each, 35): "".join(_text(metadata, 2) for metadata in _all(each, 7)) for each in instructions}
         for each in instructions:
             opcode = _text(each, 2)
             kind = _KINDS.get(opcode.removesuffix("-start"))
@@ -90,8 +91,9 @@ def _of_module(module: bytes) -> Iterator[tuple[str, Collective]]:
             if opcode.endswith("-start"):  # its result holds the operands, too
                 result = max((_size(part) for shape in _all(each, 3) for part in _all(shape, 4)), default=result)
             size = max(result, sum(sizes[operand] for operand in operands))
-            names = [_text(metadata, 2) for metadata in _all(each, 7)]
-            yield _text(each, 1), Collective(kind, size, layers_of(names[0] if names else ""))
+            # where XLA joins messages it gave the new one no name (in jax 0.8): then those of what it sends
+            layers = layers_of(names[_number(each, 35)]) or layers_of(":".join(names[operand] for operand in operands))
+            yield _text(each, 1), Collective(kind, size, layers)
 
 
 def _size(shape: bytes) -> int:
