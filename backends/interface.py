@@ -46,7 +46,12 @@ class TraceEvent:
         name: what ran.
         begin: microseconds since the profile began.
         duration: microseconds.
-        facts: what else is known, such as the bytes of a collective.
+        facts: what else is known. Of a collective `bytes`: of its tensor on one rank, of the larger side where they
+            differ (the gathered tensor of an all-gather), as `explain` counts them; and `layer`, or `layers` where
+            tensors of several travel together, where the engine says so.
+        collective: our name of the collective that this is; None of all else, of calls around a collective too, so that
+            each is there once.
+        origin: lane and time of what caused it, where that is elsewhere: its step and layer are those of that place.
     """
 
     rank: int | None
@@ -55,6 +60,8 @@ class TraceEvent:
     begin: float
     duration: float
     facts: Mapping[str, object] = field(default_factory=dict)
+    collective: str | None = None
+    origin: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -434,7 +441,10 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def annotated(self, name: str) -> AbstractContextManager[object]:
-        """Inside, the engine's profiler shows this name."""
+        """Inside, the engine's profiler shows this name.
+
+        Names with a meaning for `kf.trace`: `step 3`, `layer model/up`, and `gradients of model/up, model/down`.
+        """
         ...
 
     # ---- hooks.py

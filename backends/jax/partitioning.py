@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import core as jax_core
 from jax._src import core as internal_core  # private: jaxprs_in_params, before jax 0.10 made it public
+from jax._src import source_info_util  # private: there is no public way to name an operation as it was named before
 from jax.extend import core
 
 from keras_flow.backends.jax import data
@@ -140,18 +142,26 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftO
         inner = _body(equation)
         # a call with an unproven operation inside is opened, so that only that one is gathered
         if inner is not None and not all(map(splits_left_over_dims, _equations(inner.jaxpr))):
-            outputs = _evaluated(inner, inputs, left_over)
+            with _named_as(equation):
+                outputs = _evaluated(inner, inputs, left_over)
         else:
             proven = splits_left_over_dims(equation)
             operands = inputs if proven else list(map(_gathered(left_over), inputs))
             # the options under which the operation was traced (64 bits, a mesh)
-            with equation.ctx.manager:
+            with _named_as(equation), equation.ctx.manager:
                 outputs = _bind(equation, operands)
             outputs = outputs if equation.primitive.multiple_results else [outputs]
             if not proven:  # else XLA would split the result as it likes, and the next operation is wrong
                 outputs = list(map(_gathered(left_over), outputs))
         values.update(zip(equation.outvars, outputs, strict=True))
     return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
+
+
+def _named_as(equation: core.JaxprEqn) -> AbstractContextManager[None]:
+    """Inside, operations have the equation's scopes and lines of the program, as in JAX's own `eval_jaxpr`."""
+    source = equation.source_info
+    name_stack = source_info_util.current_name_stack() + source.name_stack
+    return source_info_util.user_context(source.traceback, name_stack=name_stack)
 
 
 def _gathered(left_over: _LeftOver) -> Callable[[Any], Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,6 +10,10 @@ from pathlib import Path
 import jax
 
 from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.jax import profiled_programs
+
+#: planes of accelerators; virtual CPUs share one, and their events say the device
+_DEVICE = re.compile(r"^/device:[A-Z]+:(\d+)")
 
 
 @contextmanager
@@ -31,17 +34,30 @@ def annotated(name: str) -> AbstractContextManager[object]:
 
 
 def _events(folder: Path) -> list[TraceEvent]:
+    """The events of XLA's profile. Of a collective an event says program and instruction, the program all else."""
     found = []
-    for file in folder.rglob("*.trace.json.gz"):
-        with gzip.open(file) as stream:
-            events = json.load(stream)["traceEvents"]
-        threads = {event["tid"]: event["args"]["name"] for event in events if event.get("name") == "thread_name"}
-        for event in events:
-            if event.get("ph") != "X" or event["name"].startswith("end: "):
-                continue
-            facts = {name: value for name, value in event.get("args", {}).items() if not name.startswith("_")}
-            rank = facts.pop("device_ordinal", None)
-            lane = str(threads.get(event["tid"], event["tid"])).partition("/")[0] if rank is None else "operations"
-            begin, duration = float(event["ts"]), float(event.get("dur", 0))
-            found.append(TraceEvent(None if rank is None else int(rank), lane, event["name"], begin, duration, facts))
+    for file in folder.rglob("*.xplane.pb"):
+        profile = file.read_bytes()
+        programs = profiled_programs.collectives(profile)
+        seen = [
+            (plane.name, line.name, event)
+            for plane in jax.profiler.ProfileData.from_serialized_xspace(profile).planes
+            for line in plane.lines
+            for event in line.events
+            if not event.name.startswith("end: ")
+        ]
+        began = min((event.start_ns for *_, event in seen), default=0.0)
+        for plane, line, event in seen:
+            stats = dict(event.stats)
+            device = _DEVICE.search(plane)
+            rank = int(device[1]) if device else stats.get("device_ordinal")
+            facts = {name: stats[name] for name in ("hlo_module", "hlo_op", "run_id") if name in stats}
+            # threads of virtual CPUs work for one after the other
+            lane = line if device or rank is None else "operations"
+            kind = profiled_programs.kind_of(str(stats.get("hlo_op", "")))
+            known = programs.get((int(stats.get("program_id", -1)), str(stats.get("hlo_op", ""))))
+            if known is not None:
+                kind, facts = known.kind, facts | known.facts
+            begin, duration = (event.start_ns - began) / 1e3, event.duration_ns / 1e3
+            found.append(TraceEvent(rank, lane, event.name, begin, duration, facts, kind))
     return found

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from keras_flow.backends import agreement
-from keras_flow.backends.jax import data, devices, layouts, partitioning
+from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def jit(
         out_shardings = (layouts.on_every_rank(distribution.placement), *out_shardings[1:])
 
     def step(*args: object) -> object:
-        return partitioning.partitioned(function, args)
+        with layer_scopes.named():
+            return partitioning.partitioned(function, args)
 
     compiled: Callable[..., object] = original(step, out_shardings=out_shardings, **options)  # type: ignore[assignment]
     # with as many threads as ranks, steps may run ahead

@@ -17,7 +17,7 @@ from keras.src.trainers.trainer import Trainer
 
 from keras_flow.backends import agreement
 from keras_flow.backends.batch_watch import BatchWatch
-from keras_flow.backends.tensorflow import mirrored_strategy, unpartitioned
+from keras_flow.backends.tensorflow import mirrored_strategy, profiled_programs, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import MeshBatch, gathered, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
@@ -150,6 +150,7 @@ def make_function(
     It runs `steps_per_execution` steps.
     """
     _refuse_jit(model)
+    profiled_programs.remember(model)
     steps = Steps(model, step, distribution)
 
     def function(iterator: Iterator) -> object:

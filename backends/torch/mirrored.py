@@ -22,7 +22,7 @@ import torch
 import torch.distributed as torch_distributed
 
 from keras_flow.backends import leaves, row_interaction
-from keras_flow.backends.torch import data, layouts, partial_numbers, split_rows
+from keras_flow.backends.torch import data, layouts, partial_numbers, profiling, split_rows
 from keras_flow.backends.torch.partial_numbers import Addition
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
@@ -217,6 +217,7 @@ class Reducer:
             if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
                 stored.register_post_accumulate_grad_hook(self._ready)
                 stored._keras_flow_reducer = self
+                stored._keras_flow_path = variable.path
 
     def reset(self) -> None:
         """Forget a pass that did not end."""
@@ -253,7 +254,8 @@ class Reducer:
             torch.div(gradient, len(self._placement.ranks), out=piece)
         for value, piece in zip(added, pieces[len(gradients) :], strict=True):
             piece.copy_(value)
-        work = torch_distributed.all_reduce(flat, group=group, async_op=True)
+        with profiling.gradients_of(parameter._keras_flow_path for parameter in self._waiting):  # type: ignore[attr-defined]
+            work = torch_distributed.all_reduce(flat, group=group, async_op=True)
         self._sent.append((work, flat, self._waiting, additions))
         self._waiting, self._bytes = [], 0
         self.collectives += 1

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import fused_adam, layouts
+from keras_flow.backends.torch import fused_adam, layouts, profiling
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
@@ -142,13 +142,15 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
         if all(_is_sum(grad.placements[axis]) and value.placements[axis].is_replicate() for axis in differ):
             together.setdefault((differ, grad.dtype, value.device_mesh), []).append(index)
         else:
-            out[index] = grad.redistribute(value.device_mesh, value.placements)
+            with profiling.gradients_of((variable.path,)):
+                out[index] = grad.redistribute(value.device_mesh, value.placements)
     for (differ, _, mesh), indices in together.items():
         pieces = [out[index].to_local() for index in indices]  # type: ignore[union-attr]
         # one message for many small gradients: latency, not bytes, is what a small model pays for
         flat = torch.cat([piece.reshape(-1) for piece in pieces])
-        for axis in differ:  # type: ignore[attr-defined]
-            torch_distributed.all_reduce(flat, group=mesh.get_group(axis))  # type: ignore[attr-defined]
+        with profiling.gradients_of(variables[index].path for index in indices):
+            for axis in differ:  # type: ignore[attr-defined]
+                torch_distributed.all_reduce(flat, group=mesh.get_group(axis))  # type: ignore[attr-defined]
         for index, piece, summed in zip(indices, pieces, flat.split([p.numel() for p in pieces]), strict=True):
             value = variables[index]._value
             out[index] = layouts.from_local(summed.view(piece.shape), value.shape, mesh, value.placements)  # type: ignore[arg-type]

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from keras_flow.backends.interface import TraceEvent
 
-#: names of collectives, as the engines' profilers have them -> ours
-_COLLECTIVES = (
-    (re.compile(r"all[-_]?reduce|CollectiveReduceV|NcclAllReduce", re.IGNORECASE), "all_reduce"),
-    (re.compile(r"all[-_]?gather|CollectiveGather", re.IGNORECASE), "all_gather"),
-    (re.compile(r"reduce[-_]?scatter", re.IGNORECASE), "reduce_scatter"),
-    (re.compile(r"all[-_]?to[-_]?all", re.IGNORECASE), "all_to_all"),
-    (re.compile(r"collective[-_]permute|gloo:(send|recv)|c10d::(send|recv)", re.IGNORECASE), "send"),
-    (re.compile(r"gloo:broadcast|c10d::broadcast", re.IGNORECASE), "broadcast"),
-)
-_STEP, _LAYER = re.compile(r"^step (\d+)$"), re.compile(r"^layer (.+)$")
+T = TypeVar("T")
 
-
-def collective_of(name: str) -> str | None:
-    """Our name of the collective that an event is; None where it is none.
-
-    Example:
-        >>> collective_of("all-reduce.6"), collective_of("gloo:all_gather"), collective_of("aten::add")
-        ('all_reduce', 'all_gather', None)
-    """
-    return next((ours for pattern, ours in _COLLECTIVES if pattern.search(name)), None)
+_STEP, _LAYER, _GRADIENTS = (re.compile(f"^{text} (.+)$") for text in ("step", "layer", "gradients of"))
 
 
 def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
@@ -114,30 +97,26 @@ def _lane_of(process: int, rank: int | None) -> int:
 def _collectives(process: int, found: Sequence[TraceEvent]) -> list[dict[str, object]]:
     """The collectives once more, in a lane of their own, with what is known of each."""
     steps = [(event, int(match[1])) for event in found if (match := _STEP.match(event.name))]
-    layers = [(event, match[1]) for event in found if (match := _LAYER.match(event.name))]
+    layers = [(event, ("layer", match[1])) for event in found if (match := _LAYER.match(event.name))]
+    layers += [(event, _layers(match[1])) for event in found if (match := _GRADIENTS.match(event.name))]
     runs = _runs(found)
-    alike: dict[str, list[TraceEvent]] = {}
-    for event in found:
-        if (kind := collective_of(event.name)) is not None:
-            alike.setdefault(kind, []).append(event)
-    # an engine names one collective at several depths of calls: the outermost is kept
-    outermost = [
-        (kind, event)
-        for kind, events_of_kind in alike.items()
-        for event in events_of_kind
-        if not any(_inside(event, outer) for outer in events_of_kind if outer is not event)
-    ]
     events = []
-    for kind, event in outermost:
+    for event in found:
+        if event.collective is None:
+            continue
         facts = dict(event.facts)
+        lane, time = event.origin or (event.lane, event.begin)
         run = facts.get("run_id")
         # a program is started before it runs: where the engine numbers its runs that is the step
-        step = runs.get((event.rank, run)) if run is not None else _enclosing(event, steps)
-        layer = _enclosing(event, layers, same_lane=True)
-        facts |= {name: value for name, value in (("step", step), ("layer", layer)) if value is not None}
+        step = runs.get((event.rank, run)) if run is not None else _around(time, steps)
+        if step is not None:
+            facts["step"] = step
+        if "layer" not in facts and "layers" not in facts:
+            whose = _around(time, [(outer, value) for outer, value in layers if outer.lane == lane])
+            facts |= dict([whose] if whose is not None else [])
         events.append(
             {
-                "name": kind,
+                "name": event.collective,
                 "ph": "X",
                 "pid": _lane_of(process, event.rank),
                 "tid": 0,
@@ -151,6 +130,10 @@ def _collectives(process: int, found: Sequence[TraceEvent]) -> list[dict[str, ob
     thread = {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "collectives"}}
     names = [{**thread, "pid": owner} for owner in owners]
     return [*events, *names]
+
+
+def _layers(paths: str) -> tuple[str, object]:
+    return ("layers", paths.split(", ")) if ", " in paths else ("layer", paths)
 
 
 def _runs(found: Sequence[TraceEvent]) -> dict[tuple[int | None, object], int]:
@@ -168,21 +151,7 @@ def _runs(found: Sequence[TraceEvent]) -> dict[tuple[int | None, object], int]:
     return numbers
 
 
-def _inside(inner: TraceEvent, outer: TraceEvent) -> bool:
-    return (
-        inner.lane == outer.lane
-        and inner.rank == outer.rank
-        and outer.begin <= inner.begin
-        and inner.begin + inner.duration <= outer.begin + outer.duration
-        and (outer.duration, outer.begin) != (inner.duration, inner.begin)
-    )
-
-
-def _enclosing(event: TraceEvent, ranges: Sequence[tuple[TraceEvent, object]], same_lane: bool = False) -> object:
-    """What the innermost range around the begin of an event says; None where there is none."""
-    around = [
-        (outer.duration, value)
-        for outer, value in ranges
-        if outer.begin <= event.begin <= outer.begin + outer.duration and (not same_lane or outer.lane == event.lane)
-    ]
+def _around(time: float, ranges: Sequence[tuple[TraceEvent, T]]) -> T | None:
+    """What the innermost range around a time says; None where there is none."""
+    around = [(outer.duration, value) for outer, value in ranges if outer.begin <= time <= outer.begin + outer.duration]
     return min(around, key=lambda pair: pair[0])[1] if around else None

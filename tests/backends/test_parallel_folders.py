@@ -26,7 +26,9 @@ FILES = {
         "rules of DTensor, which both have; XLA's are gone around in `partitioning`",
     ),
     "convolutions": (("jax", "tensorflow"), "torch's rules for convolutions are right, or are set in `operations`"),
+    "profiled_programs": (("jax", "tensorflow"), "a compiled step: its collectives are described in its program"),
     # jax
+    "layer_scopes": (("jax",), "a compiled program knows of layers what it is told"),
     "lowering": (("jax",), "plans become collectives of XLA before they run"),
     "partitioning": (("jax",), "dims left over, which XLA pads and others compute whole"),
     "rank_grid": (("jax",), "all ranks are one program: a rank finds its place by index"),
@@ -40,6 +42,7 @@ FILES = {
     "linear_algebra": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     "mirrored_strategy": (("tensorflow",), 'the engine\'s own strategy, `strategy="mirrored"`'),
     "operation_hooks": (("tensorflow",), "TensorFlow's functions are wrapped one by one; torch has handlers for that"),
+    "profiled_ranks": (("tensorflow",), "events of its profiler do not say whose they are"),
     "recovery": (("tensorflow",), "DTensor keeps errors of ranks for the next operation"),
     "replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
     "replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
@@ -129,6 +132,12 @@ NAMES = {
         "join_again": "gloo can leave a collective that another rank never joins; the others cannot",
         "collectives_on": "a private way to say it; gloo under torch takes an environment variable",
     },
+    "profiled_programs": {
+        "Collective collectives kind_of": "XLA's profile has the programs in it",
+        "KINDS remember sizes layer_of": "TensorFlow keeps the programs, and numbers the scopes in them",
+        "Fields": "JAX brings no reader of these messages",
+    },
+    "profiling": {"gradients_of": "the messages are our own on torch; the others' are made by the compiler"},
     "random": {
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"

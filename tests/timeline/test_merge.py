@@ -38,21 +38,34 @@ def test_a_collective_has_its_step_and_its_layer() -> None:
     found = collectives(
         TraceEvent(0, "thread 1", "step 2", 0.0, 100.0),
         TraceEvent(0, "thread 1", "layer model/up", 10.0, 50.0),
-        TraceEvent(0, "thread 1", "gloo:all_reduce", 20.0, 5.0, {"bytes": 64}),
-        TraceEvent(0, "thread 1", "gloo:all_reduce", 70.0, 5.0),
+        TraceEvent(0, "thread 1", "gloo:all_reduce", 20.0, 5.0, {"bytes": 64}, "all_reduce"),
+        TraceEvent(0, "thread 1", "gloo:all_reduce", 70.0, 5.0, collective="all_reduce"),
     )
     assert [event["name"] for event in found] == ["all_reduce", "all_reduce"]
     assert found[0]["args"] == {"event": "gloo:all_reduce", "bytes": 64, "step": 2, "layer": "model/up"}
     assert found[1]["args"] == {"event": "gloo:all_reduce", "step": 2}
 
 
-def test_a_collective_that_an_engine_names_at_several_depths_counts_once() -> None:
+def test_a_collective_belongs_to_what_caused_it() -> None:
+    """It runs in a thread of its own, after its step; in the backward pass its layer is that of the forward pass."""
     found = collectives(
-        TraceEvent(0, "thread 1", "c10d::allreduce_", 0.0, 10.0),
-        TraceEvent(0, "thread 1", "gloo:all_reduce", 1.0, 8.0),
-        TraceEvent(0, "thread 1", "gloo:all_gather", 2.0, 1.0),
+        TraceEvent(0, "thread 1", "step 1", 0.0, 100.0),
+        TraceEvent(0, "thread 1", "layer model/up", 10.0, 50.0),
+        TraceEvent(0, "thread 2", "gloo:all_reduce", 120.0, 5.0, {}, "all_reduce", ("thread 1", 20.0)),
+        TraceEvent(0, "thread 2", "gloo:all_reduce", 130.0, 5.0, {"layer": "b"}, "all_reduce", ("thread 1", 20.0)),
     )
-    assert sorted(event["name"] for event in found) == ["all_gather", "all_reduce"]
+    assert [event["args"]["step"] for event in found] == [1, 1]
+    assert [event["args"]["layer"] for event in found] == ["model/up", "b"]
+
+
+def test_gradients_of_several_layers_name_them_all() -> None:
+    found = collectives(
+        TraceEvent(0, "thread 1", "gradients of model/up, model/down", 0.0, 10.0),
+        TraceEvent(0, "thread 1", "gradients of model/up", 20.0, 10.0),
+        *(TraceEvent(0, "thread 1", "gloo:all_reduce", begin, 5.0, {}, "all_reduce") for begin in (1.0, 21.0)),
+    )
+    assert found[0]["args"]["layers"] == ["model/up", "model/down"]
+    assert found[1]["args"]["layer"] == "model/up"
 
 
 def test_events_that_overlap_stand_beside_each_other() -> None:
@@ -73,7 +86,15 @@ def test_events_that_overlap_stand_beside_each_other() -> None:
 def test_runs_of_a_compiled_step_are_numbered_on_each_rank() -> None:
     found = collectives(
         *(
-            TraceEvent(rank, "operations", "all-reduce.1", begin, 1.0, {"run_id": str(run), "hlo_module": "jit_step"})
+            TraceEvent(
+                rank,
+                "operations",
+                "all-reduce.1",
+                begin,
+                1.0,
+                {"run_id": str(run), "hlo_module": "jit_step"},
+                "all_reduce",
+            )
             for rank, begin, run in ((0, 5.0, 71), (0, 9.0, 72), (1, 6.0, 71), (1, 10.0, 72))
         )
     )

@@ -10,13 +10,13 @@ import pytest
 
 from keras_flow.backends.engines import that_train
 from tests import sampling
+from tests.timeline import perfetto
 
 pytestmark = pytest.mark.timeout(280)
 
 
 def traced(folder: str, fails: bool) -> list[dict[str, Any]]:
     """On every rank: train two steps inside of a trace."""
-    import json
     from pathlib import Path
 
     import keras
@@ -42,6 +42,37 @@ def traced(folder: str, fails: bool) -> list[dict[str, Any]]:
         except ValueError as error:
             assert fails and str(error) == "inside"
     return json.loads(path.read_text())["traceEvents"] if kf.env.is_main_process() else []
+
+
+def told(folder: str, layout: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """On every rank: train two steps inside of a trace, after some; the collectives of the trace and of explain."""
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+
+    rules = {"up/kernel": {"model": "S(1)"}, "up/bias": {"model": "S(0)"}, "down/kernel": {"model": "S(0)"}}
+    distribution = {
+        "data": lambda: kf.DataParallel(),
+        "tensor": lambda: kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=rules, batch_axes=()),
+        "hybrid": lambda: kf.ModelParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), rules=rules),
+    }[layout]()
+    keras.utils.set_random_seed(0)
+    with distribution.scope():
+        sizes = {"first_up": 16, "first_down": 4, "second_up": 16, "second_down": 4}
+        layers = [keras.layers.Dense(size, name=name) for name, size in sizes.items()]
+        model = keras.Sequential([keras.layers.Input((8,)), *layers], name="model")
+        model.compile("adam", "mse")
+        said = distribution.explain(model, 16).as_json()["collectives"]
+        x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+        model.fit(x, x[:, :4], batch_size=16, verbose=0)
+        path = Path(folder) / "run.json"
+        with kf.trace(path):
+            model.fit(x, x[:, :4], batch_size=16, verbose=0)
+        events = json.loads(path.read_text())["traceEvents"] if kf.env.is_main_process() else []
+    return [event for event in events if event.get("cat") == "collective"], said  # type: ignore[return-value]
 
 
 def overlapping(events: list[dict[str, Any]]) -> list[str]:
@@ -76,4 +107,36 @@ def test_a_timeline(on_ranks, backend: str, fails: bool, tmp_path: Path) -> None
     assert "all_reduce" in {event["name"] for event in found}
     assert {1, 2} <= {event["args"].get("step") for event in found}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"], "nothing is left beside it"
-    assert json.dumps(events)
+    if not perfetto.missing():
+        counts = "select count(*) as slices, count(distinct upid) as lanes from slice join thread_track on track_id = "
+        counts += "thread_track.id join thread using (utid)"
+        lost, (drawn,) = perfetto.query(tmp_path / "run.json", perfetto.LOST, counts)
+        assert lost == []
+        assert drawn["slices"] == sum(event["ph"] == "X" for event in events)
+        assert drawn["lanes"] == len({event["pid"] for event in events if event["ph"] == "X"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "layout"), sampling.each_on_one(that_train(), ("data", "tensor", "hybrid"), first=1)
+)
+def test_collectives_are_those_of_explain(on_ranks, backend: str, layout: str, tmp_path: Path) -> None:
+    """In the second step: in the first, processes compare their data and random states, which is no part of a step."""
+    found, said = on_ranks(backend)(told, str(tmp_path), layout)
+    assert found, "no collectives"
+    assert all(event["args"].get("step") in (1, 2) for event in found)
+    assert all(event["args"].get("bytes", 0) > 0 for event in found)
+    for rank in range(4):
+        of_step = [event["args"] for event in found if event["pid"] == rank and event["args"]["step"] == 2]
+        assert sum(args["bytes"] for args in of_step) == sum(each["bytes"] for each in said)
+        whose = [args["layer"] for args in of_step if "layer" in args]
+        whose += [layer for args in of_step for layer in args.get("layers", ())]
+        for each in said:
+            if each["phase"] in ("forward", "gradients"):
+                assert set(each["path"].split(", ")) <= set(whose), (each, whose)
+    # where the engine numbers its groups of ranks, these are the rows and the columns of the mesh
+    groups: dict[int, set[int]] = {}
+    for event in found:
+        if "group" in event["args"]:
+            groups.setdefault(event["args"]["group"], set()).add(event["pid"])
+    legal = [{0, 1}, {2, 3}, {0, 2}, {1, 3}] if layout == "hybrid" else [{0, 1, 2, 3}]
+    assert all(ranks in legal for ranks in groups.values()), groups
