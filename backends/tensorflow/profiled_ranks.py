@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _DEVICE = re.compile(r"^_Send input \d+ from \S*/device:[A-Z]+:(\d+) to ")
+#: assignments of threads that are looked at; where there are more, too little is known
+_MOST_MATCHINGS = 1000
 _STARTERS, _RUNNERS = "parallel_device_execute", "eager_async_executor"
 
 
@@ -191,25 +192,32 @@ def _devices(lines: Mapping[str, Sequence[Event]]) -> dict[str, int]:
 def _runners_of(starters: Mapping[str, Sequence[Start]], runners: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Which thread runs what each one starts.
 
-    One that began to run something before it was started is out of the question. What is settled by that comes first;
-    where more than one is left it is the one that was quicker to begin.
+    One that began to run something before it was started is out of the question. What is then true of every assignment
+    that is left is told, and nothing else: a rank's lane would else show another one's operations.
     """
-    delays = {
-        (starter, runner): [begin - start for (*_, start), begin in zip(starts, begins, strict=True)]
+    possible = {
+        starter: [
+            runner
+            for runner, begins in runners.items()
+            if len(begins) == len(starts) > 0
+            and all(begin >= start for (*_, start), begin in zip(starts, begins, strict=True))
+        ]
         for starter, starts in starters.items()
-        for runner, begins in runners.items()
-        if len(begins) == len(starts) > 0
     }
-    possible = {pair: sum(map(math.log1p, waits)) for pair, waits in delays.items() if min(waits) >= 0}
-    assigned: dict[str, str] = {}
-    while possible:
-        pair = min(
-            possible,
-            key=lambda pair: (
-                min(sum(other[side] == pair[side] for other in possible) for side in (0, 1)),
-                possible[pair],
-            ),
-        )
-        assigned[pair[0]] = pair[1]
-        possible = {other: cost for other, cost in possible.items() if other[0] != pair[0] and other[1] != pair[1]}
-    return assigned
+    found = list(itertools.islice(_matchings(possible), _MOST_MATCHINGS + 1))
+    if not found or len(found) > _MOST_MATCHINGS:
+        return {}
+    first, *others = found
+    return {starter: runner for starter, runner in first.items() if all(each[starter] == runner for each in others)}
+
+
+def _matchings(possible: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Every assignment of a runner of its own to each starter."""
+    if not possible:
+        yield {}
+        return
+    starter = min(possible, key=lambda name: len(possible[name]))
+    for runner in possible[starter]:
+        rest = {name: [one for one in legal if one != runner] for name, legal in possible.items() if name != starter}
+        for matching in _matchings(rest):
+            yield {starter: runner, **matching}

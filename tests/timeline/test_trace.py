@@ -77,13 +77,14 @@ def told(folder: str, layout: str) -> tuple[list[dict[str, Any]], list[dict[str,
 
 def overlapping(events: list[dict[str, Any]]) -> list[str]:
     """Events that overlap another one of their lane and are not inside it: Perfetto drops these."""
-    lanes: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
+    lanes: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
     for event in events:
         if event["ph"] == "X":
-            lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"], event["name"]))
+            begin, duration = round(1e3 * event["ts"]), round(1e3 * event["dur"])
+            lanes.setdefault((event["pid"], event["tid"]), []).append((begin, -duration, event["name"]))
     found = []
     for lane in lanes.values():
-        open_ends: list[float] = []
+        open_ends: list[int] = []
         for begin, duration, name in sorted(lane):
             while open_ends and open_ends[-1] <= begin:
                 open_ends.pop()
