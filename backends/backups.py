@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow.backends import shared_files
+from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.current.models import remembered
 
@@ -43,7 +44,7 @@ def save(model: keras.Model, original: Callable[..., object], callback: Any) -> 
     if shared_files.distribution_of_processes(model) is None:
         write()
     else:
-        shared_files.write_alone(write, model)
+        backend().write_alone(write, model)
 
 
 def restore(

@@ -53,6 +53,10 @@ class Uneven:
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.buffer)[: self.rows].astype(np.dtype(dtype or self.dtype))  # type: ignore[arg-type]  # run_eagerly computes it whole
 
+    def __jax_array__(self) -> jax.Array:
+        # `jnp.asarray` of JAX 0.8 asks a pytree for nothing else
+        return jax.numpy.asarray(np.asarray(self))
+
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[int, NamedSharding]]:
         """Children and the rest, as `jax.tree_util.register_pytree_node_class` wants them."""
         return (self.buffer,), (self.rows, self.sharding)

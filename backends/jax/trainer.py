@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import jax
+from packaging.version import Version
 
 from keras_flow.backends import agreement
 from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import keras
 
     from keras_flow.current.distribution import Distribution
+
+#: whether outputs whose rows do not divide have no sharding that JAX knows
+_MAY_NOT_NAME_SPLITS = Version(jax.__version__) < Version("0.10")
 
 #: model -> the values that Keras took off its variables when the running loop began
 _purged: WeakKeyDictionary[keras.Model, list[tuple[keras.Variable, jax.Array]]] = WeakKeyDictionary()
@@ -45,10 +49,13 @@ def jit(
 ) -> Callable[..., object]:
     """Hook on `jit`: partition the step where XLA's own partitioning is right.
 
-    Await each step where the client has too few threads. Of several processes each gets the whole outputs.
+    Await each step where the client has too few threads. Of several processes each gets the whole outputs. So does one
+    process with JAX before 0.10: there XLA splits 6 rows in two over four ranks, and JAX has no sharding to say that
+    ("IndivisibleError: shape=[2, 1, 2] is incompatible with mesh_shape").
     """
     # logs or predictions, and the new state
-    if jax.process_count() > 1 and isinstance(out_shardings, tuple) and out_shardings[0] is None:
+    are_whole = jax.process_count() > 1 or _MAY_NOT_NAME_SPLITS
+    if are_whole and isinstance(out_shardings, tuple) and out_shardings[0] is None:
         out_shardings = (layouts.on_every_rank(distribution.placement), *out_shardings[1:])
 
     def step(*args: object) -> object:

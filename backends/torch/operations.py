@@ -17,7 +17,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, StrategyType
 from torch.distributed.tensor.experimental import register_sharding
 
+from keras_flow.backends import fingerprints
 from keras_flow.backends.torch import embedding, in_place, resizing, values, whole
+from keras_flow.errors import FlowError
 
 aten = torch.ops.aten
 R, P, S = Replicate(), Partial(), Shard
@@ -26,8 +28,22 @@ Signature = tuple[list[object], list[object]]
 
 @functools.cache
 def register() -> None:
-    """Register all rules. Only operators on DTensors are concerned."""
-    _register_any()
+    """Register all rules. Only operators on DTensors are concerned.
+
+    Raises:
+        FlowError: torch's tables of rules, which are private, are not what they were.
+    """
+    try:
+        _register_all()
+    except (AttributeError, ImportError, KeyError) as error:
+        raise FlowError(
+            f"keras_flow adds rules to those of torch.distributed.tensor, which in torch {torch.__version__} are not "
+            f"what it was written against ({type(error).__name__}: {error}). {fingerprints.advice('torch')}"
+        ) from error
+
+
+def _register_all() -> None:
+    _register_truth()
     _register_convolution()
     _register_attention()
     for name in ("hardswish", "hardtanh", "hardsigmoid", "hardshrink", "softshrink"):
@@ -56,15 +72,30 @@ def _rule(operator: torch._ops.OpOverload) -> Callable[[Callable[..., object]], 
     return register_sharding(operator)
 
 
-def _register_any() -> None:
-    """torch says that `any` over a split dim is a sum of the ranks' truth values.
+def _register_truth() -> None:
+    """`any` and `all` over a split dim: the largest and the smallest of the ranks' truth values.
 
-    Two that are true sum up to 2, which is 2.0 as a number; and `any` of a partial sum would be asked of its summands.
-    It is a maximum.
+    torch 2.13 takes them for a sum and a product. Two that are true sum up to 2, which is 2.0 as a number. A product
+    cannot be stacked with what all ranks have, as torch knows no way from `R` to a product. Partial numbers are reduced
+    before they are asked: a summand that is zero says nothing.
     """
-    from torch.distributed.tensor._ops._math_ops import LINEAR_REDUCTION_OP_MAP  # the table has no public way in
+    for packet, kind in ((aten.any, "max"), (aten.all, "min")):
+        for operator in (packet.default, packet.dim, packet.dims):
 
-    LINEAR_REDUCTION_OP_MAP.update(dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), "max"))
+            @_rule(operator)
+            def _(x, *args, kind=kind, **kwargs):
+                options = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
+                dim, keeps = options.get("dim"), options.get("keepdim", False)
+                dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+                reduced = {each % x.ndim for each in dims}
+
+                def after(split: int) -> object:
+                    if split in reduced:
+                        return Partial(kind)
+                    return S(split if keeps else split - sum(each < split for each in reduced))
+
+                rest = [None] * len(options)
+                return [([R], [R, *rest]), *(([after(split)], [S(split), *rest]) for split in range(x.ndim))]
 
 
 def _register_convolution() -> None:
@@ -190,10 +221,13 @@ def _register_along_a_dim() -> None:
                 for part in (R, *(S(k) for k in range(x.ndim) if k != dim % x.ndim))
             ]
 
-    # here the rules themselves are right, and only count dims as they were given
-    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    # here the rules themselves are right, and only count dims as they were given; those of torch 2.14, which stand in
+    # the table of rules for one axis of the mesh, count from the front
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    strategies = propagator.op_strategy_funcs
     for operator in (aten.slice_backward.default, aten.select_backward.default):
-        strategies[operator] = functools.partial(_with_dim_from_the_front, strategies[operator])
+        if operator not in propagator.op_single_dim_strategy_funcs:
+            strategies[operator] = functools.partial(_with_dim_from_the_front, strategies[operator])
 
     @_rule(aten.unfold_copy.default)
     def _(x, dim, size, step):

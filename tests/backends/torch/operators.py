@@ -126,6 +126,20 @@ def _others() -> Iterator[tuple[str, Callable]]:
     yield "maximum", lambda x: ops.max(x)
     yield "any", lambda x: [ops.cast(ops.any(x > -9, axis=axis), "float32") * 2 for axis in (None, 0, -1)]
     yield "any of numbers", lambda x: ops.any(x, axis=1)
+    yield "all", lambda x: [ops.cast(ops.all(x > -1, axis=axis), "float32") * 2 for axis in (None, 0, -1, (0, 2))]
+    yield "all, as Keras 3.13 asks", lambda x: torch.all(x > -9)
+    yield "truth values side by side", lambda x: torch.stack([torch.all(x > -9), torch.any(x > 9), torch.tensor(True)])
+    # the largest numbers of some ranks are zero where those of all are not, and the other way round
+    yield (
+        "any and all of extremes",
+        lambda x: [
+            function(extreme(torch.relu(sign * x), dim), dim)
+            for function in (torch.any, torch.all)
+            for extreme in (torch.amax, torch.amin)
+            for sign in (1, -1)
+            for dim in (0, 1)
+        ],
+    )
     yield "nansum", lambda x: torch.nansum(x + torch.tensor([float("nan"), *[0.0] * (x.shape[2] - 1)]), dim=1)
     yield "bincount", lambda x: ops.bincount(small(x), minlength=4)
     yield "segment_sum", lambda x: ops.segment_sum(x, np.arange(x.shape[0]) % 3, 3)
