@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import keras
+
+from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.pictures.drawing import Drawing
+from keras_flow.placements import Placement
 from keras_flow.tensors.from_engine import global_tensor
 from keras_flow.tensors.global_tensor import GlobalTensor
 
@@ -13,8 +19,8 @@ def visualize(value: object) -> Drawing:
     """A picture of who holds what; nothing is communicated.
 
     Args:
-        value: a layout, a global tensor, a Keras variable made under a scope, or a distributed tensor of an engine:
-            `jax.Array`, torch's or TensorFlow's DTensor, TensorFlow's MirroredVariable.
+        value: a layout, a global tensor, a Keras variable, or any tensor of an engine: `jax.Array`, torch's or
+            TensorFlow's DTensor, TensorFlow's MirroredVariable; one that is not distributed lies on its device's rank.
 
     Returns:
         The picture, which a notebook shows; `save(path)` writes it.
@@ -31,16 +37,26 @@ def visualize(value: object) -> Drawing:
           rank 2: [6:8, 0:2]
           rank 3: [8:10, 0:2]
     """
-    if isinstance(value, Layout):
-        layout = value
-    else:
-        try:
-            layout = (value if isinstance(value, GlobalTensor) else global_tensor(value)).layout
-        except FlowError as error:
-            text = str(error).replace("kf.global_tensor reads", "kf.visualize draws layouts, global tensors,")
-            raise FlowError(text) from None
+    layout = value if isinstance(value, Layout) else _layout_of(value)
     lines = [repr(layout)]
     for rank in layout.placement.ranks:
         spans = ", ".join(f"{part.start}:{part.stop}" for part in layout.local_slices(rank))
         lines.append(f"  rank {rank}: [{spans}]" + (" (a summand)" if layout.has_partial else ""))
     return Drawing(layout.picture() or "", "\n".join(lines))
+
+
+def _layout_of(value: object) -> Layout:
+    try:
+        return (value if isinstance(value, GlobalTensor) else global_tensor(value)).layout
+    except FlowError:
+        held = value.value if isinstance(value, keras.Variable) else value
+        if not keras.ops.is_tensor(held):
+            raise FlowError(
+                "kf.visualize draws layouts, global tensors, Keras variables and tensors of the engine; got "
+                f"{type(value).__name__}"
+            ) from None
+    # not distributed. Where a process drives several ranks (TensorFlow) the device's name ends with its number
+    rank, *others = tensor_engine().world().local_ranks
+    number = re.search(r":(\d+)$", str(getattr(held, "device", ""))) if others else None
+    rank = [rank, *others][int(number[1])] if number else rank
+    return Layout(Placement([rank]), "B", tuple(held.shape))  # type: ignore[attr-defined]

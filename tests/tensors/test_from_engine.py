@@ -6,9 +6,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import keras_flow as kf
 from keras_flow import sbp
+from keras_flow.errors import FlowError
 from tests.tensors.checking import MESH
 from tests.tensors.engines import on_engines, on_engines_alone, on_jax, on_tensorflow
 
@@ -53,6 +55,15 @@ def test_a_variable_of_a_strategy_is_drawn() -> None:
     assert ranks == [f"  rank {rank}: [0:2, 0:2]" for rank in range(3)]
     assert picture.svg.startswith("<svg")
     assert np.asarray(kf.global_tensor(variable).to_local(rank=2)).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@on_engines
+def test_a_tensor_that_is_not_distributed_is_drawn_on_its_rank() -> None:
+    own = kf.env.local_ranks()[0]
+    for value in (keras.ops.ones((4, 2)), keras.Variable(np.ones((4, 2), "float32"))):
+        assert str(kf.visualize(value)).splitlines()[1:] == [f"  rank {own}: [0:4, 0:2]"]
+    with pytest.raises(FlowError, match="Keras variables and tensors of the engine; got str"):
+        kf.visualize("x")
 
 
 @on_engines_alone
