@@ -17,7 +17,8 @@ class Engine:
 
     Attributes:
         name: Keras's name of the backend; also that of the folder under `backends/`.
-        versions: the versions of its package that keras_flow was tested with; the same range as in pyproject.toml.
+        versions: the oldest version of its package that keras_flow works with, as in pyproject.toml. Later ones are
+            judged by the check of hooks (`fingerprints.py`).
         packages: names under which it is packaged.
         module: the module that Python imports.
         extra: what pip installs to have it with keras_flow.
@@ -50,7 +51,7 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine(
             "jax",
-            ">=0.8,<0.11",
+            ">=0.8",
             ("jax",),
             "jax",
             "keras-flow[jax]",
@@ -61,7 +62,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             "tensorflow",
-            ">=2.20,<2.22",
+            ">=2.20",
             ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
             "tensorflow",
             "keras-flow[tensorflow]",

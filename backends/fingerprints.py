@@ -108,12 +108,10 @@ def _misfit(
     before = max((seen for seen in known), key=lambda seen: max(map(_ordered, known[seen])), default="")
     signature, old = there[name].rpartition(" ")[0], before.rpartition(" ")[0]
     what = f"its signature was {old} and is {signature}" if before and signature != old else "its source has changed"
-    versions = sorted(_tested(table, package), key=_ordered)
     others = f" ({count - 1} more places have changed, too)" if count > 1 else ""
-    tested = f"{package} {', '.join(versions) or 'in no version'}"
     return (
         f"keras_flow wraps {module}.{function}, which in {package} {found[package]} is not what it was written "
-        f"against: {what}{others}. It was tested with {tested}: install one of these, or a newer keras_flow."
+        f"against: {what}{others}. {advice(package)}"
     )
 
 
@@ -131,6 +129,18 @@ def installed(package: str) -> str:
         except PackageNotFoundError:
             continue
     return ""
+
+
+def tested(package: str) -> list[str]:
+    """The versions of Keras, or of an engine, that keras_flow was tested with, oldest first."""
+    table = _table()[package] if package in _table() else _of_any_engine()
+    return sorted(_tested(table, package), key=_ordered)
+
+
+def advice(package: str) -> str:
+    """What to do where a version does not fit: the end of an error."""
+    versions = ", ".join(tested(package)) or "in no version"
+    return f"It was tested with {package} {versions}: install one of these, or a newer keras_flow."
 
 
 def _tested(table: Mapping[str, Mapping[str, list[str]]], package: str) -> set[str]:

@@ -135,18 +135,17 @@ def install_one(hook: Hook) -> None:
 
 
 def _owner(module: str, name: str) -> tuple[object, str]:
-    target: object = importlib.import_module(module)
     *path, attribute = name.split(".")
     try:
+        target: object = importlib.import_module(module)
         for part in path:
             target = getattr(target, part)
         # asked for now, so that a missing name is found as hooks are installed and not in a step
         getattr(target, attribute)
-    except AttributeError as error:
-        import keras
-
+    except (AttributeError, ModuleNotFoundError) as error:
+        package = fingerprints.package_of(module)
         raise FlowError(
-            f"keras_flow wraps {module}.{name}, which keras {keras.__version__} does not have: install a supported "
-            "version (see the README), or report it"
+            f"keras_flow wraps {module}.{name}, which {package} {fingerprints.installed(package)} does not have. "
+            f"{fingerprints.advice(package)}"
         ) from error
     return target, attribute

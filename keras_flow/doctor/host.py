@@ -13,6 +13,7 @@ import psutil
 from packaging.specifiers import SpecifierSet
 
 import keras_flow
+from keras_flow.backends import fingerprints
 from keras_flow.backends.active import DEVICES_VARIABLE
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.joining import TIMEOUT_VARIABLE
@@ -84,12 +85,19 @@ def checks() -> list[Check]:
 
 
 def keras_version() -> Check:
-    """Whether Keras is installed, in a supported version."""
+    """Whether Keras is installed, in a supported version; one that came later is a warning."""
     version, supported = versions.installed("keras"), versions.SUPPORTED["keras"]
     if version is None:
         return Check("keras", "failed", f"not installed; pip install 'keras{supported}'")
     if not SpecifierSet(supported).contains(version, prereleases=True):
-        return Check("keras", "failed", f"{version} was not tested with keras_flow; pip install 'keras{supported}'")
+        return Check("keras", "failed", f"{version} is too old for keras_flow; pip install 'keras{supported}'")
+    if version not in (tested := fingerprints.tested("keras")):
+        return Check(
+            "keras",
+            "warning",
+            f"{version}, which keras_flow was not tested with ({', '.join(tested)} were): what it wraps is compared "
+            "when the first distribution is made, and the self-tests of the engines show whether it works",
+        )
     return Check("keras", "ok", version)
 
 

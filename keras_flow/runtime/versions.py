@@ -1,4 +1,4 @@
-"""The versions of Keras and of the engines that keras_flow was tested with."""
+"""The oldest versions of Keras and of the engines that keras_flow works with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from packaging.version import Version
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
-#: Keras and the engines -> the same ranges as the dependencies and extras in pyproject.toml
-SUPPORTED = {"keras": ">=3.13,<3.16", **{name: engine.versions for name, engine in ENGINES.items()}}
+#: Keras and the engines -> the same bounds as the dependencies and extras in pyproject.toml
+SUPPORTED = {"keras": ">=3.13", **{name: engine.versions for name, engine in ENGINES.items()}}
 
 
 def installed(name: str) -> str | None:
@@ -35,7 +35,7 @@ def check(engine: str) -> None:
     """Check Keras and `engine` against the supported versions.
 
     Raises:
-        FlowError: one of them is not installed, or older than the supported range.
+        FlowError: one of them is not installed, or older than the oldest supported version.
     """
     for name in ("keras", engine):
         current, needed = installed(name), SUPPORTED[name]

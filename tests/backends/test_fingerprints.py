@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -10,6 +14,7 @@ from keras_flow.backends import fingerprints, hooking, keras_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.fingerprints import fingerprint
 from keras_flow.errors import FlowError, FlowWarning
+from tests import sampling
 
 HOOKS = (*backend().hooks(), *keras_hooks.hooks())
 
@@ -93,6 +98,81 @@ def test_a_hook_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         r"tested with keras 3\.13\.2, 3\.14\.1, 3\.15",
     ):
         fingerprints.require_fitting("jax", HOOKS)
+
+
+#: makes distributions beside a Keras that is said to be of another version, changed by what is put in front
+PROGRAM = """
+import json, warnings
+from keras_flow.backends import fingerprints
+real = fingerprints.installed
+fingerprints.installed = lambda name: "3.99.0" if name == "keras" else real(name)
+error = ""
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import keras
+    import keras_flow as kf
+    CHANGE
+    try:
+        for _ in range(2):
+            with kf.DataParallel().scope():
+                model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+                model.compile("sgd", "mse")
+                model.fit(keras.ops.ones((4, 4)), keras.ops.ones((4, 4)), verbose=0)
+    except kf.FlowError as raised:
+        error = str(raised)
+print(json.dumps([error, [str(w.message) for w in caught if issubclass(w.category, kf.FlowWarning)]]))
+"""
+
+
+def beside_another_keras(engine: str, change: str = "") -> tuple[str, list[str]]:
+    """The error of a program that makes distributions, and the warnings of keras_flow."""
+    command = [sys.executable, "-c", PROGRAM.replace("CHANGE", change)]
+    env = {**os.environ, "KERAS_BACKEND": engine}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    error, told = json.loads(done.stdout.splitlines()[-1])
+    return error, told
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(("jax", "tensorflow", "torch")))
+def test_a_program_beside_an_untested_version_is_warned_once(engine: str) -> None:
+    error, told = beside_another_keras(engine)
+    assert error == ""
+    assert len(told) == 1
+    assert told[0].startswith("keras_flow was not tested with keras 3.99.0; all ")
+    assert "`keras-flow doctor` runs a self-test" in told[0]
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(("jax", "tensorflow", "torch"), 1))
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            "from keras.src.models.model import Trainer; Trainer.fit = Trainer.predict",
+            "keras_flow wraps keras.src.models.model.Trainer.fit, which in keras 3.99.0 is not what it was written "
+            "against: its signature was (self, x=None, y=None, ",
+        ),
+        (
+            "from keras.src.saving import saving_api; del saving_api.save_weights",
+            "keras_flow wraps keras.src.saving.saving_api.save_weights, which keras 3.99.0 does not have. It was "
+            "tested with keras 3.13.2, 3.14.1, 3.15.1: install one of these, or a newer keras_flow.",
+        ),
+    ],
+    ids=("another signature", "a name that is gone"),
+)
+def test_a_program_beside_a_version_that_does_not_fit_gets_one_error(engine: str, change: str, expected: str) -> None:
+    error, told = beside_another_keras(engine, change)
+    assert error.startswith(expected)
+    assert told == []
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    hook = hooking.Hook("torch.no_such_module", "function", lambda *_: None, "for this test")
+    with pytest.raises(
+        FlowError,
+        match=r"wraps torch\.no_such_module\.function, which torch .* does not have\. It was tested with torch 2\.13",
+    ):
+        fingerprints.of_hooks([hook])
 
 
 def test_a_name_that_is_younger_than_the_oldest_version_is_left_out() -> None:
