@@ -29,7 +29,7 @@ _BYTES = {3: 2, 4: 4, 5: 8, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 15: 8, 16: 2,
 
 
 @dataclass(frozen=True)
-class Collective:
+class ProgramCollective:
     """A collective of a compiled program.
 
     Attributes:
@@ -59,9 +59,9 @@ def kind_of(instruction: str) -> str | None:
     return _KINDS.get(match[1]) if match else None
 
 
-def collectives(profile: bytes) -> dict[tuple[int, str], Collective]:
+def collectives(profile: bytes) -> dict[tuple[int, str], ProgramCollective]:
     """The collectives of the programs in a profile (a serialized `XSpace`), by program and name of the instruction."""
-    found: dict[tuple[int, str], Collective] = {}
+    found: dict[tuple[int, str], ProgramCollective] = {}
     for plane in _all(profile, 1):
         if _text(plane, 2) != "/host:metadata":
             continue
@@ -76,7 +76,7 @@ def collectives(profile: bytes) -> dict[tuple[int, str], Collective]:
     return found
 
 
-def _of_module(module: bytes) -> Iterator[tuple[str, Collective]]:
+def _of_module(module: bytes) -> Iterator[tuple[str, ProgramCollective]]:
     for computation in _all(module, 3):
         instructions = [_fields(instruction) for instruction in _all(computation, 2)]
         sizes = {_number(each, 35): sum(map(_size, _all(each, 3))) for each in instructions}
@@ -93,7 +93,7 @@ def _of_module(module: bytes) -> Iterator[tuple[str, Collective]]:
             size = max(result, sum(sizes[operand] for operand in operands))
             # where XLA joins messages it gave the new one no name (in jax 0.8): then those of what it sends
             layers = layers_of(names[_number(each, 35)]) or layers_of(":".join(names[operand] for operand in operands))
-            yield _text(each, 1), Collective(kind, size, layers)
+            yield _text(each, 1), ProgramCollective(kind, size, layers)
 
 
 def _size(shape: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Every place of Keras and torch that keras_flow wraps on PyTorch. Checked against keras 3.13-3.15, torch 2.13-2.14."""
+"""Each place of Keras and torch that keras_flow wraps on PyTorch. Checked against keras 3.13-3.15, torch 2.13, 2.14."""
 
 from __future__ import annotations
 

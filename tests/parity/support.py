@@ -22,6 +22,22 @@ BACKENDS = ("jax", "tensorflow", "torch")
 LAYOUTS = ("dp4", "tp4", "2x2")
 #: the layout of `kf.DataParallel(strategy="mirrored")`
 MIRRORED = "mirrored4"
+#: The cases that `make test-versions` runs with each version. Models of every family, with dropout and with batches
+#: that do not divide; plain SGD, which shows a gradient of the wrong size, Adam, AdamW and SGD with momentum. And what
+#: goes through parts of Keras that change from version to version: steps not compiled, a loss scale, files.
+SMALL = (
+    "mlp",
+    "cnn",
+    "transformer",
+    "odd batches",
+    "plain SGD: mlp",
+    "plain SGD: split convolution",
+    "plain SGD: transformer",
+    "run_eagerly",
+    "mixed_float16",
+    "callbacks",
+    "files",
+)
 
 #: the largest share of the cells of a backend that are not native
 MOST_NOT_NATIVE = 0.15

@@ -24,7 +24,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="-", help="file for the results; - prints them")
     parser.add_argument("--layouts", default="", help="the layouts to run, for example dp4,tp4; all when left out")
     parser.add_argument("--only", default="", help="regular expression over case names")
-    parser.add_argument("--product", action="store_true", help="run models x optimizers x options instead of the cases")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--product", action="store_true", help="run models x optimizers x options instead of the cases")
+    kinds.add_argument("--small", action="store_true", help="run the few cases of `make test-versions`")
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args(arguments)
 
@@ -48,11 +50,12 @@ def run_cases(options: dict, folder: str) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
     quick.set_options(options["backend"])
     from tests.parity.cases import CASES, product
+    from tests.parity.support import SMALL
 
     chosen = [
         case
         for name, case in (product.CASES if options["product"] else CASES).items()
-        if re.search(options["only"], name)
+        if re.search(options["only"], name) and (name in SMALL or not options["small"])
     ]
     results = (result for case in chosen for result in run_case(case, options, folder))
     from keras_flow.runtime import env

@@ -1,8 +1,12 @@
-"""`make test-versions`: a small part of the parity grid in the oldest and newest versions of Keras and each engine.
+"""`make test-versions`: the small parity grid in the oldest and newest versions of Keras and each engine.
 
-Each row of `CASES` puts one package of another version in front of those of `.venv`. Its hooks are recorded in
-`backends/fingerprints.json`, `keras-flow compare` trains examples/digits.py under every layout, and where a run
-deviates or fails the record is taken back. `docs/versions.md` is the table of results.
+Each row of `CASES` puts packages of other versions in front of those of `.venv`. Its hooks are recorded in
+`backends/fingerprints.json`; then the cases `SMALL` of `tests/parity/support.py` are run under dp4, tp4 and 2x2 and
+judged as the grid judges them, and `keras-flow compare` trains examples/digits.py as users run it: with every
+optimisation of the engines, and with draws by logical index. Where a run deviates or fails the record is taken back.
+`docs/versions.md` is the table of results.
+
+python -m tests.versions.runner [--later] [--only "jax jax==0.8.0"]
 """
 
 from __future__ import annotations
@@ -12,119 +16,214 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from keras_flow.backends import fingerprints
+from keras_flow.backends.engines import ENGINES
+from tests.parity import support
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "versions.md"
-LAYOUTS = "1,dp4,tp4,2x2"
-ENGINES = ("jax", "tensorflow", "torch")
+#: of examples/digits.py
+LAYOUTS = "1,2x2"
+STEPS = 20
+TRAINING = ("jax", "tensorflow", "torch")
+#: seconds for one command of a row
+LIMIT = 900.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """Versions that differ from those of `.venv`; requirement -> the packages that pip installs for it."""
+    """Versions that differ from those of `.venv`.
+
+    Attributes:
+        engine: the engine that is run.
+        requirements: what pip installs in front of the packages of `.venv`.
+        is_later: a version that came after those that `.venv` may have. torch's is a build for GPUs that brings 4 GB of
+            libraries along, so that it is left to `--later`.
+    """
 
     engine: str
     requirements: tuple[str, ...] = ()
+    is_later: bool = False
 
     @property
-    def folder(self) -> Path:
-        return ROOT / "build" / "versions" / "_".join(self.requirements).replace("==", "-")
+    def name(self) -> str:
+        """The engine and the requirements."""
+        return " ".join((self.engine, *self.requirements))
+
+    @property
+    def parts(self) -> list[tuple[str, ...]]:
+        """The requirements that are installed together; rows that need the same share the folder."""
+        keras = tuple(text for text in self.requirements if text.startswith("keras=="))
+        return [part for part in (keras, tuple(text for text in self.requirements if text not in keras)) if part]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of Keras and of the engine."""
+        asked = dict(text.split("==") for text in self.requirements)
+        return {
+            name: next((asked[package] for package in packages if package in asked), fingerprints.installed(name))
+            for name, packages in (("keras", ("keras",)), (self.engine, ENGINES[self.engine].packages))
+        }
 
 
+def folder_of(requirements: Sequence[str]) -> Path:
+    """Where packages are installed."""
+    return ROOT / "build" / "versions" / "_".join(requirements).replace("==", "-")
+
+
+def jax(version: str) -> tuple[str, ...]:
+    """The packages of one version of JAX."""
+    return f"jax=={version}", f"jaxlib=={version}"
+
+
+OLDEST_KERAS = "keras==3.13.2"
+OLDEST = {"jax": jax("0.8.0"), "tensorflow": ("tensorflow-cpu==2.20.0",), "torch": ()}
+#: the newest of each together, one of them older, and the oldest of each together (torch has one version)
 CASES = (
-    *(Case(engine) for engine in ENGINES),
-    *(Case(engine, (f"keras=={version}",)) for version in ("3.13.2", "3.14.1") for engine in ENGINES),
-    *(Case("jax", (f"jax=={version}", f"jaxlib=={version}")) for version in ("0.8.0", "0.9.2")),
-    Case("tensorflow", ("tensorflow-cpu==2.20.0",)),
+    *(Case(engine) for engine in TRAINING),
+    *(Case(engine, (text,)) for text in (OLDEST_KERAS, "keras==3.14.1") for engine in TRAINING),
+    *(Case("jax", jax(version)) for version in ("0.8.0", "0.9.2")),
+    Case("tensorflow", OLDEST["tensorflow"]),
+    *(Case(engine, (OLDEST_KERAS, *texts)) for engine, texts in OLDEST.items() if texts),
+    Case("torch", ("torch==2.14.1",), is_later=True),
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended: versions, whether it passed, the largest share of a tolerance, and what went wrong."""
+    """How a case ended: runs that were compared, the largest share of a tolerance, and what went wrong."""
 
-    versions: dict[str, str]
-    ok: bool
+    runs: int
     share: float
     seconds: float
     failure: str = ""
 
 
-def run(case: Case, steps: int) -> Outcome:
-    """Install a case's packages beside the others and train in it."""
-    if case.requirements and not case.folder.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--target", str(case.folder), *case.requirements], check=True)
-    out = ROOT / "build" / "versions" / f"out-{case.engine}-{case.folder.name}"
+def run(case: Case) -> Outcome:
+    """Install a case's packages beside the others, record its hooks and run the grid and the example in it."""
+    install(case)
+    paths = os.pathsep.join(str(folder_of(part)) for part in case.parts)
+    env = {**os.environ, "KERAS_BACKEND": case.engine, "PYTHONPATH": paths}
     before = fingerprints.FILE.read_text()
-    env = {**os.environ, "KERAS_BACKEND": case.engine, "PYTHONPATH": str(case.folder) if case.requirements else ""}
+    began = time.monotonic()
+    recorded = _finished(["-W", "ignore", "-m", "keras_flow.backends.fingerprints"], env)
+    runs, shares, failure = 0, [], _failure(recorded)
+    for part in (_grid, _example):
+        if not failure:
+            count, share, failure = part(case, env)
+            runs, shares = runs + count, [*shares, share]
+    if failure:
+        fingerprints.FILE.write_text(before)
+    return Outcome(runs, max(shares, default=float("nan")), time.monotonic() - began, failure[:300])
+
+
+def install(case: Case) -> None:
+    """Install what is not there yet."""
+    for part in case.parts:
+        if not folder_of(part).exists():
+            alone = [] if case.is_later else ["--no-deps"]
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *alone]
+            subprocess.run([*pip, "--target", str(folder_of(part)), *part], check=True)
+
+
+def _grid(case: Case, env: Mapping[str, str]) -> tuple[int, float, str]:
+    """The small grid: runs, the largest share of a tolerance, and what failed."""
+    with tempfile.TemporaryDirectory(prefix="versions-") as folder:
+        file = Path(folder, "results.jsonl")
+        command = ["-m", "tests.parity.worker", "--small", "--backend", case.engine, "--out", str(file)]
+        done = _finished([*command, "--layouts", ",".join(support.LAYOUTS)], env)
+        results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    # what is half a number is judged by how far one device is off
+    judged = [result for result in results if not result["case"].startswith("mixed_")]
+    share = max((value for result in judged for value in result.get("worst", {}).values()), default=float("nan"))
+    wrong = [result for result in results if result["status"] != "ok"]
+    if wrong:
+        reason = "; ".join(wrong[0].get("over") or [wrong[0].get("error", "")])
+        return len(results), share, f"{wrong[0]['case']}, {wrong[0]['layout']}: {reason}"
+    return len(results), share, _failure(done)
+
+
+def _example(case: Case, env: Mapping[str, str]) -> tuple[int, float, str]:
+    """The example of the README, the same."""
+    out = ROOT / "build" / "versions" / "out" / case.name.replace(" ", "_").replace("==", "-")
     command = [
-        str(Path(sys.executable).with_name("keras-flow")),
+        "-m",
+        "keras_flow.cli.app",
         "compare",
         "examples/digits.py",
         "--backends",
         case.engine,
+        "--out",
+        str(out),
     ]
-    began = time.monotonic()
-    recorded = _finished([sys.executable, "-W", "ignore", "-m", "keras_flow.backends.fingerprints"], env)
-    done = (
-        recorded
-        if recorded.returncode
-        else _finished([*command, "--layouts", LAYOUTS, "--steps", str(steps), "--out", str(out)], env)
-    )
-    versions = json.loads(_finished([sys.executable, "-c", _VERSIONS, case.engine], env).stdout)
-    ok, share, failure = done.returncode == 0, float("nan"), ""
-    if (out / "report.json").exists() and not recorded.returncode:
-        runs = json.loads((out / "report.json").read_text())["runs"]
-        share = max((max(each["loss_share"] or 0, each["weights_share"] or 0) for each in runs), default=share)
-    if not ok:
-        fingerprints.FILE.write_text(before)
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        failure = next((line for line in reversed(lines) if "Error" in line or "FAILED" in line), (lines or ["?"])[-1])
-    return Outcome(versions, ok, share, time.monotonic() - began, failure[:300])
+    done = _finished([*command, "--layouts", LAYOUTS, "--steps", str(STEPS)], env)
+    if done.returncode:
+        return 0, float("nan"), _failure(done)
+    runs = json.loads((out / "report.json").read_text())["runs"]
+    share = max(max(each["loss_share"] or 0, each["weights_share"] or 0) for each in runs)
+    return len(LAYOUTS.split(",")) - 1, share, ""
 
 
-_VERSIONS = (
-    "import json, sys; from keras_flow.backends.fingerprints import installed; "
-    "print(json.dumps({name: installed(name) for name in ('keras', sys.argv[1])}))"
-)
+def _finished(arguments: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    try:
+        return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"Error: not there after {LIMIT:.0f} seconds")
 
 
-def _finished(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+def _failure(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command that failed says of it; empty where it did not fail."""
+    if not done.returncode:
+        return ""
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "Error" in line or "FAILED" in line), (lines or ["?"])[-1])
 
 
-def page(outcomes: list[tuple[Case, Outcome]], steps: int, before: str = "") -> str:
-    """The table as Markdown; of the page before, the rows of versions that were not run."""
-    rows = {
-        f"| {case.engine} {outcome.versions[case.engine]} | {outcome.versions['keras']} | ": (
-            f"{'passes' if outcome.ok else 'fails'} | {_share(outcome.share)} | {outcome.failure.replace('|', '/')} |"
-        )
-        for case, outcome in outcomes
-    }
-    kept = [line for line in before.splitlines() if line.startswith(tuple(f"| {engine} " for engine in ENGINES))]
-    lines = [next((key + rows.pop(key) for key in [*rows] if line.startswith(key)), line) for line in kept]
-    lines += [key + text for key, text in rows.items()]
-    return _PAGE.format(rows="\n".join(lines), steps=steps, layouts=LAYOUTS.replace(",", ", "))
+def page(outcomes: Mapping[Case, Outcome], before: str = "") -> str:
+    """The table as Markdown; rows of cases that were not run are those of the page before."""
+    rows = []
+    for case in CASES:
+        key = f"| {case.engine} {case.versions[case.engine]} | {case.versions['keras']} | "
+        if case in outcomes:
+            rows.append(key + _cells(outcomes[case]))
+        else:
+            rows += [line for line in before.splitlines() if line.startswith(key)]
+    names = textwrap.fill(", ".join(f"`{name}`" for name in support.SMALL), 120, break_on_hyphens=False)
+    return _PAGE.format(rows="\n".join(rows), names=names, layouts=", ".join(support.LAYOUTS), steps=STEPS)
 
 
-def _share(share: float) -> str:
-    return "-" if share != share else f"{share:.0%}"
+def _cells(outcome: Outcome) -> str:
+    share = "-" if outcome.share != outcome.share else f"{outcome.share:.0%}"
+    result = "fails" if outcome.failure else "passes"
+    return f"{result} | {outcome.runs} | {share} | {outcome.failure.replace('|', '/')} |"
 
 
 _PAGE = """# Versions
 
-`make test-versions` trains `examples/digits.py` for {steps} steps under the layouts {layouts} with each of these
-versions and compares every loss and every final weight with one device of the same engine. It has written this table.
+`make test-versions` runs a small part of the parity grid (`tests/parity`) with each of these versions. These cases:
 
-| engine | Keras | | most of a tolerance | what failed |
-|---|---|---|---|---|
+{names}
+
+Each is run under {layouts} over 4 ranks (data, tensor and hybrid parallel), and every loss, update, weight and metric
+is compared with one device of the same engine, by the tolerances of the grid. Then `keras-flow compare` trains
+`examples/digits.py` for {steps} steps on one device and under 2x2, as users run it. It has written this table. (By the
+rule of the grid `mixed_float16` may deviate twice as much as one device does from its own run in float32; its shares
+are not in the column of tolerances.)
+
+| engine | Keras | | runs | most of a tolerance | what failed |
+|---|---|---|---|---|---|
 {rows}
+
+torch 2.14.1 is a build for GPUs that brings 4 GB of libraries along: `python -m tests.versions.runner --later` runs it,
+on the CPU as all others.
 
 Every hook into Keras and the engines has a fingerprint for each of these versions: the signature and a hash of the
 source of what it wraps (`backends/fingerprints.json`). With other versions all hooks are compared when the first
@@ -137,18 +236,19 @@ A fingerprint says that the places that keras_flow wraps are the same. It does n
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--only", default="", help="cases whose text contains this; rows of others stay")
+    """Run rows and write the page; 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--later", action="store_true", help="the later version of torch too")
+    parser.add_argument("--only", default="", help="the rows whose engine and requirements contain this")
     arguments = parser.parse_args()
-    outcomes = []
+    outcomes = {}
     for case in CASES:
-        if arguments.only in f"{case.engine} {' '.join(case.requirements)}":
-            outcome = run(case, arguments.steps)
-            outcomes.append((case, outcome))
-            print(case, outcome, flush=True)
-    PAGE.write_text(page(outcomes, arguments.steps, PAGE.read_text() if arguments.only else ""))
-    return 0 if all(outcome.ok for _, outcome in outcomes) else 1
+        if arguments.only in case.name and (arguments.later or not case.is_later):
+            outcomes[case] = run(case)
+            print(case.name, outcomes[case], flush=True)
+            # after each row: what was measured stays when the rest is stopped
+            PAGE.write_text(page(outcomes, PAGE.read_text()))
+    return 1 if any(outcome.failure for outcome in outcomes.values()) else 0
 
 
 if __name__ == "__main__":
