@@ -133,7 +133,7 @@ NAMES = {
         "collectives_on": "a private way to say it; gloo under torch takes an environment variable",
     },
     "profiled_programs": {
-        "Collective collectives kind_of": "XLA's profile has the programs in it",
+        "ProgramCollective collectives kind_of": "XLA's profile has the programs in it",
         "KINDS remember sizes layer_of": "TensorFlow keeps the programs, and numbers the scopes in them",
         "Fields": "JAX brings no reader of these messages",
     },

