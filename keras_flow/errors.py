@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import site
 import sysconfig
 import warnings
 from pathlib import Path
@@ -68,11 +69,19 @@ class ComputedWhole(FlowWarning):
     """Rows, or a model, that every rank computes whole; the numbers stay the same, nothing is gained."""
 
 
-#: folders of code that is not the user's: ours (the backends by their own folder too) and Python's
+#: beginnings of paths of code that is not the user's: ours (the backends by their own folder too), Python's, installed
 _HERE = Path(__file__).parent
-_FOLDERS = (f"{_HERE}/", f"{_HERE.resolve().parent / 'backends'}/", f"{sysconfig.get_path('stdlib')}/")
+_NOT_OF_USER = (
+    *(f"{_HERE}/", f"{_HERE.resolve().parent / 'backends'}/", "<frozen"),
+    *(sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages()),
+)
 #: parts of paths of Keras and the engines, and of what TensorFlow makes of functions that it traces
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "__autograph_generated_file")
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a file of source is neither installed, nor Python's, nor ours."""
+    return not file.startswith(_NOT_OF_USER) and not any(part in file for part in _LIBRARIES)
 
 
 def warn(text: str, kind: type[FlowWarning] = FlowWarning) -> None:
@@ -83,10 +92,6 @@ def warn(text: str, kind: type[FlowWarning] = FlowWarning) -> None:
         kind: class of the warning.
     """
     frame, level = inspect.currentframe(), 1
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and not is_of_user(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, kind, stacklevel=level if frame is not None else 2)
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(_FOLDERS) or any(part in file for part in _LIBRARIES)

@@ -11,7 +11,7 @@ from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.jax.processes import collectives_on, join
 from keras_flow.current import first_use, joining, processes
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, is_of_user
 
 _world: World | None = None
 
@@ -156,6 +156,6 @@ def _made_first() -> dict[str, str]:
     client = jax.devices()[0].client  # its lists are private, newest first (looked up in jax 0.8 to 0.10)
     for made in reversed([*getattr(client, "live_arrays", list)(), *getattr(client, "live_executables", list)()]):
         for frame in getattr(made.traceback, "frames", ()):
-            if first_use.is_of_user(frame.file_name):
+            if is_of_user(frame.file_name):
                 return first_use.line_of(frame.file_name, frame.line_num)
     return {}

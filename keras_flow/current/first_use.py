@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import ast
 import linecache
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 
+from keras_flow.errors import is_of_user
+
 #: engine -> what was found for its first `kf.init` that came too late, which is itself a use of it for the next one
 _found_first: dict[str, dict[str, str]] = {}
 
-#: folders of what is not the user's
-_INSTALLED = (*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_paths()["stdlib"])
-_OURS = str(Path(__file__).parents[1])
 #: beginnings of names that leave an engine alone
 _HARMLESS = (
     *("keras.config.", "keras.utils.", "keras.datasets.", "keras.mixed_precision.", "keras.backend.", "jax.config."),
     *("tensorflow.config.set_", "tensorflow.config.list_physical_", "keras_flow.Placement", "keras_flow.placement"),
     *("keras_flow.sbp.", "keras_flow.Layout", "keras_flow.boxing.plan", "keras_flow.notebook."),
 )
-
-
-def is_of_user(file: str) -> bool:
-    """Whether a file of source is neither installed, nor Python's, nor ours."""
-    return not file.startswith((*_INSTALLED, _OURS, "<frozen")) and "site-packages" not in file
 
 
 def in_words(lines: Mapping[str, str]) -> str:
