@@ -5,6 +5,7 @@ It is not in `keras_flow/boxing/`, which knows no engine: plans are made, printe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from keras_flow.backends.active import tensor_engine
@@ -39,5 +40,10 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
         )
     if getattr(shards, "layout", None) != plan.source:  # an engine's own mapping knows what its shards are of
         check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
-    last_call.enter(f"boxing {text(plan.source.nd_sbp)} -> {text(plan.target.nd_sbp)}")
+    last_call.enter(_in_words(plan))
     return engine.redistribute(plan, shards)
+
+
+@functools.lru_cache(maxsize=1024)  # a loop runs few plans, each many times
+def _in_words(plan: BoxingPlan) -> str:
+    return f"boxing {text(plan.source.nd_sbp)} -> {text(plan.target.nd_sbp)}"
