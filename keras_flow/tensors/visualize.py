@@ -20,7 +20,7 @@ def visualize(value: object) -> Drawing:
 
     Args:
         value: a layout, a global tensor, a Keras variable, or any tensor of an engine: `jax.Array`, torch's or
-            TensorFlow's DTensor, TensorFlow's MirroredVariable; one that is not distributed lies on its device's rank.
+            TensorFlow's DTensor, TensorFlow's MirroredVariable. A plain tensor is drawn on the rank of its device.
 
     Returns:
         The picture, which a notebook shows; `save(path)` writes it.
