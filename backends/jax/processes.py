@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,8 +24,6 @@ from keras_flow.errors import FlowError
 _HEARTBEAT_SECONDS = 5
 #: seconds that a process which is done waits for the others
 _PARTING_SECONDS = 5
-#: seconds of one wait for a text of another process
-_WAIT_SECONDS = 1.0
 
 
 def join(described: processes.Processes) -> None:
@@ -82,16 +78,10 @@ def put_text(key: str, text: str) -> None:
 
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            # in short waits: within one the process hears no signal
-            return _client().blocking_key_value_get(key, int(1000 * min(seconds, _WAIT_SECONDS)))
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < until:
-                continue
-            index = int(re.sub(r".*/", "", key))
-            raise joining.SilentProcess(index, jax.process_count(), seconds, error) from error
+    is_late = lambda error: "DEADLINE_EXCEEDED" in str(error)  # noqa: E731
+    return joining.in_short_waits(
+        _client().blocking_key_value_get, jax.errors.JaxRuntimeError, is_late, key, jax.process_count(), seconds
+    )
 
 
 def delete_text(key: str) -> None:

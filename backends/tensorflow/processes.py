@@ -10,7 +10,6 @@ import atexit
 import functools
 import os
 import queue
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -28,8 +27,6 @@ from keras_flow.errors import FlowError
 _HEARTBEAT_MILLISECONDS = 4000
 #: milliseconds that a process which is done waits for the others
 _PARTING_MILLISECONDS = 5000
-#: seconds of one wait for a text of another process
-_WAIT_SECONDS = 1.0
 #: TensorFlow's name of the processes
 JOB = "worker"
 
@@ -81,16 +78,10 @@ def put_text(key: str, text: str) -> None:
 
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            # in short waits: within one the process hears no signal
-            return _context().get_config_key_value(key, int(1000 * min(seconds, _WAIT_SECONDS)))
-        except tf.errors.OpError as error:
-            if isinstance(error, tf.errors.DeadlineExceededError) and time.monotonic() < until:
-                continue
-            index = int(re.sub(r".*/", "", key))
-            raise joining.SilentProcess(index, joined().count, seconds, error) from error
+    is_late = lambda error: isinstance(error, tf.errors.DeadlineExceededError)  # noqa: E731
+    return joining.in_short_waits(
+        _context().get_config_key_value, tf.errors.OpError, is_late, key, joined().count, seconds
+    )
 
 
 def delete_text(key: str) -> None:

@@ -9,6 +9,8 @@ import contextlib
 import os
 import socket
 import sys
+import time
+from collections.abc import Callable
 
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
@@ -19,6 +21,8 @@ DEFAULT_TIMEOUT = 1800.0
 TIMEOUT_VARIABLE = "KERAS_FLOW_TIMEOUT"
 #: seconds in which the processes of a job find each other, at most
 _JOINING_SECONDS = 300.0
+#: seconds of one wait for a text of another process
+_WAIT_SECONDS = 1.0
 
 #: the secret that the processes of a job share; made by the launcher, never printed or in a command line
 TOKEN_VARIABLE = "KERAS_FLOW_TOKEN"
@@ -44,6 +48,36 @@ def cannot_join(processes: Processes, seconds: float, error: BaseException) -> s
         "the port free there and open between the hosts? MASTER_ADDR and MASTER_PORT name it (keras-flow launch "
         "--master_addr, --master_port)."
     )
+
+
+def in_short_waits(
+    ask: Callable[[str, int], str],
+    failure: type[Exception],
+    is_late: Callable[[Exception], bool],
+    key: str,
+    count: int,
+    seconds: float,
+) -> str:
+    """A text of another process, waited for in pieces: within one a process hears no signal.
+
+    Args:
+        ask: the text of a key, from the engine's store; how many milliseconds it waits for it.
+        failure: class of the engine's errors.
+        is_late: whether such an error says that nothing came in time.
+        key: ends with the number of the other process.
+        count: how many processes there are.
+        seconds: to wait in all.
+
+    Raises:
+        SilentProcess: it did not come.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return ask(key, int(1000 * min(seconds, _WAIT_SECONDS)))
+        except failure as error:
+            if not is_late(error) or time.monotonic() >= until:
+                raise SilentProcess(int(key.rpartition("/")[2]), count, seconds, error) from error
 
 
 class SilentProcess(FlowError):
