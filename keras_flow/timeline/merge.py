@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from keras_flow.backends.interface import TraceEvent
@@ -22,24 +22,19 @@ def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
     events: list[dict[str, Any]] = []
     lanes: dict[tuple[int, str], int] = {}
     for index, found in processes.items():
-        for event in found:
+        drawn = [
+            (event, "collectives", str(event.collective), "collective", {"event": event.name, **facts})
+            for event, facts in _collectives(found)
+        ]
+        drawn += [(event, event.lane, event.name, "operation", dict(event.facts)) for event in found]
+        for event, lane, name, kind, facts in drawn:
             owner = _lane_of(index, event.rank)
-            if (owner, event.lane) not in lanes:
-                lanes[owner, event.lane] = len(lanes) + 1
-                thread = {"name": "thread_name", "ph": "M", "pid": owner, "tid": lanes[owner, event.lane]}
-                events.append({**thread, "args": {"name": event.lane}})
-            events.append(
-                {
-                    "name": event.name,
-                    "ph": "X",
-                    "pid": owner,
-                    "tid": lanes[owner, event.lane],
-                    **_span(event),
-                    "cat": "operation",
-                    "args": dict(event.facts),
-                }
-            )
-        events += _collectives(index, found)
+            # not 0 and no number of two ranks: Perfetto takes thread 0 of process P for thread P
+            tid = lanes.setdefault((owner, lane), len(lanes) + 1)
+            shown = {"name": name, "ph": "X", "pid": owner, "tid": tid, "cat": kind, "args": facts}
+            events.append({**shown, **_span(event)})
+    for (owner, lane), tid in lanes.items():
+        events.append({"name": "thread_name", "ph": "M", "pid": owner, "tid": tid, "args": {"name": lane}})
     events += _beside(events, len(lanes) + 1)
     for owner in sorted({owner for owner, _ in lanes}):
         name = f"process {owner - _HOST}" if owner >= _HOST else f"rank {owner}"
@@ -105,13 +100,12 @@ def _lane_of(process: int, rank: int | None) -> int:
     return rank if rank is not None else _HOST + process
 
 
-def _collectives(process: int, found: Sequence[TraceEvent]) -> list[dict[str, object]]:
-    """The collectives once more, in a lane of their own, with what is known of each."""
+def _collectives(found: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, dict[str, object]]]:
+    """The collectives, which get a lane of their own, with what is known of each."""
     steps = [(event, int(match[1])) for event in found if (match := _STEP.match(event.name))]
     layers = [(event, ("layer", match[1])) for event in found if (match := _LAYER.match(event.name))]
     layers += [(event, _layers(match[1])) for event in found if (match := _GRADIENTS.match(event.name))]
     runs = _runs(found)
-    events = []
     for event in found:
         if event.collective is None:
             continue
@@ -125,21 +119,7 @@ def _collectives(process: int, found: Sequence[TraceEvent]) -> list[dict[str, ob
         if "layer" not in facts and "layers" not in facts:
             whose = _around(time, [(outer, value) for outer, value in layers if outer.lane == lane])
             facts |= dict([whose] if whose is not None else [])
-        events.append(
-            {
-                "name": event.collective,
-                "ph": "X",
-                "pid": _lane_of(process, event.rank),
-                "tid": 0,
-                **_span(event),
-                "cat": "collective",
-                "args": {"event": event.name, **facts},
-            }
-        )
-    owners = {event["pid"] for event in events}
-    thread = {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "collectives"}}
-    names = [{**thread, "pid": owner} for owner in owners]
-    return [*events, *names]
+        yield event, facts
 
 
 def _layers(paths: str) -> tuple[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_lanes_and_facts_arrive(tmp_path: Path) -> None:
         written(tmp_path, events),
         perfetto.LOST,
         "select slice.name as name, dur, process.name as lane from slice join thread_track on track_id = "
-        "thread_track.id join thread using (utid) join process using (upid) order by ts, dur",
+        "thread_track.id join thread using (utid) join process using (upid) order by ts, dur, slice.name",
         "select key, display_value from args where key like 'args.%' order by key",
     )
     assert lost == []
@@ -53,3 +54,19 @@ def test_lanes_and_facts_arrive(tmp_path: Path) -> None:
     assert {"args.bytes": "64", "args.layer": "model/up", "args.step": "1"}.items() <= {
         str(row["key"]): row["display_value"] for row in facts
     }.items()
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1, 2])
+def test_events_that_begin_and_end_together_arrive(rank: int | None, tmp_path: Path) -> None:
+    """Generated: events of no duration, within a nanosecond, inside and across each other."""
+    draw = random.Random(0)
+    durations = [0.0, 1e-5, 5e-4, 0.001, 0.0015, 0.01, 0.1]
+    found = [
+        TraceEvent(rank, draw.choice("ab"), f"event {at}", draw.random(), draw.choice(durations), collective=kind)
+        for at in range(1000)
+        for kind in [draw.choice([None, "all_reduce"])]
+    ]
+    events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
+    lost, (drawn,) = perfetto.query(written(tmp_path, events), perfetto.LOST, "select count(*) as slices from slice")
+    assert lost == []
+    assert drawn["slices"] == sum(event["ph"] == "X" for event in events)
