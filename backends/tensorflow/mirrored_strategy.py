@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import keras
@@ -74,18 +75,17 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
 
 
 def _across_processes(placement: Placement) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """MultiWorkerMirroredStrategy over the processes that have joined, each of which is one worker.
+    """MultiWorkerMirroredStrategy over the processes that have joined: each is a worker with a replica for each rank.
 
     Raises:
-        FlowError: the placement is not one rank of each process, in their order.
+        FlowError: the placement is not all ranks of the job, in their order.
     """
-    described = joined()
-    if placement.ranks != tuple(range(described.count)) or len(world().local_ranks) != 1:
+    described, here = joined(), world()
+    if placement.ranks != tuple(range(here.size)):
         raise FlowError(
-            f'strategy="mirrored" across processes is TensorFlow\'s MultiWorkerMirroredStrategy, which takes one rank '
-            f"of each of the {described.count} processes in their order; the placement has ranks "
-            f"{list(placement.ranks)}, and this process drives {list(world().local_ranks)}. Leave strategy out: "
-            "DTensor takes any, with the same numbers"
+            f'strategy="mirrored" across processes is TensorFlow\'s MultiWorkerMirroredStrategy, which takes all '
+            f"{here.size} ranks of the job in their order; the placement has ranks {list(placement.ranks)}. Leave "
+            "strategy out: DTensor takes any, with the same numbers"
         )
     cluster = tf.train.ClusterSpec({JOB: list(addresses())})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -95,10 +95,19 @@ def _across_processes(placement: Placement) -> tf.distribute.MultiWorkerMirrored
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
     # The processes are servers of one cluster already, started for DTensor: the strategy would start another one in
-    # each, and a thread that asks whether the others live, which the launcher and the coordination service do. Private;
-    # checked with TensorFlow 2.21.
+    # each, and a thread that asks whether the others live, which the launcher and the coordination service do. Of
+    # virtual CPUs it would take the first one alone. Private; checked with TensorFlow 2.21.
+    kind = here.type.upper()
+    changes: dict[str, Any] = {
+        "_local_or_standalone_client_mode": True,
+        "_enable_check_health": False,
+        "_initialize_local_devices": lambda _, resolver, worker: (
+            tuple(f"{worker}/device:{kind}:{number}" for number in range(len(here.local_ranks))),
+            kind,
+        ),
+    }
     extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
-    with mock.patch.multiple(extended, create=True, _local_or_standalone_client_mode=True, _enable_check_health=False):
+    with mock.patch.multiple(extended, create=True, **changes):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
     strategy.extended._use_merge_call = lambda: False
     return strategy
@@ -151,10 +160,10 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
-    """rank -> the copy of its replica."""
+    """rank -> the copy of its replica, of the ranks of this process."""
     placed = keras_layout(variable)
     assert placed is not None  # made by `create` or `place`
-    ranks = placed.layout.placement.ranks
+    ranks = [rank for rank in placed.layout.placement.ranks if rank in world().local_ranks]
     return {rank: copy.numpy() for rank, copy in zip(ranks, variable._value.values, strict=True)}
 
 

@@ -23,6 +23,7 @@ PROCESSES = {
         "dp": ("--nproc_per_node", "3"),
         "2x2": ("--nproc_per_node", "2", "--devices_per_proc", "2"),
         "mirrored": ("--nproc_per_node", "3"),
+        "mirrored, 2 each": ("--nproc_per_node", "2", "--devices_per_proc", "2"),
     },
     "torch": {"dp": ("--nproc_per_node", "3"), "2x2": ("--nproc_per_node", "4")},
 }
@@ -59,7 +60,8 @@ def test_several_processes_give_the_numbers_of_one_device(
     expected = on_one_device(backend, common)
     options = PROCESSES[backend][layout]
     # the draws of plain Keras on this engine, which one device is compared with
-    command = ["-m", "keras_flow.launch", *options, "--timeout", "100", str(JOB), layout, str(tmp_path)]
+    program = [str(JOB), layout.partition(",")[0], str(tmp_path)]
+    command = ["-m", "keras_flow.launch", *options, "--timeout", "100", *program]
     code, _, err = programs.finish(programs.start(command, backend, KERAS_FLOW_RANDOM="stock"), 150)
     assert code == 0, err
     jobs = sorted(tmp_path.glob("process-*.npz"))
