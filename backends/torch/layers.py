@@ -68,11 +68,9 @@ def call(
         if rowwise_calls.can_run(layer, args, kwargs):
             return rowwise_calls.call(original, step, layer, args, kwargs)
         outputs = original(layer, *args, **kwargs)
-    if step.distribution.mirrored_view:
-        outputs = rowwise_calls.by_rows_again(outputs, (args, kwargs))
-    if isinstance(outputs, torch.Tensor):
-        return pin(outputs)
-    return tree.map_structure(pin, outputs)
+    outputs = pin(outputs) if isinstance(outputs, torch.Tensor) else tree.map_structure(pin, outputs)
+    # after a sum has been reduced, since a sum belongs to no rank's rows
+    return rowwise_calls.by_rows_again(outputs, (args, kwargs)) if step.distribution.mirrored_view else outputs
 
 
 def _call_outside(

@@ -14,7 +14,7 @@ from tests.backends.torch.rows import CLASSES, Numbers, gathered, off
 
 @check
 def layers_around_one_that_mixes_rows_compute_own_rows() -> None:
-    """In functional models and in subclassed ones; rows travel where they are mixed, and for the loss."""
+    """In functional models and in subclassed ones; rows travel where they are mixed alone."""
     import keras
 
     import keras_flow as kf
@@ -66,5 +66,5 @@ def layers_around_one_that_mixes_rows_compute_own_rows() -> None:
             with watching() as counted:
                 model.train_on_batch(x, y)
         assert by_rows == ["before", "after"] * 3, by_rows
-        # the mixing layer's inputs [8, 16], and what the loss takes of the outputs [8, 4]; metrics take own rows
-        assert [each["elements"] for each in gathered(counted)] == [8 * 16, 8 * CLASSES], counted
+        # the inputs of the layer that mixes [8, 16], and the gradient of its outputs; loss and metrics take own rows
+        assert [each["elements"] for each in gathered(counted)] == [8 * 16, 8 * 16], counted
