@@ -8,7 +8,7 @@ for every layout, number of ranks and engine, and a rank draws its own elements 
     normal             the inverse of the normal distribution, sqrt(2) * erfinv(2 * fraction - 1)
     truncated_normal   the same between the two cuts
     dropout            keeps an element where its fraction is not below the rate
-    randint            multiply and shift of two words (Lemire 2019)
+    randint            multiply and shift (Lemire 2019)
     categorical        the largest of logits + Gumbel noise (Gumbel 1954)
     shuffle            the order of one fraction for each position
     gamma, beta        Marsaglia and Tsang (2000), with a fixed number of attempts
@@ -203,8 +203,11 @@ def randint(
     draw = _ElementDraw.of(shape, seed) if is_known and 0 < maxval - minval <= 2**30 else None
     if draw is None:
         return original(shape, minval, maxval, dtype=dtype, seed=seed)
-    offsets = backend().random_offsets(draw.fractions(0), draw.fractions(1), int(maxval - minval))
-    return draw.finished(ops.cast(offsets + minval, dtype))
+    values = draw.offsets(int(maxval - minval))
+    if minval:
+        values = values if minval >= -(2**31) and maxval <= 2**31 else ops.cast(values, "int64")
+        values = values + minval
+    return draw.finished(ops.cast(values, dtype))
 
 
 def categorical(
@@ -312,6 +315,10 @@ class _ElementDraw:
     def fractions(self, tag: int = 0) -> Any:
         """float32 in [0, 1); draws of other tags are independent."""
         return backend().random_fractions(self._words, tag, self._part)
+
+    def offsets(self, span: int) -> Any:
+        """Whole numbers in [0, span)."""
+        return backend().random_offsets(self._words, self._part, span)
 
     def normals(self, tag: int = 0, within: float = math.inf) -> Any:
         """float32, standard normal, cut at `within` on both sides."""

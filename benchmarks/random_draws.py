@@ -1,6 +1,6 @@
 """Time of draws by logical index (`random="logical"`) beside the engine's own, for the same elements on one device.
 
-    python -m benchmarks.random_draws [--elements 1048576] [--repeats 15] [--backends jax,tensorflow,torch]
+    python -m benchmarks.random_draws [--elements 1048576] [--repeats 51] [--backends jax,tensorflow,torch]
 
 Compiled where the engine compiles steps (JAX, TensorFlow), eager on torch. Interleaved calls; a ratio is that of the
 medians. The last column is what one rank of four takes for its own rows, as a share of the engine's own whole draw.
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
     """Print a table of all engines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=1 << 20)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=51)
     parser.add_argument("--backends", default="jax,tensorflow,torch")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

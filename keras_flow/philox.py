@@ -11,17 +11,24 @@ Philox does: that is four times as fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 #: the constants of Philox-4x32-10, from the paper
 MULTIPLIERS, WEYL, ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MULTIPLIERS, _WEYL = (tuple(np.uint64(each) for each in pair) for pair in (MULTIPLIERS, WEYL))
 #: of a word: those that make a fraction
 FRACTION_BITS = 0x7FFFFF
+#: float32's 1.0, as its bits
+_ONE = np.uint32(0x3F800000)
 #: counters that are worked on at a time: their words and the products fit into a core's second-level cache
 _CHUNK = 16384
+#: and by compiled code
+_LANES = 64
 
 
 def words(seed: int, stream: int, indices: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -137,11 +144,10 @@ def words_of_block(seed: int, stream: int, shape: Sequence[int], slices: Sequenc
     first, last = slices[-1].start // 4, counters_of_line(slices[-1].stop)
     lines = (*shape[:-1], counters_of_line(shape[-1]))
     counters = indices_of(lines, (*slices[:-1], slice(first, max(first, last))))
-    flat, out = counters.reshape(-1), np.empty((counters.size, 4), np.uint32)
-    for start in range(0, len(flat), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        for place, word in enumerate(words(seed, stream, flat[part])):
-            out[part, place] = word
+    out = np.empty((counters.size, 4), np.uint32)
+    fill = _compiled() or _fill
+    halves = [half & 0xFFFFFFFF for half in (seed, seed >> 32, stream, stream >> 32)]
+    fill(counters.reshape(-1), np.array(halves, np.uint64), out)
     shift = slices[-1].start - 4 * first
     line = out.reshape(*counters.shape[:-1], 4 * counters.shape[-1])
     return line[..., shift : shift + slices[-1].stop - slices[-1].start]
@@ -152,25 +158,83 @@ def fractions(seed: int, stream: int, shape: Sequence[int], slices: Sequence[sli
 
     The low 23 bits of a word, times 2**-23: TensorFlow's uniform draws do the same, and every engine holds it exactly.
     """
-    bits = words_of_block(seed, stream, shape, slices) & np.uint32(FRACTION_BITS)
-    return bits.astype(np.float32) * np.float32(2.0**-23)
+    bits = words_of_block(seed, stream, shape, slices)
+    bits &= np.uint32(FRACTION_BITS)
+    bits |= _ONE  # the mantissa of a number in [1, 2)
+    found = bits.view(np.float32)
+    found -= np.float32(1)
+    return found
 
 
-def offsets(high: np.ndarray, low: np.ndarray, span: int) -> np.ndarray:
-    """Whole numbers in [0, span) from two draws of `fractions`: int64.
+def offsets(seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice], span: int) -> np.ndarray:
+    """Whole numbers in [0, span) of a block of a tensor: int32; the other arguments as those of `words_of_block`.
 
-    By multiply and shift of their 46 bits (Lemire 2019): floor(bits * span / 2**46), with a bias below span / 2**46.
+    By multiply and shift (Lemire 2019): floor(word * span / 2**32), with a bias below span / 2**32 as in engines' own
+    draws, which take the rest of a word by span.
 
     Args:
-        high: draw of the upper 23 bits.
-        low: draw of the lower 23 bits.
+        seed: 64 bits.
+        stream: 64 bits more.
+        shape: logical shape.
+        slices: the block.
         span: how many numbers there are, up to 2**31.
 
     Example:
-        >>> offsets(np.float32([0.0, 0.5, 0.75]), np.float32([0.5, 0.0, 0.0]), 10)
-        array([0, 5, 7])
+        The word of the first element is 0x6627e8d5, 0.399 of 2**32.
+
+        >>> offsets(0, 0, (1,), (slice(0, 1),), 10)
+        array([3], dtype=int32)
     """
-    # 46 bits at the upper end of 64, as two words: products with 31 bits stay below 2**63
-    upper, lower = ((part * np.float32(2.0**23)).astype(np.int64) for part in (high, low))
-    first, second = (upper << 9) | (lower >> 14), (lower << 18) & 0xFFFFFFFF
-    return (first * span + ((second * span) >> 32)) >> 32
+    product = words_of_block(seed, stream, shape, slices).astype(np.uint64)
+    product *= np.uint64(span)
+    product >>= _SHIFT
+    return product.astype(np.int32)
+
+
+def _fill(counters: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
+    """The words of counters: NumPy's way.
+
+    Args:
+        counters: uint64 [n].
+        halves: uint64 [4], the 32-bit halves of the seed and of the stream, the lower one first.
+        out: uint32 [n, 4], which is written.
+    """
+    seed, stream = int(halves[0]) | int(halves[1]) << 32, int(halves[2]) | int(halves[3]) << 32
+    for start in range(0, len(counters), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        for place, word in enumerate(words(seed, stream, counters[part])):
+            out[part, place] = word
+
+
+@functools.cache
+def _compiled() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None:
+    """`_fill` as machine code, where numba is installed."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    import numba  # here, because it takes half a second
+
+    return numba.njit("void(uint64[::1], uint64[::1], uint32[:, ::1])", cache=True, nogil=True)(_rounds)
+
+
+def _rounds(counters: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
+    """The same in loops: those over counters, short enough for the fastest memory, become vector instructions.
+
+    numba makes 64-bit floats of numbers of two kinds, so all are uint64.
+    """
+    first, second = np.empty(_LANES, np.uint64), np.empty(_LANES, np.uint64)
+    third, fourth = np.empty(_LANES, np.uint64), np.empty(_LANES, np.uint64)
+    for start in range(0, len(counters), _LANES):
+        count = min(_LANES, len(counters) - start)
+        for lane in range(count):
+            first[lane], second[lane] = counters[start + lane] & _LOW, counters[start + lane] >> _SHIFT
+            third[lane], fourth[lane] = halves[2], halves[3]
+        key, other_key = halves[0], halves[1]
+        for _ in range(ROUNDS):
+            for lane in range(count):
+                upper, lower = first[lane] * _MULTIPLIERS[0], third[lane] * _MULTIPLIERS[1]
+                first[lane], second[lane] = (lower >> _SHIFT) ^ second[lane] ^ key, lower & _LOW
+                third[lane], fourth[lane] = (upper >> _SHIFT) ^ fourth[lane] ^ other_key, upper & _LOW
+            key, other_key = (key + _WEYL[0]) & _LOW, (other_key + _WEYL[1]) & _LOW
+        for lane in range(count):
+            out[start + lane, 0], out[start + lane, 1] = first[lane], second[lane]
+            out[start + lane, 2], out[start + lane, 3] = third[lane], fourth[lane]

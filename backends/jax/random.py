@@ -46,13 +46,9 @@ def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> jax.
     return _fractions(jnp.asarray(words[0], jnp.uint32), jnp.asarray(words[1], jnp.uint32), tag, part.shape)
 
 
-def random_offsets(high: jax.Array, low: jax.Array, span: int) -> jax.Array:
-    """`philox.offsets` in 32 bits: JAX has no longer integers by default."""
-    upper, lower = ((part * np.float32(2.0**23)).astype(jnp.uint32) for part in (high, low))
-    first, second = (upper << 9) | (lower >> 14), lower << 18
-    (first_high, first_low), (second_high, _) = _product(first, span), _product(second, span)
-    total = first_low + second_high
-    return (first_high + (total < first_low).astype(jnp.uint32)).astype(jnp.int32)
+def random_offsets(words: tuple[Any, Any], part: RandomPart, span: int) -> jax.Array:
+    """`philox.offsets` of the elements of a part, int32: JAX has no longer integers by default."""
+    return _offsets(jnp.asarray(words[0], jnp.uint32), jnp.asarray(words[1], jnp.uint32), part.shape, span)
 
 
 def reorder(x: jax.Array, keys: jax.Array, axis: int) -> jax.Array:
@@ -62,8 +58,20 @@ def reorder(x: jax.Array, keys: jax.Array, axis: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _fractions(seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, ...]) -> jax.Array:
+    word = _words(seed, stream, tag, shape)
+    return (word & philox.FRACTION_BITS).astype(jnp.float32) * np.float32(2.0**-23)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _offsets(seed: jax.Array, stream: jax.Array, shape: tuple[int, ...], span: int) -> jax.Array:
+    high, _ = _product(_words(seed, stream, 0, shape), span)
+    return high.astype(jnp.int32)
+
+
+def _words(seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, ...]) -> jax.Array:
+    """A random word for each element, uint32."""
     if not shape:
-        return _fractions(seed, stream, tag, (1,))[0]
+        return _words(seed, stream, tag, (1,))[0]
     lines = (*shape[:-1], philox.counters_of_line(shape[-1]))
     if np.prod(lines, dtype=np.float64) >= 2.0**32:
         raise FlowError(f"a random draw of shape {list(shape)} has more elements than the 2**34 that can be numbered")
@@ -83,8 +91,7 @@ def _fractions(seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, .
         state = [second_high ^ state[1] ^ key[0], second_low, first_high ^ state[3] ^ key[1], first_low]
         key = [part + np.uint32(weyl) for part, weyl in zip(key, philox.WEYL, strict=True)]
     place = column & 3
-    word = jnp.where(place < 2, jnp.where(place == 0, *state[:2]), jnp.where(place == 2, *state[2:]))
-    return (word & philox.FRACTION_BITS).astype(jnp.float32) * np.float32(2.0**-23)
+    return jnp.where(place < 2, jnp.where(place == 0, *state[:2]), jnp.where(place == 2, *state[2:]))
 
 
 def _product(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:

@@ -187,41 +187,49 @@ def random_words(state: tf.Tensor) -> tuple[Any, Any]:
 
 
 def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> tf.Tensor:
-    """`philox.fractions` of the elements of a part, float32: TensorFlow's own Philox, from the part's first counter."""
+    """`philox.fractions` of the elements of a part, float32."""
     if isinstance(words[0], int):
-        drawn = tf.constant(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
-        distribution = distribution_of_draw()
-        # in an eager step on a mesh, whose operators take no other tensors
-        return drawn if distribution is None else _whole(drawn, distribution)
+        return _constant(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
+    # TensorFlow's own fractions have the low bits of a word, and in a program that XLA compiles the high ones
+    low = tf.bitwise.bitwise_and(_bits(words, tag, part, tf.int32), tf.constant(philox.FRACTION_BITS, "int32"))
+    return tf.cast(low, "float32") * np.float32(2.0**-23)
+
+
+def random_offsets(words: tuple[Any, Any], part: RandomPart, span: int) -> tf.Tensor:
+    """`philox.offsets` of the elements of a part, int32."""
+    if isinstance(words[0], int):
+        return _constant(philox.offsets(words[0], words[1], part.shape, part.slices, span))
+    product = tf.cast(_bits(words, 0, part, tf.uint32), "uint64") * tf.constant(span, "uint64")
+    return tf.cast(tf.bitwise.right_shift(product, tf.constant(32, "uint64")), "int32")
+
+
+def _constant(drawn: np.ndarray) -> tf.Tensor:
+    """What NumPy has drawn: with a seed that is known, outside of any program."""
+    distribution = distribution_of_draw()
+    # in an eager step on a mesh, whose operators take no other tensors
+    return tf.constant(drawn) if distribution is None else _whole(tf.constant(drawn), distribution)
+
+
+def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -> tf.Tensor:
+    """A random word of 32 bits for each element of a part: TensorFlow's own Philox, from the part's first counter."""
     if not part.shape:
-        return random_fractions(words, tag, RandomPart.whole((1,)))[0]
+        return _bits(words, tag, RandomPart.whole((1,)), dtype)[0]
     rows = part.slices[0]
     lines = (*part.shape[:-1], philox.counters_of_line(part.shape[-1]))
     # parts are whole rows, which are a range of counters; of a vector they may begin within one
     first = rows.start // 4 if len(lines) == 1 else rows.start * math.prod(lines[1:])
     last = philox.counters_of_line(rows.stop) if len(lines) == 1 else rows.stop * math.prod(lines[1:])
-    bits = random_ops.stateless_random_uniform_full_int_v2(
+    flat = random_ops.stateless_random_uniform_full_int_v2(
         [4 * (last - first)],
         key=tf.reshape(words[0] + tf.constant(tag << 32, "uint64"), [1]),
         counter=tf.stack([tf.constant(first, "uint64"), words[1]]),
         alg=random_ops_util.Algorithm.PHILOX.value,
-        dtype=tf.int32,
+        dtype=dtype,
     )
-    # TensorFlow's own fractions have the low bits of a word, and in a program that XLA compiles the high ones
-    low = tf.bitwise.bitwise_and(bits, tf.constant(philox.FRACTION_BITS, "int32"))
-    flat = tf.cast(low, "float32") * np.float32(2.0**-23)
     if len(lines) == 1:
         return flat[rows.start - 4 * first : rows.stop - 4 * first]
     padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])
     return tf.slice(padded, [0] * len(lines), [rows.stop - rows.start, *part.shape[1:]])
-
-
-def random_offsets(high: tf.Tensor, low: tf.Tensor, span: int) -> tf.Tensor:
-    """`philox.offsets` of two draws of fractions, in float64: every product is below 2**53, so nothing is rounded."""
-    product = tf.cast(high, "float64") * (2.0**23 * span)
-    whole = tf.floor(product * 2.0**-23)
-    rest = product - whole * 2.0**23 + tf.cast(low, "float64") * float(span)
-    return tf.cast(whole + tf.floor(rest * 2.0**-23), "int64")
 
 
 def reorder(x: tf.Tensor, keys: tf.Tensor, axis: int) -> tf.Tensor:

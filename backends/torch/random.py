@@ -126,19 +126,17 @@ def random_words(state: torch.Tensor) -> tuple[int, int]:
 
 
 def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torch.Tensor:
-    """`philox.fractions` of the elements of a part: on the host, where NumPy is faster than torch's own generator."""
-    drawn = philox.words_of_block(words[0] | tag << 32, words[1], part.shape, part.slices)
-    # the rest of `philox.fractions` by torch, which has threads
-    bits = torch.from_numpy(np.ascontiguousarray(drawn).view(np.int32)).bitwise_and_(philox.FRACTION_BITS)
-    return bits.to(core.get_device()).to(torch.float32).mul_(2.0**-23)
+    """`philox.fractions` of the elements of a part: on the host."""
+    return _placed(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
 
 
-def random_offsets(high: torch.Tensor, low: torch.Tensor, span: int) -> torch.Tensor:
-    """`philox.offsets` of two draws of fractions, in float64: every product is below 2**53, so nothing is rounded."""
-    product = high.to(torch.float64).mul_(2.0**23 * span)
-    whole = torch.floor(product * 2.0**-23)
-    rest = product.sub_(whole, alpha=2.0**23).add_(low, alpha=float(span)).mul_(2.0**-23).floor_()
-    return whole.add_(rest).to(torch.int64)
+def random_offsets(words: tuple[int, int], part: RandomPart, span: int) -> torch.Tensor:
+    """`philox.offsets` of the elements of a part, likewise."""
+    return _placed(philox.offsets(words[0], words[1], part.shape, part.slices, span))
+
+
+def _placed(drawn: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(drawn)).to(core.get_device())
 
 
 def reorder(x: torch.Tensor, keys: torch.Tensor, axis: int) -> torch.Tensor:

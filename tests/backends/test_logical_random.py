@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,11 +76,8 @@ def test_draws_are_those_of_the_reference(engine: str, drawn_on: Callable[[str],
     kept = fractions >= np.float32(0.3)
     np.testing.assert_allclose(drawn["dropout"], np.where(kept, 1 / 0.7, 0), rtol=1e-6)
     assert (drawn["dropout"] == 0).tolist() == (~kept).tolist()
-    low = philox.fractions(7 | 1 << 32, 0, (5, 7), whole((5, 7)))
-    exact = philox.offsets(fractions, low, 2**30) - 3
-    np.testing.assert_array_equal(drawn["randint"], exact)
-    parts = [philox.fractions(7 | tag << 32, 0, (3, 1001), whole((3, 1001))) for tag in (0, 1)]
-    np.testing.assert_array_equal(drawn["many"], philox.offsets(*parts, 1000))
+    np.testing.assert_array_equal(drawn["randint"], philox.offsets(7, 0, (5, 7), whole((5, 7)), 2**30) - 3)
+    np.testing.assert_array_equal(drawn["many"], philox.offsets(7, 0, (3, 1001), whole((3, 1001)), 1000))
     keys = philox.fractions(7, 0, (50,), whole((50,)))
     np.testing.assert_array_equal(drawn["order"], np.argsort(keys, kind="stable"))
     # the normal distribution's own function takes normals back to fractions; half a step off, as zero has no inverse
@@ -270,8 +268,8 @@ def elements_of_a_rank() -> list[int]:
     drawn = []
     original = philox.words_of_block
 
-    def counted(seed: int, stream: int, shape: tuple[int, ...], slices: tuple[slice, ...]) -> np.ndarray:
-        words = original(seed, stream, shape, slices)
+    def counted(*arguments: Any) -> np.ndarray:
+        words = original(*arguments)
         drawn.append(words.size)
         return words
 
@@ -298,8 +296,10 @@ def loss_with_masks_of_own_index() -> tuple[float, float]:
 
     original = philox.words_of_block
 
-    def own_index(seed: int, stream: int, shape: tuple[int, ...], slices: tuple[slice, ...]) -> np.ndarray:
-        return original(seed, stream, shape, tuple(slice(0, part.stop - part.start) for part in slices))
+    def own_index(
+        seed: int, stream: int, shape: tuple[int, ...], slices: tuple[slice, ...], *others: Any
+    ) -> np.ndarray:
+        return original(seed, stream, shape, tuple(slice(0, part.stop - part.start) for part in slices), *others)
 
     def trained() -> float:
         with kf.DataParallel(random="logical").scope():
@@ -329,6 +329,17 @@ def test_a_rank_draws_its_own_elements() -> None:
             if len(shape) > 1:
                 slices = (cut, *(slice(1, length) for length in shape[1:]))
                 np.testing.assert_array_equal(philox.words_of_block(11, 2, shape, slices), every[slices])
+
+
+def test_compiled_words_are_those_of_numpy() -> None:
+    compiled = philox._compiled()
+    assert compiled is not None, "the extra for torch has numba"
+    for counters in (np.arange(0), np.arange(200), np.array([0, 2**32 - 1, 2**32, 2**63])):
+        halves = np.array([0xFFFFFFFF, 7, 2**31, 3], np.uint64)
+        found, wanted = (np.zeros((len(counters), 4), np.uint32) for _ in range(2))
+        compiled(counters.astype(np.uint64), halves, found)
+        philox._fill(counters.astype(np.uint64), halves, wanted)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_by_default_draws_are_logical(four_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
