@@ -423,8 +423,8 @@ class Backend(TensorEngine, Protocol):
         """`philox.fractions` of the elements of `part`, float32."""
         ...
 
-    def random_offsets(self, high: Any, low: Any, span: int) -> Any:
-        """`philox.offsets` of two draws of fractions: whole numbers from 0 up, below `span`."""
+    def random_offsets(self, words: tuple[Any, Any], part: RandomPart, span: int) -> Any:
+        """`philox.offsets` of the elements of `part`, int32: from 0 up, below `span`, which is up to 2**31."""
         ...
 
     def reorder(self, x: Any, keys: Any, axis: int) -> Any:
