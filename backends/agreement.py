@@ -29,14 +29,23 @@ _LAG = 1000
 
 
 def exchange(text: str) -> list[str]:
-    """The texts of all processes, in their order: process 0 collects them, the others read its list. Short facts only.
+    """The texts of all processes, in their order, in each. Short facts only: what all read grows with the processes.
+
+    Raises:
+        FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
+    """
+    return json.loads(judged(text, json.dumps))
+
+
+def judged(text: str, judge: Callable[[list[str]], str]) -> str:
+    """What process 0 makes of the texts of all processes, in their order; the others read no more than that.
 
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
     engine, here, key = backend(), backend().world(), _next()
     if here.process_count == 1:
-        return [text]
+        return judge([text])
     last_call.enter("an exchange of facts between processes (random states, files)")
     texts = [text]
     if here.process_index != 0:
@@ -47,7 +56,7 @@ def exchange(text: str) -> list[str]:
             theirs = f"{key}/{index}"
             texts.append(engine.get_text(theirs, limit)[1:])
             engine.delete_text(theirs)
-    return json.loads(first_says(json.dumps(texts)))
+    return first_says(judge(texts) if here.process_index == 0 else "")
 
 
 def first_says(text: str) -> str:
@@ -94,13 +103,19 @@ def require_equal(facts: Mapping[str, object], what: str) -> None:
     """
     if backend().world().process_count == 1:
         return
-    texts = exchange(json.dumps({name: str(value) for name, value in facts.items()}))
-    first, *others = (json.loads(text) for text in texts)
-    for index, other in enumerate(others, 1):
-        differing = [name for name in first if first[name] != other.get(name)]
-        if differing:
+
+    def judge(texts: list[str]) -> str:
+        first, *others = (json.loads(text) for text in texts)
+        for index, other in enumerate(others, 1):
+            differing = [name for name in first if first[name] != other.get(name)]
             pairs = ", ".join(f"{name} is {first[name]} in process 0 and {other.get(name)} in it" for name in differing)
-            raise FlowError(f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts.")
+            if pairs:
+                return f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts."
+        return ""
+
+    wrong = judged(json.dumps({name: str(value) for name, value in facts.items()}), judge)
+    if wrong:
+        raise FlowError(wrong)
 
 
 @dataclass(frozen=True)
@@ -131,8 +146,12 @@ def align_random_states(engine: EngineRandom | None = None) -> None:
         states[engine.name] = engine.state
     # checksums first: states are kilobytes, and processes that were seeded alike need send none
     sums = [zlib.crc32(json.dumps(state).encode()) for state in states.values()]
-    everyone = [json.loads(text) for text in exchange(json.dumps(sums))]
-    differ = [name for column, name in enumerate(states) if len({row[column] for row in everyone}) > 1]
+
+    def judge(texts: list[str]) -> str:
+        columns = zip(*(json.loads(text) for text in texts), strict=True)
+        return json.dumps([name for name, column in zip(states, columns, strict=True) if len(set(column)) > 1])
+
+    differ = json.loads(judged(json.dumps(sums), judge))
     if not differ:
         return
     states = json.loads(first_says(json.dumps(states)))

@@ -139,30 +139,38 @@ class BatchWatch:
         found = {name: self._digest(leaf) for name, leaf in _named(data)}
         mine = {name: [digest.text, digest.sums] for name, digest in found.items()}
         # a checksum for each input, not the input: a few bytes for each process
-        said = [json.loads(text) for text in agreement.exchange(json.dumps([self.batches, mine]))]
-        lengths, everyone = [length for length, _ in said], [facts for _, facts in said]
-        # one rank is one process on torch, and the word that its users know
-        word = "rank" if backend().world().process_count == backend().world().size else "process"
-        words = "ranks" if word == "rank" else "processes"
-        if len(set(lengths)) > 1:
-            other = next(place for place, length in enumerate(lengths) if length != lengths[0])
-            raise FlowError(
-                f"the {words} are fed data of different lengths: {word} 0 has {lengths[0]} batches, {word} {other} has "
-                f"{lengths[other]}, and would wait for the others without end. Every {word} must have the same logical "
-                f"data; do not shard it by {word}"
+        wrong = agreement.judged(json.dumps([self.batches, mine]), lambda texts: _judged(texts, index))
+        if wrong:
+            raise FlowError(wrong)
+
+
+def _judged(texts: Sequence[str], index: int) -> str:
+    """What is wrong with batch `index`, of what all processes say of it; empty where they are fed alike."""
+    said = [json.loads(text) for text in texts]
+    lengths, everyone = [length for length, _ in said], [facts for _, facts in said]
+    # one rank is one process on torch, and the word that its users know
+    word = "rank" if backend().world().process_count == backend().world().size else "process"
+    words = "ranks" if word == "rank" else "processes"
+    if len(set(lengths)) > 1:
+        other = next(place for place, length in enumerate(lengths) if length != lengths[0])
+        return (
+            f"the {words} are fed data of different lengths: {word} 0 has {lengths[0]} batches, {word} {other} has "
+            f"{lengths[other]}, and would wait for the others without end. Every {word} must have the same logical "
+            f"data; do not shard it by {word}"
+        )
+    for name in sorted({name for facts in everyone for name in facts}):
+        said_of = [facts.get(name, ["nothing", {}]) for facts in everyone]
+        differ, other = _differing([{"": text, **sums} for text, sums in said_of])
+        if differ:
+            received = ", ".join(f"{word} {place}: {said_of[place][0]}" for place in (other, differ[0]))
+            return (
+                f"the {words} are fed different batches: input {name!r} of batch {index} differs on "
+                f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} {other} "
+                f"({received}). Every {word} must read the same logical batch in the same order: seed what "
+                "shuffles or augments (a DataLoader's generator, tf.data's shuffle(seed=...), a generator's own "
+                f"random state), and do not shard the data by {word}"
             )
-        for name in sorted({name for facts in everyone for name in facts}):
-            said_of = [facts.get(name, ["nothing", {}]) for facts in everyone]
-            differ, other = _differing([{"": text, **sums} for text, sums in said_of])
-            if differ:
-                received = ", ".join(f"{word} {place}: {said_of[place][0]}" for place in (other, differ[0]))
-                raise FlowError(
-                    f"the {words} are fed different batches: input {name!r} of batch {index} differs on "
-                    f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} {other} "
-                    f"({received}). Every {word} must read the same logical batch in the same order: seed what "
-                    "shuffles or augments (a DataLoader's generator, tf.data's shuffle(seed=...), a generator's own "
-                    f"random state), and do not shard the data by {word}"
-                )
+    return ""
 
 
 def _differing(facts: Sequence[Mapping[str, object]]) -> tuple[list[int], int]:
