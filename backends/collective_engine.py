@@ -63,6 +63,10 @@ def longest(table: Sequence[Sequence[int]]) -> tuple[int, ...]:
 class CollectiveEngine(Protocol):
     """Each engine's `collectives.py`."""
 
+    def is_array(self, value: object, rank: int) -> bool:
+        """Whether it is the engine's array on the device of a rank, so that nothing is converted or moved."""
+        ...
+
     def exchange(self, ranks: tuple[int, ...], values: Mapping[int, Any], counts: Counts) -> Pending:
         """Every rank sends a part of its flat array to every rank of the group.
 
@@ -107,15 +111,23 @@ class CollectiveEngine(Protocol):
         """Flat arrays of one rank, one after the other."""
         ...
 
+    def shape(self, value: Any) -> tuple[int, ...]:
+        """The shape as numbers."""
+        ...
+
+    def is_recorded(self, values: Sequence[Any]) -> bool:
+        """Whether the engine will ask for gradients of what is made of these arrays.
+
+        Raises:
+            FlowError: it is called where the engine traces a program, which has no values yet.
+        """
+        ...
+
     def with_gradient(
         self,
         forward: Callable[[Sequence[Any]], list[Any]],
         backward: Callable[[Sequence[Any]], list[Any]],
         values: Sequence[Any],
     ) -> list[Any]:
-        """`forward(values)`; the engine's gradient of it is `backward(cotangents)`.
-
-        Raises:
-            FlowError: it is called where the engine traces a program, which has no values yet.
-        """
+        """`forward(values)`; the engine's gradient of it is `backward(cotangents)`."""
         ...

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.collective_engine import Counts, Pending
-from keras_flow.backends.jax.devices import rank_devices, world
+from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.errors import FlowError
 
 _AXIS = "ranks"
@@ -28,9 +28,14 @@ _SUMMED = 1 << 21
 _FOLDS = {"sum": jnp.sum, "min": jnp.min, "max": jnp.max, "product": jnp.prod}
 
 
+def is_array(value: object, rank: int) -> bool:
+    """An array with values, on the one device of the rank."""
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.device == rank_devices()[rank]
+
+
 def exchange(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: Counts) -> Pending:
     """An all-to-all, or rounds."""
-    table, mine = counts.table, _own(ranks)
+    table, mine = counts.table, list(values)
     if counts.is_even:
         arrived = _run("all_to_all", ranks, values)
         return Pending(lambda: arrived)
@@ -75,7 +80,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
     """XLA's all-reduce, except for products. XLA has no broadcast; a small one is computed as an all-reduce."""
     value = next(iter(values.values()))
-    if not value.size or jnp.issubdtype(value.dtype, jnp.complexfloating):
+    if not value.size or value.dtype.kind == "c":
         return None
     if kind == "broadcast":
         if value.nbytes > _SUMMED:
@@ -110,14 +115,22 @@ def join(flat: Sequence[jax.Array]) -> jax.Array:
     return jnp.concatenate(flat)
 
 
+def shape(value: jax.Array) -> tuple[int, ...]:
+    """As it is."""
+    return value.shape
+
+
+def is_recorded(values: Sequence[jax.Array]) -> bool:
+    """Whether one is a tracer, of `jax.grad` or of a program: those of a program `_known` refuses."""
+    return any(isinstance(value, Tracer) for value in values)
+
+
 def with_gradient(
     forward: Callable[[Sequence[Any]], list[Any]],
     backward: Callable[[Sequence[Any]], list[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
     """By `jax.custom_vjp`, whose two functions run with values, outside of `jax.jit`."""
-    if not any(isinstance(value, Tracer) for value in values):
-        return forward(values)
     function = jax.custom_vjp(lambda *given: tuple(forward(_known(given))))
     function.defvjp(
         lambda *given: (tuple(forward(_known(given))), None),
@@ -155,27 +168,19 @@ def _known(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _own(ranks: tuple[int, ...]) -> list[int]:
-    mine = set(world().local_ranks)
-    return [rank for rank in ranks if rank in mine]
-
-
 def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], place: int = 0) -> dict[int, jax.Array]:
     """A program on flat arrays of one length; `place` is what each kind makes of it in `_program`."""
     devices = rank_devices()
-    value = next(iter(values.values()))
-    _known(list(values.values()))
+    blocks = list(_known(list(values.values())))
     run, sharding = _program(kind, ranks, place)
-    mine = _own(ranks)
-    blocks = [
-        values[rank] if values[rank].device == devices[rank] else jax.device_put(values[rank], devices[rank])
-        for rank in mine
-    ]
-    whole = jax.make_array_from_single_device_arrays((len(ranks) * value.size,), sharding, blocks)
-    if len(mine) == 1:
-        return {mine[0]: run(whole).addressable_data(0)}
+    for at, rank in enumerate(values):
+        if blocks[at].device != devices[rank]:
+            blocks[at] = jax.device_put(blocks[at], devices[rank])
+    whole = jax.make_array_from_single_device_arrays((len(ranks) * blocks[0].size,), sharding, blocks)
+    if len(blocks) == 1:
+        return dict.fromkeys(values, run(whole).addressable_data(0))
     got = {shard.device: shard.data for shard in run(whole).addressable_shards}
-    return {rank: got[devices[rank]] for rank in mine}
+    return {rank: got[devices[rank]] for rank in values}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,9 +9,12 @@ from keras_flow.backends.numpy.boxing import redistribute as redistribute
 from keras_flow.backends.numpy.collectives import exchange as exchange
 from keras_flow.backends.numpy.collectives import fold as fold
 from keras_flow.backends.numpy.collectives import gather_all as gather_all
+from keras_flow.backends.numpy.collectives import is_array as is_array
+from keras_flow.backends.numpy.collectives import is_recorded as is_recorded
 from keras_flow.backends.numpy.collectives import join as join
 from keras_flow.backends.numpy.collectives import native as native
 from keras_flow.backends.numpy.collectives import reshape as reshape
+from keras_flow.backends.numpy.collectives import shape as shape
 from keras_flow.backends.numpy.collectives import with_gradient as with_gradient
 from keras_flow.backends.numpy.devices import init as init
 from keras_flow.backends.numpy.devices import simulate as simulate

@@ -10,6 +10,11 @@ import numpy as np
 from keras_flow.backends.collective_engine import Counts, Pending
 
 
+def is_array(value: object, rank: int) -> bool:
+    """An array."""
+    return type(value) is np.ndarray
+
+
 def exchange(ranks: tuple[int, ...], values: Mapping[int, np.ndarray], counts: Counts) -> Pending:
     """Parts of each rank's flat array for each member."""
     parts = {
@@ -43,6 +48,16 @@ def reshape(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def join(flat: Sequence[np.ndarray]) -> np.ndarray:
     """One after the other."""
     return np.concatenate(flat)
+
+
+def shape(value: np.ndarray) -> tuple[int, ...]:
+    """As it is."""
+    return value.shape
+
+
+def is_recorded(values: Sequence[np.ndarray]) -> bool:
+    """Nothing is."""
+    return False
 
 
 def with_gradient(

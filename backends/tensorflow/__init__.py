@@ -12,9 +12,12 @@ from keras_flow.backends.tensorflow.capabilities import capabilities as capabili
 from keras_flow.backends.tensorflow.collectives import exchange as exchange
 from keras_flow.backends.tensorflow.collectives import fold as fold
 from keras_flow.backends.tensorflow.collectives import gather_all as gather_all
+from keras_flow.backends.tensorflow.collectives import is_array as is_array
+from keras_flow.backends.tensorflow.collectives import is_recorded as is_recorded
 from keras_flow.backends.tensorflow.collectives import join as join
 from keras_flow.backends.tensorflow.collectives import native as native
 from keras_flow.backends.tensorflow.collectives import reshape as reshape
+from keras_flow.backends.tensorflow.collectives import shape as shape
 from keras_flow.backends.tensorflow.collectives import with_gradient as with_gradient
 from keras_flow.backends.tensorflow.devices import init as init
 from keras_flow.backends.tensorflow.devices import simulate as simulate

@@ -2,7 +2,7 @@
 
 The operations of all ranks of a process are in one function, so that they run side by side.
 These operations are raw ones (`tf.raw_ops.Collective...V2`): TensorFlow has no public collective without a strategy.
-Between processes elements travel as words of 32 bits, since the operations do not know every dtype.
+Between processes elements of other dtypes than those that an operation knows travel as words of 32 bits.
 """
 
 from __future__ import annotations
@@ -11,27 +11,33 @@ import functools
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
 from tensorflow.python.eager import context, record
 
 from keras_flow.backends.collective_engine import Counts, Pending
-from keras_flow.backends.tensorflow.devices import rank_devices, world
+from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.current import joining
 from keras_flow.errors import FlowError
 
 #: what the runtime's all-reduce knows
 _REDUCED = frozenset([tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64])
+#: and its all-gather
+_GATHERED = frozenset([tf.float32, tf.float64, tf.float16, tf.int32, tf.int64])
 _OPS = {"sum": "Add", "min": "Min", "max": "Max", "product": "Mul"}
 _FOLDS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max, "product": tf.reduce_prod}
 
 
+def is_array(value: object, rank: int) -> bool:
+    """A tensor with values; those of another device TensorFlow copies itself."""
+    return isinstance(value, tf.Tensor) and hasattr(value, "numpy")
+
+
 def exchange(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Counts) -> Pending:
     """Parts of each rank's flat array for each member."""
-    if len(_own(ranks)) == len(ranks):
+    if len(values) == len(ranks):
         parts = {rank: tf.split(values[rank], row) for rank, row in zip(ranks, counts.table, strict=True)}
         arrived = {rank: _on(rank, [parts[sender][place] for sender in ranks]) for place, rank in enumerate(ranks)}
         return Pending(lambda: arrived)
@@ -41,7 +47,7 @@ def exchange(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Co
 
 def gather_all(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Sequence[int]) -> Pending:
     """The runtime's all-gather where sizes are equal; else an exchange, which pads nothing."""
-    if len(_own(ranks)) == len(ranks):
+    if len(values) == len(ranks):
         arrived = {rank: _on(rank, [values[sender] for sender in ranks]) for rank in ranks}
         return Pending(lambda: arrived)
     if len(set(counts)) > 1:
@@ -54,8 +60,8 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], how: str | int) -> Pending | None:
     """Between processes the runtime's all-reduce and broadcast."""
     value = next(iter(values.values()))
-    is_empty = 0 in value.shape
-    if len(_own(ranks)) == len(ranks) or is_empty or (kind == "all_reduce" and value.dtype not in _REDUCED):
+    is_empty = 0 in shape(value)
+    if len(values) == len(ranks) or is_empty or (kind == "all_reduce" and value.dtype not in _REDUCED):
         return None
     arrived = _run(f"{kind} {how}", ranks, values)
     return Pending(lambda: arrived)
@@ -71,7 +77,7 @@ def fold(rows: tf.Tensor, op: str) -> tf.Tensor:
 def reshape(value: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     """In another shape."""
     # an operation takes longer than the question
-    has_it = tuple(value.shape) == shape or (shape == (-1,) and value.shape.rank == 1)
+    has_it = value.shape.as_list() == list(shape) or (shape == (-1,) and value.shape.rank == 1)
     return value if has_it else tf.reshape(value, shape)
 
 
@@ -80,20 +86,27 @@ def join(flat: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(flat, 0)
 
 
+def shape(value: tf.Tensor) -> tuple[int, ...]:
+    """By `as_list`: to go through a `TensorShape` takes twenty times as long."""
+    return cast("tuple[int, ...]", tuple(value.shape.as_list()))
+
+
+def is_recorded(values: Sequence[tf.Tensor]) -> bool:
+    """Whether a tape sees operations."""
+    if not tf.executing_eagerly():
+        raise FlowError(
+            "kf.comm is called inside a tf.function (or a compiled Keras step), where ranks have no values yet. Call "
+            "it outside, or compile with run_eagerly=True"
+        )
+    return _is_recorded()
+
+
 def with_gradient(
     forward: Callable[[Sequence[Any]], list[Any]],
     backward: Callable[[Sequence[Any]], list[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
     """By `tf.custom_gradient`."""
-    if not tf.executing_eagerly():
-        raise FlowError(
-            "kf.comm is called inside a tf.function (or a compiled Keras step), where ranks have no values yet. Call "
-            "it outside, or compile with run_eagerly=True"
-        )
-
-    if not _is_recorded():
-        return forward(values)
 
     @tf.custom_gradient
     def function(*given: tf.Tensor):
@@ -103,11 +116,6 @@ def with_gradient(
         return tuple(forward(given)), pullback
 
     return list(function(*values))
-
-
-def _own(ranks: tuple[int, ...]) -> list[int]:
-    mine = set(world().local_ranks)
-    return [rank for rank in ranks if rank in mine]
 
 
 def _on(rank: int, parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -157,9 +165,8 @@ class _TimeLimit:
         self._begun: tuple[float, str] | None = None
         self._ended = ""
 
-    @contextmanager
-    def __call__(self, what: str) -> Iterator[None]:
-        """What is inside waits for other processes.
+    def run(self, what: str, function: Callable[..., Sequence[tf.Tensor]], given: Sequence[tf.Tensor]) -> Any:
+        """Call what waits for other processes.
 
         Raises:
             FlowError: it has waited too long.
@@ -169,7 +176,7 @@ class _TimeLimit:
             self._thread.start()
         self._begun = (time.monotonic(), what)
         try:
-            yield
+            return function(*given)
         except tf.errors.OpError as error:
             raise FlowError(self._ended) if self._ended else error from error
         finally:
@@ -202,15 +209,15 @@ def _run(
     kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], table: Sequence[Sequence[int]] = ()
 ) -> dict[int, tf.Tensor]:
     """A collective between processes."""
-    mine, devices = _own(ranks), rank_devices()
-    given = [values[rank] for rank in mine]
+    mine, devices = tuple(values), rank_devices()
+    given = list(values.values())
     if _is_recorded():
         # gradients are those of `with_gradient`: a tape that saw these operations would ask for one of each, and fail
         given = [tf.stop_gradient(value) for value in given]
-    shapes = tuple(tuple(value.shape) for value in given)
-    function = _function(kind, ranks, given[0].dtype, shapes, tuple(map(tuple, table)))
-    with tf.device(devices[mine[0]]), _limit(kind.partition(" ")[0]):
-        results = function(*given)
+    shapes = tuple(shape(value) for value in given)
+    function = _function(kind, ranks, mine, given[0].dtype, shapes, tuple(map(tuple, table)))
+    with tf.device(devices[mine[0]]):
+        results = _limit.run(kind.partition(" ")[0], function, given)
     if len(mine) == 1:
         return {mine[0]: results[0]}
     out = {}
@@ -224,6 +231,7 @@ def _run(
 def _function(
     kind: str,
     ranks: tuple[int, ...],
+    mine: tuple[int, ...],
     dtype: tf.DType,
     shapes: tuple[tuple[int, ...], ...],
     table: tuple[tuple[int, ...], ...],
@@ -233,11 +241,12 @@ def _function(
     Args:
         kind: of `_operation`.
         ranks: the group.
+        mine: those of this process.
         dtype: that of all tensors.
         shapes: those of the tensors of this process's ranks.
         table: `Counts.table` of an exchange.
     """
-    mine, devices = _own(ranks), rank_devices()
+    devices = rank_devices()
 
     def run(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
         out = []
@@ -264,6 +273,9 @@ def _operation(
         return tf.reshape(reduced, value.shape)
     if what in ("exchange", "all_to_all"):
         return _exchanged(ranks, rank, flat, table, is_even=what == "all_to_all")
+    if what == "gather" and dtype in _GATHERED:
+        keys = _keys(ranks, f"{kind} {dtype.name} {_length(flat)}")
+        return tf.raw_ops.CollectiveGatherV2(input=flat, **ordered, **keys)
     words = _to_words(flat)
     keys = _keys(ranks, f"{kind} {_length(words)}")
     if what == "gather":

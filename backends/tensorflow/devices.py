@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 # Unset (TensorFlow's default) or 1, DTensor's pass that combines all-reduces gives wrong gradients in `fit`, without an
@@ -78,7 +79,11 @@ def world() -> World:
 
 def rank_devices() -> tuple[str, ...]:
     """The device of each rank, in the order of ranks. That of another process's rank is not usable here."""
-    here = world()
+    return _names(world())
+
+
+@functools.cache
+def _names(here: World) -> tuple[str, ...]:
     share = len(here.local_ranks)
     return tuple(_name(rank // share, here.type, rank % share) for rank in range(here.size))
 

@@ -10,9 +10,12 @@ from keras_flow.backends.torch.capabilities import capabilities as capabilities
 from keras_flow.backends.torch.collectives import exchange as exchange
 from keras_flow.backends.torch.collectives import fold as fold
 from keras_flow.backends.torch.collectives import gather_all as gather_all
+from keras_flow.backends.torch.collectives import is_array as is_array
+from keras_flow.backends.torch.collectives import is_recorded as is_recorded
 from keras_flow.backends.torch.collectives import join as join
 from keras_flow.backends.torch.collectives import native as native
 from keras_flow.backends.torch.collectives import reshape as reshape
+from keras_flow.backends.torch.collectives import shape as shape
 from keras_flow.backends.torch.collectives import with_gradient as with_gradient
 from keras_flow.backends.torch.devices import init as init
 from keras_flow.backends.torch.devices import simulate as simulate

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from keras_flow.backends.collective_engine import Counts, Pending
 from keras_flow.backends.torch import simulated
-from keras_flow.backends.torch.devices import world
+from keras_flow.backends.torch.devices import rank_devices, world
 
-#: what gloo and NCCL both reduce
+#: what gloo and NCCL both know
 _REDUCED = frozenset(
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64]
 )
@@ -26,6 +26,11 @@ _OPS = {
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
 }
+
+
+def is_array(value: object, rank: int) -> bool:
+    """A tensor that is no parameter and no DTensor, where the rank computes."""
+    return type(value) is torch.Tensor and value.device == rank_devices()[rank]
 
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts: Counts) -> Pending:
@@ -58,8 +63,8 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], count
     if len(set(counts)) > 1:
         copies = torch.cat([value] * len(ranks))
         return exchange(ranks, {rank: copies}, Counts.of([[count] * len(ranks) for count in counts]))
-    data = _bytes(value)
-    joined = torch.empty(data.numel() * len(ranks), dtype=torch.uint8, device=value.device)
+    data = value.detach().contiguous() if value.dtype in _REDUCED else _bytes(value)
+    joined = data.new_empty(data.numel() * len(ranks))
     work = dist.all_gather_single(joined, data, group=process_group(ranks), async_op=True) if data.numel() else None
     return _begun(work, lambda: {rank: joined.view(value.dtype)}, data)
 
@@ -112,14 +117,22 @@ def join(flat: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(flat))
 
 
+def shape(value: torch.Tensor) -> tuple[int, ...]:
+    """As a plain tuple."""
+    return tuple(value.shape)
+
+
+def is_recorded(values: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd follows one of them."""
+    return any(value.requires_grad for value in values)
+
+
 def with_gradient(
     forward: Callable[[Sequence[Any]], list[Any]],
     backward: Callable[[Sequence[Any]], list[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
     """As one node of autograd's graph."""
-    if not any(value.requires_grad for value in values):
-        return forward(values)
     return list(_WithGradient.apply(forward, backward, *values))  # pyright: ignore[reportArgumentType]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as torch_distributed
 from keras.src.backend.torch import core as keras_torch  # the device that Keras computes on has no public name
@@ -67,7 +69,11 @@ def world() -> World:
 
 def rank_devices() -> tuple[torch.device, ...]:
     """The device of each rank, in the order of ranks. That of another process's rank is not usable here."""
-    here = world()
+    return _devices(world())
+
+
+@functools.cache
+def _devices(here: World) -> tuple[torch.device, ...]:
     if here.type == "cpu":
         return (torch.device("cpu"),) * here.size
     return tuple(torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(here.size))

@@ -9,6 +9,7 @@ Example: the largest of `[1, 8]` on rank 0 and `[5, 2]` on rank 1. Rank 0 gets t
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts, Pending
-from keras_flow.comm.group import Group, Values, dtype_name, elements, on_each, shape_of
+from keras_flow.comm.group import Group, Values, dtype_name, elements, on_each, reshaped, shape_of
 from keras_flow.errors import FlowError
 
 OPS = ("sum", "mean", "min", "max", "product")
@@ -32,15 +33,15 @@ def balanced(count: int, parts: int) -> list[int]:
 
 def differentiable(group: Group, begin: Begin, pullback: Begin, values: Values) -> Values:
     """What `begin` gives, where the engine's gradient is what `pullback` gives of cotangents."""
-    mine = list(values)
+    engine, mine = tensor_engine(), list(values)
+    if not (has_gradient(values[mine[0]]) and engine.is_recorded(list(values.values()))):
+        return begin(values).results()
 
     def run(function: Begin, given: Sequence[Any]) -> list[Any]:
         results = function(dict(zip(mine, given, strict=True))).results()
         return [results[rank] for rank in mine]
 
-    if not has_gradient(next(iter(values.values()))):
-        return begin(values).results()
-    results = tensor_engine().with_gradient(
+    results = engine.with_gradient(
         lambda given: run(begin, given), lambda cotangents: run(pullback, cotangents), list(values.values())
     )
     return dict(zip(mine, results, strict=True))
@@ -48,7 +49,12 @@ def differentiable(group: Group, begin: Begin, pullback: Begin, values: Values) 
 
 def has_gradient(value: Any) -> bool:
     """Whether tensors of this dtype have gradients."""
-    return dtype_name(value).startswith(("float", "bfloat", "complex"))
+    return _is_continuous(dtype_name(value))
+
+
+@functools.cache
+def _is_continuous(name: str) -> bool:
+    return name.startswith(("float", "bfloat", "complex"))
 
 
 def check_op(op: str, value: Any, call: str) -> None:
@@ -57,10 +63,14 @@ def check_op(op: str, value: Any, call: str) -> None:
     Raises:
         FlowError: they cannot.
     """
-    name = dtype_name(value)
+    _check_op(op, dtype_name(value), call)
+
+
+@functools.cache
+def _check_op(op: str, name: str, call: str) -> None:
     if op not in OPS:
         raise FlowError(f"kf.comm.{call}: op is one of {', '.join(OPS)}; got {op!r}")
-    if op == "mean" and not has_gradient(value):
+    if op == "mean" and not _is_continuous(name):
         raise FlowError(f"kf.comm.{call}: the mean of {name} is no {name}; cast to a float, or take op='sum'")
     if name.startswith("float8"):
         raise FlowError(f"kf.comm.{call}: engines do not compute in {name}; cast it first")
@@ -88,10 +98,9 @@ def all_reduce(group: Group, values: Values, op: str) -> Pending:
     begun = engine.native("all_reduce", group.ranks, values, kind)
     if begun is None:
         parts = balanced(elements(shape), count)
-        flat = on_each(values, lambda value: engine.reshape(value, (-1,)))
-        reduced = reduce_scatter(group, flat, kind, parts).results()
+        reduced = reduce_scatter(group, reshaped(values, (-1,)), kind, parts).results()
         whole = engine.gather_all(group.ranks, reduced, parts).results()
-        shaped = on_each(whole, lambda value: engine.reshape(value, shape))
+        shaped = reshaped(whole, shape)
         begun = Pending(lambda: shaped)
     return begun if op != "mean" else _then(begun, lambda value: value / count)
 
@@ -129,7 +138,7 @@ def broadcast(group: Group, values: Values, source: int) -> Pending:
     begun = engine.native("broadcast", group.ranks, values, source)
     if begun is not None:
         return begun
-    flat = on_each(values, lambda value: engine.reshape(value, (-1,)))
+    flat = reshaped(values, (-1,))
     size, place = elements(shape), group.ranks.index(source)
     # its parts to the ranks, which then gather them: no rank sends more than twice the tensor
     parts = balanced(size, count)
@@ -138,7 +147,7 @@ def broadcast(group: Group, values: Values, source: int) -> Pending:
     whole = engine.gather_all(
         group.ranks, engine.exchange(group.ranks, sent, Counts.of(counts)).results(), parts
     ).results()
-    shaped = on_each(whole, lambda value: engine.reshape(value, shape))
+    shaped = reshaped(whole, shape)
     return Pending(lambda: shaped)
 
 

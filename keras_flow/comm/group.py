@@ -26,8 +26,11 @@ from keras_flow.tensors.global_tensor import GlobalTensor
 #: words of 32 bits in which ranks tell each other what they call (the first is a checksum), and the shape of a tensor
 _TEXT_WORDS, _SHAPE_WORDS = 64, 12
 
+#: what a rank calls: its words, and the dtype and shape of a tensor where they count; written out when it is compared
+Call = str | tuple[str, Any, tuple[int, ...]]
+
 #: (ranks, call) that were compared between them: a call that is repeated is not compared again
-_compared: set[tuple[tuple[int, ...], str]] = set()
+_compared: set[tuple[tuple[int, ...], Call]] = set()
 
 #: rank -> the engine's array
 Values = Mapping[int, Any]
@@ -86,6 +89,10 @@ class Group:
 
     def tensors(self, given: object, call: str) -> dict[int, Any]:
         """Rank -> array, of what the caller gave for the ranks of this process."""
+        engine = tensor_engine()
+        # asked first, because it is what a loop gives
+        if self.mine == engine.world().local_ranks and len(self.mine) == 1 and engine.is_array(given, self.mine[0]):
+            return {self.mine[0]: given}
         return {rank: as_tensor(value, rank, call) for rank, value in self.of_ranks(given, call).items()}
 
     def lists(self, given: object, call: str) -> dict[int, list[Any]]:
@@ -176,7 +183,15 @@ def _name_of_dtype(dtype: Any) -> str:
 
 def shape_of(value: Any) -> tuple[int, ...]:
     """The shape as numbers."""
-    return tuple(value.shape)
+    return tensor_engine().shape(value)
+
+
+def reshaped(values: Values, shape: tuple[int, ...]) -> Values:
+    """In another shape, of which (-1,) is flat; as they are where that is theirs."""
+    first = next(iter(values.values()))
+    if shape_of(first) == shape or (shape == (-1,) and len(first.shape) == 1):
+        return values
+    return on_each(values, lambda value: tensor_engine().reshape(value, shape))
 
 
 def on_each(values: Mapping[int, Any], function: Callable[..., Any]) -> dict[int, Any]:
@@ -205,18 +220,23 @@ def parts_of(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     ]
 
 
-def require_same(group: Group, calls: Mapping[int, str]) -> None:
+def call_of(words: str, value: Any) -> Call:
+    """A call with a tensor, as `require_same` compares it."""
+    return words, value.dtype, shape_of(value)
+
+
+def require_same(group: Group, calls: Mapping[int, Call]) -> None:
     """Check that all ranks of a group make one call, the first time that they do.
 
     Raises:
         FlowError: another rank calls something else.
     """
     key = (group.ranks, next(iter(calls.values())))
-    if len(set(calls.values())) == 1 and key in _compared:
+    if key in _compared and (len(calls) == 1 or len(set(calls.values())) == 1):
         return
-    found = dict(calls)
+    found = {rank: _as_call(call) for rank, call in calls.items()}
     if not group.is_local:
-        words = {rank: _as_words(text) for rank, text in calls.items()}
+        words = {rank: _as_words(text) for rank, text in found.items()}
         found = {rank: _as_text(row) for rank, row in _gathered(group, words, _TEXT_WORDS).items()}
     first = group.ranks[0]
     for rank, text in found.items():
@@ -275,6 +295,10 @@ def _gathered(group: Group, words: Mapping[int, np.ndarray], length: int) -> dic
     got = engine.gather_all(group.ranks, values, [length] * len(group.ranks)).results()
     rows = engine.as_numpy(next(iter(got.values()))).reshape(len(group.ranks), length)
     return dict(zip(group.ranks, rows, strict=True))
+
+
+def _as_call(call: Call) -> str:
+    return call if isinstance(call, str) else f"{call[0]} {_name_of_dtype(call[1])}{list(call[2])}"
 
 
 def _as_words(text: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,15 @@ from keras_flow.backends.collective_engine import Counts, longest
 from keras_flow.comm import algorithms
 from keras_flow.comm.group import (
     Group,
+    Values,
+    call_of,
     dtype_name,
     elements,
     exchanged_shapes,
     on_each,
     parts_of,
     require_same,
+    reshaped,
     shape_of,
     shapes_of_all,
 )
@@ -26,6 +29,7 @@ from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype
 
 Shape = tuple[int, ...]
+Shaped = Callable[[Values], Values]
 
 
 def all_gather(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
@@ -53,7 +57,11 @@ def all_gather(x: object, group: Placement | None = None, async_op: bool = False
         return None
     require_same(members, {rank: f"all_gather {dtype_name(value)}" for rank, value in values.items()})
     shapes = list(shapes_of_all(members, values).values())
-    return _gathered(members, values, shapes, async_op, lambda value: members.in_order(parts_of(value, shapes)))
+
+    def cut(values: Values) -> Values:
+        return on_each(values, lambda value: members.in_order(parts_of(value, shapes)))
+
+    return _gathered(members, values, shapes, async_op, cut)
 
 
 def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
@@ -83,10 +91,11 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
     shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
     joined = (count * shape[0], *shape[1:]) if shape else (count,)
 
-    def shaped(value: Any) -> Any:
+    def shaped(values: Values) -> Values:
         if members.order != members.ranks:
-            value = tensor_engine().join(members.in_order(parts_of(value, [(elements(shape),)] * count)))
-        return tensor_engine().reshape(value, joined)
+            parts = [(elements(shape),)] * count
+            values = on_each(values, lambda value: tensor_engine().join(members.in_order(parts_of(value, parts))))
+        return reshaped(values, joined)
 
     return _gathered(members, values, [shape] * count, async_op, shaped)
 
@@ -164,7 +173,7 @@ def gather(x: object, dst: int, group: Placement | None = None) -> Any:
     shapes = list(shapes_of_all(members, values).values())
     place = members.ranks.index(dst)
     counts = [[elements(shape) if to == place else 0 for to in range(len(shapes))] for shape in shapes]
-    flat = on_each(values, lambda value: tensor_engine().reshape(value, (-1,)))
+    flat = reshaped(values, (-1,))
     got = algorithms.exchange(members, flat, Counts.of(counts)).results()
     found = on_each(
         {rank: value for rank, value in got.items() if rank == dst},
@@ -273,18 +282,16 @@ def empty(dtype: str, rank: int) -> Any:
 
 
 def _check_equal(members: Group, values: dict[int, Any], call: str) -> None:
-    require_same(
-        members, {rank: f"{call} {dtype_name(value)}{list(shape_of(value))}" for rank, value in values.items()}
-    )
+    require_same(members, {rank: call_of(call, value) for rank, value in values.items()})
 
 
-def _gathered(members: Group, values: dict[int, Any], shapes: list[Shape], async_op: bool, shaped: Any) -> Any:
+def _gathered(members: Group, values: dict[int, Any], shapes: list[Shape], async_op: bool, shaped: Shaped) -> Any:
     """An all-gather of tensors of these shapes."""
     parts = [elements(shape) for shape in shapes]
-    flat = on_each(values, lambda value: tensor_engine().reshape(value, (-1,)))
+    flat = reshaped(values, (-1,))
 
-    def finish(results: Mapping[int, Any]) -> Any:
-        return members.answer(on_each(results, shaped))
+    def finish(results: Values) -> Any:
+        return members.answer(shaped(results))
 
     if async_op:
         return Work(algorithms.gather(members, flat, parts), finish)

@@ -7,7 +7,18 @@ from typing import Any
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
 from keras_flow.comm import algorithms
-from keras_flow.comm.group import Group, dtype_name, elements, on_each, parts_of, require_same, shape_of
+from keras_flow.comm.group import (
+    Group,
+    Values,
+    call_of,
+    dtype_name,
+    elements,
+    on_each,
+    parts_of,
+    require_same,
+    reshaped,
+    shape_of,
+)
 from keras_flow.comm.work import Work
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -72,7 +83,7 @@ def reduce(x: object, dst: int, op: str = "sum", group: Placement | None = None)
     if 0 in shape or count == 1:
         return members.answer(values)
     parts = algorithms.balanced(elements(shape), count)
-    flat = on_each(values, lambda value: engine.reshape(value, (-1,)))
+    flat = reshaped(values, (-1,))
     reduced = algorithms.reduce_scatter(members, flat, op, parts).results()
     place = members.ranks.index(dst)
     counts = [[size if to == place else 0 for to in range(count)] for size in parts]
@@ -154,7 +165,7 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
             "kf.comm.reduce_scatter takes a list of parts of any size"
         )
     check(members, values, op, "reduce_scatter_tensor")
-    flat = on_each(values, lambda value: tensor_engine().reshape(value, (-1,)))
+    flat = reshaped(values, (-1,))
     part = (shape[0] // count, *shape[1:])
     if members.order != members.ranks:
         size = (elements(part),)
@@ -165,14 +176,11 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
 def check(members: Group, values: dict[int, Any], op: str, call: str) -> None:
     """Check an op, and that all ranks give tensors of one shape and dtype."""
     algorithms.check_op(op, next(iter(values.values())), call.partition(" ")[0])
-    require_same(
-        members,
-        {rank: f"{call} {op} {dtype_name(value)}{list(shape_of(value))}" for rank, value in values.items()},
-    )
+    require_same(members, {rank: call_of(f"{call} {op}", value) for rank, value in values.items()})
 
 
 def _scattered(
-    members: Group, flat: dict[int, Any], op: str, shapes: list[tuple[int, ...]], call: str, async_op: bool
+    members: Group, flat: Values, op: str, shapes: list[tuple[int, ...]], call: str, async_op: bool
 ) -> Any:
     """A reduce-scatter of flat tensors, whose parts get their shapes."""
     parts = [elements(shape) for shape in shapes]
