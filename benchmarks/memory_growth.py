@@ -1,7 +1,8 @@
 """The part of `benchmarks/memory.py` on data parallel: a rank's peak on 2 and on 8 ranks, with as many rows on each.
 
-By the engine's own counters: XLA's buffer assignment for one device (JAX), what the allocator had at most over the
-number of ranks (TensorFlow), and what a step of one rank has allocated at most by the profiler (torch).
+By the engine's own counters: XLA's buffer assignment for one device (JAX), the most that the allocator of a process
+with one rank had (TensorFlow: ranks of one process share an allocator, and its peak tells how many of them are at one
+place at one time), and what a step of one rank has allocated at most by the profiler (torch).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def table(backends: list[str]) -> tuple[str, list[str]]:
         f"""## Data parallel: a rank's peak as ranks are added
 
 A transformer block with dropout, {ROWS} rows on each rank, `random="logical"`: most MB of a rank in a step, by the
-engine's own counters (JAX: XLA's buffer assignment; TensorFlow: the allocator's peak over the ranks; torch: the
-profiler).
+engine's own counters (JAX: XLA's buffer assignment; TensorFlow: the allocator's peak, a process for each rank; torch:
+the profiler).
 
 | engine | {RANKS[0]} ranks | {RANKS[1]} ranks | growth |
 |---|---|---|---|
@@ -89,7 +90,7 @@ def peak(ranks: int, way: str, programs: str) -> float:
     tf.config.experimental.reset_memory_stats("CPU:0")
     for _ in range(6):
         model.train_on_batch(x, y)
-    return tf.config.experimental.get_memory_info("CPU:0")["peak"] / ranks
+    return max(kf.comm.all_gather_object(tf.config.experimental.get_memory_info("CPU:0")["peak"]))
 
 
 def _transformer() -> Any:
@@ -110,11 +111,12 @@ def main(ranks: int, way: str, out: Path) -> None:
             f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={programs} --xla_dump_hlo_as_text "
             "--xla_dump_hlo_module_re=.*jit_step.*"
         )
-        # ranks have threads enough, so that what they hold at one time does not depend on the number of cores
-        os.environ |= {"TF_NUM_INTEROP_THREADS": "8", "TF_ENABLE_ONEDNN_OPTS": "1"}
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
         import keras_flow as kf
 
-        out.write_text(json.dumps(kf.run(peak, devices=ranks, args=(ranks, way, programs))))
+        processes = ranks if os.environ["KERAS_BACKEND"] == "tensorflow" else None
+        found = kf.run(peak, devices=ranks, processes=processes, args=(ranks, way, programs))
+        out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
