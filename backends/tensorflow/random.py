@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +18,15 @@ from tensorflow.python.ops import random_ops_util
 from keras_flow import philox
 from keras_flow.backends.interface import RandomPart
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_math
+from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
+
+#: ranks from which on each makes a mask of its own rows alone: by operators that take longer than TensorFlow's own
+#: generator for the same elements, but not than that for those of four ranks
+_OWN_ROWS_FROM = 4
 
 
 def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None:
@@ -155,9 +161,9 @@ def seed_on_mesh(seed: object) -> object | None:
 def random_part(
     shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
-    """Which elements of a draw are made here: a replica's own rows; on a mesh all, on every rank.
+    """Which elements of a draw are made here: a replica's own rows; on a mesh those of a mask, where ranks are many.
 
-    DTensor draws the same on every rank or other values on each, so that a rank cannot draw its part alone.
+    DTensor's own draws are the same on every rank or other values on each, so that a rank cannot draw its part by them.
     """
     here = replica_math.rows()
     if here is not None:
@@ -174,7 +180,24 @@ def random_part(
         return RandomPart.whole((cast("int", tf.cast(known, "int32")), *shape[1:]))
     if distribution is None:
         return RandomPart.whole(shape)
+    view = view_of(distribution)
+    axis, blocks = batch_axis(distribution, view)
+    is_mask = inputs is not None and len(shape) > 1 and shape[0] == inputs.shape[0] and not tf.executing_eagerly()
+    if is_mask and axis is not None and blocks >= _OWN_ROWS_FROM and shape[0] % blocks == 0:
+        everything = tuple(slice(0, length) for length in shape)
+        return _RowsOnMesh(shape, everything, None, dtensor.Layout([axis], view.mesh))
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
+
+
+@dataclass(frozen=True)
+class _RowsOnMesh(RandomPart):
+    """All elements of a mask, of which each rank makes those of its rows.
+
+    Attributes:
+        rows: the layout of a vector with a number for each row.
+    """
+
+    rows: dtensor.Layout | None = None
 
 
 def random_words(state: tf.Tensor) -> tuple[Any, Any]:
@@ -212,6 +235,8 @@ def _constant(drawn: np.ndarray) -> tf.Tensor:
 
 def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -> tf.Tensor:
     """A random word of 32 bits for each element of a part: TensorFlow's own Philox, from the part's first counter."""
+    if isinstance(part, _RowsOnMesh):
+        return tf.cast(_bits_by_rows(words, tag, part), dtype)
     if not part.shape:
         return _bits(words, tag, RandomPart.whole((1,)), dtype)[0]
     rows = part.slices[0]
@@ -230,6 +255,33 @@ def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -
         return flat[rows.start - 4 * first : rows.stop - 4 * first]
     padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])
     return tf.slice(padded, [0] * len(lines), [rows.stop - rows.start, *part.shape[1:]])
+
+
+def _bits_by_rows(words: tuple[Any, Any], tag: int, part: _RowsOnMesh) -> tf.Tensor:
+    """`philox.words` by operators, which DTensor splits as their operands are: uint64, below 2**32."""
+    low, shift = tf.constant(0xFFFFFFFF, "uint64"), tf.constant(32, "uint64")
+    inner, length = part.shape[1:-1], part.shape[-1]
+    lines = (*inner, philox.counters_of_line(length))
+    stride = math.prod(lines)
+    rows = dtensor.relayout(tf.constant(np.arange(part.shape[0], dtype="uint64") * np.uint64(stride)), part.rows)
+    counter = tf.reshape(rows, [part.shape[0], *[1] * len(lines)])
+    counter += tf.constant(np.arange(stride, dtype="uint64").reshape(1, *lines))
+    and_, shifted, xor = tf.bitwise.bitwise_and, tf.bitwise.right_shift, tf.bitwise.bitwise_xor
+    keys = [words[0], tf.constant(tag, "uint64")]
+    state = [and_(counter, low), shifted(counter, shift), and_(words[1], low), shifted(words[1], shift)]
+    for _ in range(philox.ROUNDS):
+        first, second = (
+            state[at] * tf.constant(factor, "uint64") for at, factor in zip((0, 2), philox.MULTIPLIERS, strict=True)
+        )
+        state = [
+            xor(xor(shifted(second, shift), state[1]), keys[0]),
+            and_(second, low),
+            xor(xor(shifted(first, shift), state[3]), keys[1]),
+            and_(first, low),
+        ]
+        keys = [and_(key + tf.constant(weyl, "uint64"), low) for key, weyl in zip(keys, philox.WEYL, strict=True)]
+    by_line = tf.reshape(tf.stack(state, -1), [part.shape[0], *inner, 4 * lines[-1]])
+    return tf.slice(by_line, [0] * len(part.shape), list(part.shape))
 
 
 def reorder(x: tf.Tensor, keys: tf.Tensor, axis: int) -> tf.Tensor:

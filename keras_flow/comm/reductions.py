@@ -179,9 +179,7 @@ def check(members: Group, values: dict[int, Any], op: str, call: str) -> None:
     require_same(members, {rank: call_of(f"{call} {op}", value) for rank, value in values.items()})
 
 
-def _scattered(
-    members: Group, flat: Values, op: str, shapes: list[tuple[int, ...]], call: str, async_op: bool
-) -> Any:
+def _scattered(members: Group, flat: Values, op: str, shapes: list[tuple[int, ...]], call: str, async_op: bool) -> Any:
     """A reduce-scatter of flat tensors, whose parts get their shapes."""
     parts = [elements(shape) for shape in shapes]
 

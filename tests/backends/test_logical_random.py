@@ -285,6 +285,29 @@ def test_a_process_draws_its_own_rows(on_ranks) -> None:
     assert on_ranks("torch").on_each(elements_of_a_rank) == [[2 * 8, 2 * 8]] * 3 + [[8, 8]]
 
 
+def whole_draws_of_masks() -> int:
+    """Draws of TensorFlow's own generator, which every rank makes whole, in a step on 4 ranks."""
+    from unittest import mock
+
+    import keras
+    from keras import layers
+
+    import keras_flow as kf
+    from keras_flow.backends.tensorflow import random
+
+    generator = mock.Mock(wraps=random.random_ops.stateless_random_uniform_full_int_v2)
+    with kf.DataParallel(random="logical").scope():
+        model = keras.Sequential([layers.Input((6, 5)), layers.Dropout(0.4), layers.SpatialDropout1D(0.2)])
+        model.compile("sgd", "mse")
+        with mock.patch.object(random.random_ops, "stateless_random_uniform_full_int_v2", generator):
+            model.train_on_batch(*[np.ones((8, 6, 5), "float32")] * 2)
+    return generator.call_count
+
+
+def test_on_four_ranks_of_a_mesh_no_mask_is_drawn_whole(on_ranks) -> None:
+    assert on_ranks("tensorflow")(whole_draws_of_masks) == 0
+
+
 def loss_with_masks_of_own_index() -> tuple[float, float]:
     """A step of data parallel, right and with masks that each rank draws as if its rows were the first."""
     from unittest import mock
