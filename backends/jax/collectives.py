@@ -178,7 +178,7 @@ def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], pla
             blocks[at] = jax.device_put(blocks[at], devices[rank])
     whole = jax.make_array_from_single_device_arrays((len(ranks) * blocks[0].size,), sharding, blocks)
     if len(blocks) == 1:
-        return dict.fromkeys(values, run(whole).addressable_data(0))
+        return {rank: run(whole).addressable_data(0) for rank in values}
     got = {shard.device: shard.data for shard in run(whole).addressable_shards}
     return {rank: got[devices[rank]] for rank in values}
 

@@ -182,8 +182,9 @@ def random_part(
         return RandomPart.whole(shape)
     view = view_of(distribution)
     axis, blocks = batch_axis(distribution, view)
-    is_mask = inputs is not None and len(shape) > 1 and shape[0] == inputs.shape[0] and not tf.executing_eagerly()
-    if is_mask and axis is not None and blocks >= _OWN_ROWS_FROM and shape[0] % blocks == 0:
+    rows = math.prod(shape[:1])
+    is_mask = inputs is not None and len(shape) > 1 and inputs.shape[0] == rows and not tf.executing_eagerly()
+    if is_mask and axis is not None and blocks >= _OWN_ROWS_FROM and rows % blocks == 0:
         everything = tuple(slice(0, length) for length in shape)
         return _RowsOnMesh(shape, everything, None, dtensor.Layout([axis], view.mesh))
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
