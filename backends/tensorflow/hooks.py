@@ -64,7 +64,7 @@ def _variables() -> tuple[Hook, ...]:
             "Variable.__tf_tensor__",
             variables.to_tensor,
             "a weight split over an axis of the batch is gathered where it is used; DTensor fails on some uses",
-            when=variables.layout_in_step,
+            when=variables.layout_of_use,
         ),
         Hook(
             _CORE,

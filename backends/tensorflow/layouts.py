@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -132,17 +133,19 @@ def replicated(mesh: dtensor.Mesh, ndim: int) -> dtensor.Layout:
     return dtensor.Layout.replicated(mesh, ndim)
 
 
-def relayout(tensor: tf.Tensor, layout: dtensor.Layout) -> tf.Tensor:
-    """A tensor of a step in another layout, and its gradient too.
+def relayout(tensor: tf.Tensor, layout: dtensor.Layout, pullback: Callable[[Any], Any] | None = None) -> tf.Tensor:
+    """A tensor of a step in another layout, and its gradient too, unless `pullback` says what that is.
 
     TensorFlow's own gradient lays as the tensor was before (RelayoutLike). DTensor fails on that where what uses the
     tensor decides its layout ("output layout of Relayout op after layout propagation does not match").
     """
     # told to the tape by TensorFlow's private `record`: `tf.custom_gradient` would put an IdentityN around it, which
-    # DTensor orders wrongly where loops are unrolled ("operand #0 does not dominate this use")
+    # DTensor lays as what uses it is laid, so that the tensor is cut and gathered again, and which it orders wrongly
+    # where loops are unrolled ("operand #0 does not dominate this use")
     with record.stop_recording():
         result = dtensor.relayout(tensor, layout)
-    record.record_operation("KerasFlowLay", [result], [tensor], lambda upstream: [dtensor.relayout(upstream, layout)])
+    pull = pullback or (lambda upstream: dtensor.relayout(upstream, layout))
+    record.record_operation("KerasFlowLay", [result], [tensor], lambda upstream: [pull(upstream)])
     return result
 
 

@@ -13,7 +13,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step
-from keras_flow.current import models
+from keras_flow.backends.tensorflow.variables import updating
 from keras_flow.current.distribution import Distribution, active
 
 #: what an optimizer updates: a Keras variable, or the TensorFlow one that it holds
@@ -71,9 +71,9 @@ def apply(
 ) -> object:
     """Hook on `BaseOptimizer.apply`: give each gradient its variable's layout before anything else uses it.
 
-    The slices of an embedding's gradient stay slices where they are clipped: Keras takes their norm without adding
-    those of one row up, and the numbers are to be those of one device. Elsewhere they become dense here, so that they
-    are summed over the ranks once and not for each use (Adam has two).
+    The slices of an embedding's gradient stay slices, though they are summed over the ranks for each use of them then
+    (Adam has two): Keras squares and clips them without adding those of one row up, and the numbers are to be those of
+    one device.
     """
     grads = list(grads)
     variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
@@ -83,9 +83,13 @@ def apply(
         if gradient is None or not isinstance(target, dtensor.DVariable):
             continue
         # DTensor may hand a gradient back in another layout; clipping and weight decay would then mix layouts
-        if not (isinstance(gradient, tf.IndexedSlices) and models.clips_gradients(optimizer)):
+        if not isinstance(gradient, tf.IndexedSlices):
             grads[index] = dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
-    return original(optimizer, grads, variables if trainable_variables is not None else None)
+    token = updating.set(True)
+    try:
+        return original(optimizer, grads, variables if trainable_variables is not None else None)
+    finally:
+        updating.reset(token)
 
 
 def backend_update_step(

@@ -181,7 +181,8 @@ def apply(
     # one sum of all gradients: a collective for each would wait for the slowest replica each time
     grads = list(grads)
     used = [index for index, gradient in enumerate(grads) if gradient is not None]
-    for index, gradient in zip(used, total_of([tf.convert_to_tensor(grads[index]) for index in used]), strict=True):
+    # slices of embeddings stay slices, those of all replicas: Keras squares them before it adds up those of one row
+    for index, gradient in zip(used, total_of([grads[index] for index in used]), strict=True):
         grads[index] = gradient
     # `apply` of a wrapper (LossScaleOptimizer) calls that of the optimizer inside: summed once is enough
     token = _summed.set(True)

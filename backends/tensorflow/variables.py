@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TypeGuard, TypeVar, cast, overload
 
 import keras
@@ -14,11 +15,14 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends import shared_files, weights_files
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
-from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, view_of
+from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 _Part = TypeVar("_Part")
+
+#: an optimizer's update is running
+updating: ContextVar[bool] = ContextVar("keras_flow_updating", default=False)
 
 # ---- DTensors and host values
 
@@ -234,6 +238,11 @@ def layout_in_step(variable: keras.Variable, *args: object, **kwargs: object) ->
     return gathered(value.layout, placed)
 
 
+def layout_of_use(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.Layout | None:
+    """The same, of a variable that is read: an optimizer computes in the variables' own layouts."""
+    return None if updating.get() else layout_in_step(variable)
+
+
 def to_tensor(
     whole: dtensor.Layout, original: Callable[..., tf.Tensor], variable: keras.Variable, *args: object, **kwargs: object
 ) -> tf.Tensor:
@@ -241,13 +250,7 @@ def to_tensor(
 
     The gradient passes unchanged (`Optimizer.apply` gives it the variable's layout): an embedding's slices stay slices.
     """
-
-    @tf.custom_gradient
-    def gather(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        return dtensor.relayout(value, whole), lambda upstream: upstream
-
-    # TensorFlow's stub gives the decorated function its undecorated type
-    return gather(original(variable, *args, **kwargs))  # type: ignore[return-value]
+    return relayout(original(variable, *args, **kwargs), whole, lambda upstream: upstream)
 
 
 def direct_assign(

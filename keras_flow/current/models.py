@@ -64,10 +64,3 @@ def layer_in_call() -> object:
     """The innermost layer whose call is running. Keras's name scopes hold their layers; private, Keras 3.15."""
     scopes = global_state.get_global_attribute("name_scope_stack") or ()
     return next((scope.caller for scope in reversed(scopes) if scope.caller is not None), None)
-
-
-def clips_gradients(optimizer: keras.Optimizer) -> bool:
-    """Whether the optimizer, or the one that it scales losses for, clips gradients by value or by norm."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    limits = ("clipnorm", "global_clipnorm", "clipvalue")
-    return any(getattr(each, name, None) is not None for each in (optimizer, inner) for name in limits)

@@ -132,8 +132,8 @@ def _gradient(
     axes = tuple(axis for axis, dim in out.items() if axis not in weight and product.output[dim] not in product.weight)
     # no label in common: the input chooses rows instead of being multiplied
     is_table = not set(product.weight) & set(product.input)
-    # TensorFlow reduces a sparse gradient that was clipped again in the update of each slot
-    times = max(1, step.clipped_slots) if is_table and step.traffic.sparse_gradients_per_slot else 1
+    # TensorFlow reduces a sparse gradient again in the update of each slot
+    times = max(1, step.slots_of_weight) if is_table and step.traffic.sparse_gradients_per_slot else 1
     for number in range(times):
         why = "each rank has the rows of its part of the batch"
         if number:

@@ -12,7 +12,7 @@ import keras
 from keras_flow import sbp
 from keras_flow.backends import row_interaction
 from keras_flow.backends.active import backend
-from keras_flow.current.models import clips_gradients, own_variables
+from keras_flow.current.models import own_variables
 from keras_flow.current.variable_layout import VariableLayout, keras_layout
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
@@ -80,7 +80,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         capabilities.traffic,
         capabilities.memory,
         lambda variable: layouts[id(variable)],
-        clipped_slots=len(slots) // max(1, len(model.trainable_variables)) if _clips(model) else 0,
+        slots_of_weight=len(slots) // max(1, len(model.trainable_variables)),
     )
     plan = distribution.batch_plan(batch_size)
     if capabilities.keeps_split(plan, distribution.mirrored_view):
@@ -203,11 +203,6 @@ def _backward_peak(calls: Sequence[CallMemory]) -> int:
         gradients += call.variable_gradients
         kept -= call.kept_for_backward
     return peak
-
-
-def _clips(model: keras.Model) -> bool:
-    optimizer = getattr(model, "optimizer", None)
-    return optimizer is not None and clips_gradients(optimizer)
 
 
 def _slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[Slot], list[str]]:

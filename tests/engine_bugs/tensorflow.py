@@ -219,7 +219,28 @@ def a_collective_with_a_time_limit_keeps_its_threads() -> bool:
     return len(os.listdir("/proc/self/task")) > before + 40
 
 
+def adam_squares_the_slices_of_a_repeated_row_one_by_one() -> bool:
+    """Keras's optimizers on TensorFlow take an embedding's gradient as slices, and square them (Adam, RMSprop, ...) or
+    take their norm before those of a row that occurs twice are added up: one device has other numbers than on JAX and
+    torch.
+
+    Instead: nothing goes around it: a distribution has the numbers of one device on the same engine. Where engines are
+    compared, SGD without clipping has equal ones.
+    """
+    import keras
+
+    weights = []
+    for gradient in (tf.IndexedSlices(tf.ones((2, 1)), tf.constant([0, 0]), tf.constant([1, 1])), tf.constant([[2.0]])):
+        table = keras.Variable(tf.ones((1, 1)))
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build([table])
+        optimizer.apply([gradient])
+        weights.append(table.numpy())
+    return not np.allclose(*weights, rtol=1e-3)
+
+
 BUGS = (
+    adam_squares_the_slices_of_a_repeated_row_one_by_one,
     gradient_of_top_k_scatters_all_rows_on_one_rank,
     sparse_cross_entropy_of_split_classes_is_wrong_in_float64,
     a_new_dim_before_a_split_one_ends_the_process,
@@ -243,7 +264,7 @@ def _is_there(name: str) -> bool:
     code = f"import sys; from tests.engine_bugs.tensorflow import {name} as bug; sys.exit(3 if bug() else 0)"
     onednn = "1" if name == a_convolution_of_no_rows_has_other_channels.__name__ else "0"
     options = {"TF_ENABLE_ONEDNN_OPTS": onednn, "DTENSOR_USE_ALL_TO_ALL_RELAYOUT": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment = {**os.environ, **options}
+    environment = {**os.environ, **options, "KERAS_BACKEND": "tensorflow"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     if done.returncode not in (0, 3) and done.returncode > 0:
         raise RuntimeError(f"{name}: {done.stderr[-2000:]}")

@@ -1,6 +1,7 @@
 """Programs of the tests of the TensorFlow backend, for `test_dtensor`."""
 
 import contextlib
+import functools
 import os
 import warnings
 
@@ -227,12 +228,16 @@ def replicas_without_rows() -> None:
         np.testing.assert_allclose(value, right, atol=1e-5)
 
 
-def losses_without_rows() -> None:
-    """Three rows on four replicas: every reduction of losses, with weights, two outputs and an added loss."""
+#: of losses
+REDUCTIONS = ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def losses_without_rows(reduction: str) -> None:
+    """Three rows on four replicas: a reduction of losses, with weights, two outputs and an added loss."""
     x, y = np.random.RandomState(0).randn(3, 6).astype("float32"), np.ones((3, 4), "float32")
     weights = np.array([0.5, 2.0, 0.0], "float32")
 
-    def run(reduction: str, weighted: bool) -> list[np.ndarray]:
+    def run(weighted: bool) -> list[np.ndarray]:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((6,))
         hidden = keras.layers.Dense(5, kernel_regularizer="l2")(inputs)
@@ -244,13 +249,12 @@ def losses_without_rows() -> None:
         logs.append(model.test_on_batch(x, [y, -y], weight))
         return [*map(np.asarray, logs), *model.get_weights()]
 
-    for reduction in ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"):
-        for weighted in (False, True):
-            wanted = run(reduction, weighted)
-            with kf.DataParallel(strategy="mirrored").scope():
-                found = run(reduction, weighted)
-            for value, right in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(value, right, atol=1e-5, err_msg=f"{reduction}, {weighted}")
+    for weighted in (False, True):
+        wanted = run(weighted)
+        with kf.DataParallel(strategy="mirrored").scope():
+            found = run(weighted)
+        for value, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(value, right, atol=1e-5, err_msg=f"{reduction}, {weighted}")
 
 
 def copies_of_many_dims() -> None:
@@ -309,6 +313,42 @@ def operations_that_fail_as_they_run() -> None:
         other.train_on_batch(x, y)
 
 
+def rows_of_an_embedding_that_repeat() -> None:
+    """Keras squares slices of a gradient before those of one row are added up, and so do its updates on a mesh."""
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 6, (32, 5)), random.normal(size=(32, 3)).astype("float32")
+    optimizers = {
+        "adam": lambda: keras.optimizers.Adam(0.01),
+        "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+        "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+        "clipped": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
+        "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    }
+
+    def trained(scope: contextlib.AbstractContextManager, make: object) -> list[np.ndarray]:
+        keras.utils.set_random_seed(2)
+        with scope:
+            layers = [keras.layers.Embedding(6, 8), keras.layers.Flatten(), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.layers.Input((5,), dtype="int32"), *layers])
+            model.compile(make(), "mse")  # type: ignore[operator]
+            for _ in range(4):
+                model.train_on_batch(x, y)
+        return model.get_weights()
+
+    mesh, by_rows = kf.Placement(range(4), ("data",)), {"kernel": {"data": S(0)}, "embeddings": {"data": S(1)}}
+    for name, make in optimizers.items():
+        expected = trained(contextlib.nullcontext(), make)
+        for distribution in (
+            kf.DataParallel(mesh, random="stock"),
+            kf.DataParallel(kf.Placement([0]), random="stock"),
+            kf.DataParallel(mesh, strategy="mirrored", random="stock"),
+            kf.ModelParallel(mesh, rules=by_rows, batch_axes="data", random="stock"),
+        ):
+            found = trained(distribution.scope(), make)
+            for one, other in zip(expected, found, strict=True):
+                np.testing.assert_allclose(other, one, atol=2e-5, err_msg=f"{name}, {distribution}")
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -319,10 +359,11 @@ PROGRAMS = {
         operations,
         mirrored,
         replicas_without_rows,
-        losses_without_rows,
         copies_of_many_dims,
+        rows_of_an_embedding_that_repeat,
         operations_that_fail_as_they_run,
     )
 }
 PROGRAMS |= unsplit.PROGRAMS
+PROGRAMS |= {f"losses_without_rows, {each}": functools.partial(losses_without_rows, each) for each in REDUCTIONS}
 PROGRAMS["files_that_say_jit_compile"] = jit_of_files.trained_inside_and_outside_of_a_scope
