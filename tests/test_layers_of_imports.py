@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sampling
 from tests.launch import programs
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +65,7 @@ def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
     assert "Usage" in run(body)
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
+@pytest.mark.parametrize("engine", sampling.on_one(("jax", "torch")))
 def test_only_the_active_engine_is_loaded(engine: str) -> None:
     """Keras itself loads TensorFlow where it is installed: asked of what keras_flow adds."""
     body = f"""

@@ -58,6 +58,9 @@ def told(folder: str, layout: str) -> tuple[list[dict[str, Any]], list[dict[str,
         "data": lambda: kf.DataParallel(),
         "tensor": lambda: kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=rules, batch_axes=()),
         "hybrid": lambda: kf.ModelParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), rules=rules),
+        "weights by rows": lambda: kf.ModelParallel(
+            kf.Placement(range(4), axis_names=("data",)), rules={"kernel": {"data": "S(0)"}}, batch_axes="data"
+        ),
     }[layout]()
     keras.utils.set_random_seed(0)
     with distribution.scope():
@@ -123,7 +126,12 @@ def test_a_timeline(on_ranks, backend: str, fails: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("backend", "layout"), sampling.each_on_one(that_train(), ("data", "tensor", "hybrid"), first=1)
+    ("backend", "layout"),
+    [
+        *sampling.each_on_one(that_train(), ("data", "tensor", "hybrid"), first=1),
+        # torch exchanges otherwise there (docs/timeline.md)
+        *sampling.each_on_one(("jax", "tensorflow"), ("weights by rows",)),
+    ],
 )
 def test_collectives_are_those_of_explain(on_ranks, backend: str, layout: str, tmp_path: Path) -> None:
     """In the second step: in the first, processes compare their data and random states, which is no part of a step."""
