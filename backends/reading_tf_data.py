@@ -1,9 +1,9 @@
 """`tf.data` pipelines on every engine: batches are taken apart before anything expensive, where the pipeline allows it.
 
 A pipeline that ends in `map(f).batch(n)` (and prefetches) is taken apart before `f`: what comes before gives the
-logical batches in their order, of which this process keeps its rows, and `f` makes only these. That changes nothing
-where `f` is a function of its sample alone: not where it draws random numbers, or runs Python. Every other pipeline
-makes whole batches, and engines keep their rows of them.
+logical batches in their order, of which this process keeps its rows, and `f` makes only these; what Keras makes of
+`class_weight` follows. That changes nothing where `f` is a function of its sample alone: not where it draws random
+numbers, or runs Python. Every other pipeline makes whole batches, and engines keep their rows of them.
 
 Example: `files.shuffle(1000, seed=1).map(decode).batch(32)` in 4 processes: each shuffles all names, and decodes 8
 files of a batch.
@@ -11,11 +11,13 @@ files of a batch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from keras.src import tree
+from keras.src.trainers.data_adapters import tf_dataset_adapter
 from keras.src.utils.module_utils import tensorflow as tf
 
 from keras_flow.backends.reading import ProcessRows, ReadingEngine, say_whole
@@ -38,7 +40,7 @@ class TfDataBatches:
     def __init__(self, dataset: Any, part: ProcessRows, engine: ReadingEngine):
         self.dataset, self.part, self.engine = dataset, part, engine
         found, self.why_whole = _taken_apart(dataset)
-        self.source, self.functions, self.batched = found
+        self.source, self.functions, self.batched, self.weights = found
         if self.why_whole:
             say_whole("the tf.data.Dataset", self.why_whole, part.word)
 
@@ -74,7 +76,10 @@ class TfDataBatches:
             for function in self.functions:
                 samples = samples.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
             # one batch of them all
-            return samples.batch(tf.shape(indices, out_type=tf.int64)[0]).map(lambda *own: (number, rows, _one(own)))
+            own = samples.batch(tf.shape(indices, out_type=tf.int64)[0])
+            for function in self.weights:
+                own = own.map(function)
+            return own.map(lambda *own: (number, rows, _one(own)))
 
         # elements are tuples or single values: a batch travels as one argument, by name
         batches = self.batched(self.source).map(lambda *values: {"batch": _one(values)}).enumerate(seen)
@@ -89,11 +94,15 @@ def _one(parts: tuple[Any, ...]) -> Any:
     return parts if len(parts) > 1 else next(iter(parts))
 
 
-def _taken_apart(dataset: Any) -> tuple[tuple[Any, list[Callable[..., Any]], Callable[[Any], Any]], str]:
-    """(what comes before the functions of samples, these in their order, how samples are batched), or why not."""
-    nothing = (None, [], lambda samples: samples)
-    node = dataset
-    while type(node).__name__ in _TRANSPARENT:
+def _taken_apart(
+    dataset: Any,
+) -> tuple[tuple[Any, list[Callable[..., Any]], Callable[[Any], Any], list[Callable[..., Any]]], str]:
+    """(what comes before the functions of samples, these, how samples are batched, class weights), or why not."""
+    nothing = (None, [], lambda samples: samples, [])
+    node, weights = dataset, []
+    while type(node).__name__ in _TRANSPARENT or _weighs_classes(node):
+        if _weighs_classes(node):
+            weights.insert(0, node._map_func._func)
         node = node._input_dataset
     if type(node).__name__ not in _BATCHES:
         return (
@@ -115,7 +124,18 @@ def _taken_apart(dataset: Any) -> tuple[tuple[Any, list[Callable[..., Any]], Cal
     def batched(samples: Any) -> Any:
         return samples.batch(batch._batch_size, drop_remainder=batch._drop_remainder)
 
-    return (node, functions, batched), ""
+    return (node, functions, batched, weights), ""
+
+
+def _weighs_classes(node: Any) -> bool:
+    """Whether it is what Keras makes of `class_weight`, which weighs each row by its own label."""
+    if type(node).__name__ not in _MAPS:
+        return False
+    function = inspect.unwrap(node._map_func._func)
+    return (function.__module__, function.__qualname__) == (
+        tf_dataset_adapter.__name__,
+        "make_class_weight_map_fn.<locals>.class_weights_map_fn",
+    )
 
 
 def _has_state(graph: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,21 @@ def test_py_datasets(uneven: str) -> None:
         return reading_py_datasets.PyDatasetBatches(py_dataset_adapter.PyDatasetAdapter(dataset), part, ENGINE)
 
     check(batches, batches_of(X), uneven)
+
+
+def test_class_weights_do_not_ask_for_whole_batches() -> None:
+    import tensorflow as tf
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    labels = np.arange(ROWS) % 3
+    pipeline = tf.data.Dataset.from_tensor_slices((X, labels)).map(lambda x, y: (x + 1, y)).batch(BATCH)
+    weighed = TFDatasetAdapter(pipeline, {0: 0.5, 1: 2.0, 2: 1.0})._dataset
+    wanted = [weight.numpy() for _, _, weight in weighed]
+    check(lambda part: third_of(reading_tf_data.TfDataBatches(weighed, part, ENGINE)), wanted, "balanced")
+
+
+def third_of(batches: Iterable) -> Iterator:
+    return (batch[2] for batch in batches)
 
 
 @pytest.mark.parametrize("uneven", UNEVEN)
