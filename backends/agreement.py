@@ -40,6 +40,10 @@ def exchange(text: str) -> list[str]:
 def judged(text: str, judge: Callable[[list[str]], str]) -> str:
     """What process 0 makes of the texts of all processes, in their order; the others read no more than that.
 
+    Args:
+        text: what this process says.
+        judge: called in process 0, with all texts; it must not raise, or the others wait for it.
+
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """

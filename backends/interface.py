@@ -77,7 +77,8 @@ class StepTraffic:
         scatters_sums: a sum of which each rank needs a part is a reduce-scatter; otherwise an all-reduce, then a cut.
         gather_is_sum: an all-gather is an all-reduce of padded pieces.
         joins_gradients: gradients travel together; otherwise each in a collective of its own.
-        sparse_gradients_per_slot: the gradient of an embedding table is reduced once for each slot of the optimizer.
+        reduces_slices_for_each_use: the gradient of an embedding table is reduced for each of its uses in an
+            optimizer's update.
         gathers_outputs: the model's outputs are gathered over the batch axes for losses (in the `"mirrored"` view) and
             metrics (in the `"consistent"` one with the targets) that do not add up rows.
         batch_statistics_vectors: vectors, each as long as the channels, that BatchNormalization reduces forward and
@@ -88,7 +89,7 @@ class StepTraffic:
     scatters_sums: bool = False
     gather_is_sum: bool = False
     joins_gradients: bool = False
-    sparse_gradients_per_slot: bool = False
+    reduces_slices_for_each_use: bool = False
     gathers_outputs: frozenset[str] = frozenset()
     batch_statistics_vectors: tuple[int, int] = (2, 2)
 

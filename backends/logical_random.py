@@ -69,6 +69,11 @@ def as_under(distribution: Distribution) -> Iterator[None]:
         _alone.reset(token)
 
 
+def makes_variable() -> bool:
+    """Whether a block of a new variable is being drawn: once, so that it is not worth to load a compiler for it."""
+    return _block.get() is not None
+
+
 def draw_block(
     initializer: Callable[..., Any], shape: Sequence[int], dtype: str
 ) -> Callable[[Sequence[slice], Any], Any]:

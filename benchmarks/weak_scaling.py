@@ -1,6 +1,6 @@
 """Weak scaling of data parallel training: what a rank receives and holds as ranks are added, at fixed rows per rank.
 
-    python -m benchmarks.weak_scaling [--ranks 1,2,4,8] [--rows 8] [--steps 10]
+    python -m benchmarks.weak_scaling [--ranks 1,2,4,8,16] [--rows 8] [--steps 10]
 
 On torch bytes are counted by the operating system, on the loopback, per rank and step; beside keras_flow stands torch's
 DistributedDataParallel around the same Keras model. Memory is the peak of what a step allocates, by torch's profiler;
@@ -254,7 +254,7 @@ def explained(name: str, rows: int, ranks: int) -> tuple[int, int]:
 def main(arguments: list[str]) -> int:
     """Run, print and write the table; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks that are run, with commas")
+    parser.add_argument("--ranks", default="1,2,4,8,16", help="numbers of ranks that are run, with commas")
     parser.add_argument("--rows", type=int, default=8, help="rows of each rank")
     parser.add_argument("--steps", type=int, default=10, help="steps that are counted")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/weak_scaling.md"))
@@ -274,7 +274,8 @@ def main(arguments: list[str]) -> int:
     for engine in ("jax", "tensorflow"):
         compiled_found[engine] = {count: weak_scaling_compiled.apart(engine, count, options.rows) for count in ranks}
         print(f"{engine} done", file=sys.stderr)
-    beyond = {name: [explained(name, options.rows, count) for count in (*ranks, *BEYOND)] for name in MODELS}
+    counts = sorted({*ranks, *BEYOND})
+    beyond = {name: [explained(name, options.rows, count) for count in counts] for name in MODELS}
     text, missed = table(found, compiled_found, beyond, ranks, options.rows)
     options.out.write_text(text)
     plot(found, beyond, ranks, options.out.with_suffix(".png"))
@@ -325,7 +326,7 @@ def table(
         f"| {name} | " + " | ".join(f"{cell['rows']:g}, {cell['elements']:,g}" for cell in cells) + " |"
         for name, cells in own_cells.items()
     ]
-    counts = [*ranks, *BEYOND]
+    counts = sorted({*ranks, *BEYOND})
     further = [
         f"| {name} | " + " | ".join(f"{received / 1e6:.3f}, {peak / 1e6:.2f}" for received, peak in cells) + " |"
         for name, cells in beyond.items()
@@ -384,7 +385,7 @@ def plot(
     figure, axes = pyplot.subplots(1, len(MODELS), figsize=(11, 3.2), layout="constrained")
     several = [count for count in ranks if count > 1]
     for axis, name in zip(axes, MODELS, strict=True):
-        said = [(count, received) for count, (received, _) in zip((*ranks, *BEYOND), beyond[name], strict=True)]
+        said = [(count, received) for count, (received, _) in zip(sorted({*ranks, *BEYOND}), beyond[name], strict=True)]
         axis.plot(*zip(*[(count, received / 1e6) for count, received in said if count > 1], strict=True), "--")
         for way, mark in ((LOGICAL, "o"), ("DistributedDataParallel", "x")):
             axis.plot(several, [found[count][f"{name}/{way}"]["bytes"] / 1e6 for count in several], mark)

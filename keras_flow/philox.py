@@ -12,7 +12,6 @@ Philox does: that is four times as fast.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -119,7 +118,9 @@ def counters_of_line(length: int) -> int:
     return -(-length // 4)
 
 
-def words_of_block(seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice]) -> np.ndarray:
+def words_of_block(
+    seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice], compiled: bool = False
+) -> np.ndarray:
     """A random 32-bit word for each element of a block of a tensor, as a function of its logical index.
 
     Args:
@@ -127,6 +128,7 @@ def words_of_block(seed: int, stream: int, shape: Sequence[int], slices: Sequenc
         stream: 64 bits more, which tell draws of one seed apart.
         shape: logical shape.
         slices: the block, one slice for each dim.
+        compiled: by numba where there is one, in a fifth of the time; it takes some 100 MB of memory to load.
 
     Returns:
         uint32, of the block's shape.
@@ -140,12 +142,12 @@ def words_of_block(seed: int, stream: int, shape: Sequence[int], slices: Sequenc
         True
     """
     if not shape:
-        return words_of_block(seed, stream, (1,), (slice(0, 1),)).reshape(())
+        return words_of_block(seed, stream, (1,), (slice(0, 1),), compiled).reshape(())
     first, last = slices[-1].start // 4, counters_of_line(slices[-1].stop)
     lines = (*shape[:-1], counters_of_line(shape[-1]))
     counters = indices_of(lines, (*slices[:-1], slice(first, max(first, last))))
     out = np.empty((counters.size, 4), np.uint32)
-    fill = _compiled() or _fill
+    fill = (_compiled() if compiled else None) or _fill
     halves = [half & 0xFFFFFFFF for half in (seed, seed >> 32, stream, stream >> 32)]
     fill(counters.reshape(-1), np.array(halves, np.uint64), out)
     shift = slices[-1].start - 4 * first
@@ -153,12 +155,14 @@ def words_of_block(seed: int, stream: int, shape: Sequence[int], slices: Sequenc
     return line[..., shift : shift + slices[-1].stop - slices[-1].start]
 
 
-def fractions(seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice]) -> np.ndarray:
+def fractions(
+    seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice], compiled: bool = False
+) -> np.ndarray:
     """float32 in [0, 1) of a block of a tensor; arguments as those of `words_of_block`.
 
     The low 23 bits of a word, times 2**-23: TensorFlow's uniform draws do the same, and every engine holds it exactly.
     """
-    bits = words_of_block(seed, stream, shape, slices)
+    bits = words_of_block(seed, stream, shape, slices, compiled)
     bits &= np.uint32(FRACTION_BITS)
     bits |= _ONE  # the mantissa of a number in [1, 2)
     found = bits.view(np.float32)
@@ -166,7 +170,9 @@ def fractions(seed: int, stream: int, shape: Sequence[int], slices: Sequence[sli
     return found
 
 
-def offsets(seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice], span: int) -> np.ndarray:
+def offsets(
+    seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice], span: int, compiled: bool = False
+) -> np.ndarray:
     """Whole numbers in [0, span) of a block of a tensor: int32; the other arguments as those of `words_of_block`.
 
     By multiply and shift (Lemire 2019): floor(word * span / 2**32), with a bias below span / 2**32 as in engines' own
@@ -178,6 +184,7 @@ def offsets(seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice
         shape: logical shape.
         slices: the block.
         span: how many numbers there are, up to 2**31.
+        compiled: as there.
 
     Example:
         The word of the first element is 0x6627e8d5, 0.399 of 2**32.
@@ -185,7 +192,7 @@ def offsets(seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice
         >>> offsets(0, 0, (1,), (slice(0, 1),), 10)
         array([3], dtype=int32)
     """
-    product = words_of_block(seed, stream, shape, slices).astype(np.uint64)
+    product = words_of_block(seed, stream, shape, slices, compiled).astype(np.uint64)
     product *= np.uint64(span)
     product >>= _SHIFT
     return product.astype(np.int32)
@@ -208,12 +215,18 @@ def _fill(counters: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
 
 @functools.cache
 def _compiled() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None:
-    """`_fill` as machine code, where numba is installed."""
-    if importlib.util.find_spec("numba") is None:
+    """`_fill` as machine code, where numba is installed and can be used; else None."""
+    try:
+        import numba  # here, because it takes half a second
+    except Exception:  # it is missing, or refuses this version of NumPy
         return None
-    import numba  # here, because it takes half a second
-
-    return numba.njit("void(uint64[::1], uint64[::1], uint32[:, ::1])", cache=True, nogil=True)(_rounds)
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return None
+    compiled = functools.partial(numba.njit, "void(uint64[::1], uint64[::1], uint32[:, ::1])", nogil=True)
+    try:
+        return compiled(cache=True)(_rounds)
+    except RuntimeError:  # no folder can be written, in which the code would be kept
+        return compiled()(_rounds)
 
 
 def _rounds(counters: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:

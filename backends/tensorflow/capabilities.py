@@ -32,7 +32,7 @@ capabilities = Capabilities(
             "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled"
         ),
     },
-    traffic=StepTraffic(gather_is_sum=True, sparse_gradients_per_slot=True, batch_statistics_vectors=(2, 0)),
+    traffic=StepTraffic(gather_is_sum=True, reduces_slices_for_each_use=True, batch_statistics_vectors=(2, 0)),
     memory=StepMemory({"gelu": 2}, update_tensors=2),
     environment={
         "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +24,8 @@ from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
 
-#: ranks from which on each makes a mask of its own rows alone: by operators that take longer than TensorFlow's own
-#: generator for the same elements, but not than that for those of four ranks
+#: ranks from which on each makes a mask of its own rows alone: an element takes about four times as long by operators
+#: as by TensorFlow's own generator
 _OWN_ROWS_FROM = 4
 
 
@@ -186,7 +186,7 @@ def random_part(
     is_mask = inputs is not None and len(shape) > 1 and inputs.shape[0] == rows and not tf.executing_eagerly()
     if is_mask and axis is not None and blocks >= _OWN_ROWS_FROM and rows % blocks == 0:
         everything = tuple(slice(0, length) for length in shape)
-        return _RowsOnMesh(shape, everything, None, dtensor.Layout([axis], view.mesh))
+        return _RowsOnMesh(shape, everything, rows=dtensor.Layout([axis], view.mesh))
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
 
 
@@ -198,7 +198,7 @@ class _RowsOnMesh(RandomPart):
         rows: the layout of a vector with a number for each row.
     """
 
-    rows: dtensor.Layout | None = None
+    rows: dtensor.Layout = field(kw_only=True)
 
 
 def random_words(state: tf.Tensor) -> tuple[Any, Any]:

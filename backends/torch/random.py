@@ -11,7 +11,7 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow import philox
-from keras_flow.backends import agreement
+from keras_flow.backends import agreement, logical_random
 from keras_flow.backends.interface import RandomPart
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -127,12 +127,13 @@ def random_words(state: torch.Tensor) -> tuple[int, int]:
 
 def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torch.Tensor:
     """`philox.fractions` of the elements of a part: on the host."""
-    return _placed(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
+    compiled = not logical_random.makes_variable()
+    return _placed(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices, compiled))
 
 
 def random_offsets(words: tuple[int, int], part: RandomPart, span: int) -> torch.Tensor:
     """`philox.offsets` of the elements of a part, likewise."""
-    return _placed(philox.offsets(words[0], words[1], part.shape, part.slices, span))
+    return _placed(philox.offsets(words[0], words[1], part.shape, part.slices, span, compiled=True))
 
 
 def _placed(drawn: np.ndarray) -> torch.Tensor:

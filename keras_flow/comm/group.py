@@ -187,9 +187,8 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def reshaped(values: Values, shape: tuple[int, ...]) -> Values:
-    """In another shape, of which (-1,) is flat; as they are where that is theirs."""
-    first = next(iter(values.values()))
-    if shape_of(first) == shape or (shape == (-1,) and len(first.shape) == 1):
+    """In another shape, of which (-1,) is flat; as they are where that is theirs. They may differ in theirs."""
+    if all(shape_of(each) == shape or (shape == (-1,) and len(each.shape) == 1) for each in values.values()):
         return values
     return on_each(values, lambda value: tensor_engine().reshape(value, shape))
 

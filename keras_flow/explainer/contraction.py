@@ -132,12 +132,12 @@ def _gradient(
     axes = tuple(axis for axis, dim in out.items() if axis not in weight and product.output[dim] not in product.weight)
     # no label in common: the input chooses rows instead of being multiplied
     is_table = not set(product.weight) & set(product.input)
-    # TensorFlow reduces a sparse gradient again in the update of each slot
-    times = max(1, step.slots_of_weight) if is_table and step.traffic.sparse_gradients_per_slot else 1
+    # TensorFlow reduces a sparse gradient again for each use in the optimizer's update
+    times = step.uses_of_gradient if is_table and step.traffic.reduces_slices_for_each_use else 1
     for number in range(times):
         why = "each rank has the rows of its part of the batch"
         if number:
-            why = "this engine sums the slices of a table's gradient for each slot of the optimizer"
+            why = "this engine sums the slices of a table's gradient for each use in the optimizer's update"
         gradient(step, call, kernel, axes, why)
 
 

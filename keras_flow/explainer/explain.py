@@ -80,7 +80,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         capabilities.traffic,
         capabilities.memory,
         lambda variable: layouts[id(variable)],
-        slots_of_weight=len(slots) // max(1, len(model.trainable_variables)),
+        uses_of_gradient=_uses_of_gradient(model),
     )
     plan = distribution.batch_plan(batch_size)
     if capabilities.keeps_split(plan, distribution.mirrored_view):
@@ -203,6 +203,14 @@ def _backward_peak(calls: Sequence[CallMemory]) -> int:
         gradients += call.variable_gradients
         kept -= call.kept_for_backward
     return peak
+
+
+def _uses_of_gradient(model: keras.Model) -> int:
+    """How often an update uses a gradient: twice where it makes two dense moments or directions of it (Keras 3.15)."""
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    # Adamax, Nadam and the like are counted by what they are derived from, or as one
+    return 2 if isinstance(optimizer, keras.optimizers.Adam | keras.optimizers.Lion) else 1
 
 
 def _slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[Slot], list[str]]:

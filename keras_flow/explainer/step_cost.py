@@ -52,7 +52,7 @@ class StepCost:
         axes: axis name -> ranks.
         traffic, memory: what the engine sends and keeps beyond what the layouts need, from its capability record.
         layout_of: a variable's layout.
-        slots_of_weight: optimizer variables for each trainable one (Adam: 2).
+        uses_of_gradient: how often the optimizer's update uses a gradient.
         splits: tensor key -> its layout.
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
         collectives: so far.
@@ -65,7 +65,7 @@ class StepCost:
     traffic: StepTraffic
     memory: StepMemory
     layout_of: Callable[[keras.Variable], Layout]
-    slots_of_weight: int = 0
+    uses_of_gradient: int = 1
     splits: dict[int, Splits] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)

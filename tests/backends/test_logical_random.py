@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -363,6 +364,30 @@ def test_compiled_words_are_those_of_numpy() -> None:
         compiled(counters.astype(np.uint64), halves, found)
         philox._fill(counters.astype(np.uint64), halves, wanted)
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("how", ["refuses this NumPy", "has no folder for its cache", "compiles nothing"])
+def test_numba_that_is_of_no_use(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    def njit(*args: object, cache: bool = False, **options: object) -> Callable:
+        if cache:
+            raise RuntimeError("cannot cache function '_rounds': no locator available")
+        return lambda function: function
+
+    if how == "refuses this NumPy":
+        monkeypatch.setitem(sys.modules, "numba", None)
+    elif how == "compiles nothing":
+        monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    else:
+        monkeypatch.setattr(numba, "njit", njit)
+    wanted = philox.words_of_block(11, 2, (5, 9), whole((5, 9)))
+    philox._compiled.cache_clear()
+    try:
+        assert (philox._compiled() is None) == (how != "has no folder for its cache")
+        np.testing.assert_array_equal(philox.words_of_block(11, 2, (5, 9), whole((5, 9)), compiled=True), wanted)
+    finally:
+        philox._compiled.cache_clear()
 
 
 def test_by_default_draws_are_logical(four_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:

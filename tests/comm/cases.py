@@ -157,6 +157,16 @@ def movements(group: kf.Placement) -> None:
         # sizes that differ, some without elements
         uneven = lambda rank, dtype=dtype: values(dtype, (rank % 3, 2), rank)  # noqa: E731
         check(kf.comm.all_gather(give(uneven), group), lambda _, u=uneven: [u(r) for r in group.ranks], group, "uneven")
+        # and dims that differ, the first rank with one
+        ragged = lambda rank, dtype=dtype: values(dtype, (1, 3) if rank % 2 else (2,), rank)  # noqa: E731
+        all_of_them = [ragged(rank) for rank in group.ranks]
+        check(kf.comm.all_gather(give(ragged), group), lambda _, a=all_of_them: a, group, "other dims")
+        check(
+            kf.comm.gather(give(ragged), last, group),
+            lambda rank, a=all_of_them: a if rank == last else None,
+            group,
+            "other dims, gathered",
+        )
         for sizes in (lambda rank, k: (rank + k) % 3, lambda rank, k: 2, lambda rank, k: 0):
             sent = lambda rank, s=sizes, dtype=dtype: [  # noqa: E731
                 values(dtype, (s(rank, k), 2), 7 * rank + k) for k in range(count)
