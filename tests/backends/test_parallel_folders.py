@@ -166,7 +166,7 @@ NAMES = {
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
-        "layout_of_use updating": "a weight that the rows' axis splits is gathered by hand for layers, not for optimizers",
+        "layout_of_use updating": "a weight that the rows' axis splits is gathered by hand for layers alone",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
         "assigned_from_file as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
     },
