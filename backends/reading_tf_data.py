@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from keras.src import tree
@@ -94,14 +94,28 @@ def _one(parts: tuple[Any, ...]) -> Any:
     return parts if len(parts) > 1 else next(iter(parts))
 
 
-def _taken_apart(
-    dataset: Any,
-) -> tuple[tuple[Any, list[Callable[..., Any]], Callable[[Any], Any], list[Callable[..., Any]]], str]:
-    """(what comes before the functions of samples, these, how samples are batched, class weights), or why not."""
-    nothing = (None, [], lambda samples: samples, [])
+class _Pipeline(NamedTuple):
+    """A pipeline that was taken apart.
+
+    Attributes:
+        source: what comes before the functions of samples.
+        functions: of samples, in their order.
+        batched: makes a dataset of batches of one of samples.
+        weights: what Keras makes of `class_weight`, functions of batches by rows.
+    """
+
+    source: Any
+    functions: list[Callable[..., Any]]
+    batched: Callable[[Any], Any]
+    weights: list[Callable[..., Any]]
+
+
+def _taken_apart(dataset: Any) -> tuple[_Pipeline, str]:
+    """The parts of a pipeline, or why it stays whole."""
+    nothing = _Pipeline(None, [], lambda samples: samples, [])
     node, weights = dataset, []
-    while type(node).__name__ in _TRANSPARENT or _weighs_classes(node):
-        if _weighs_classes(node):
+    while (weighs := _weighs_classes(node)) or type(node).__name__ in _TRANSPARENT:
+        if weighs:
             weights.insert(0, node._map_func._func)
         node = node._input_dataset
     if type(node).__name__ not in _BATCHES:
@@ -124,7 +138,7 @@ def _taken_apart(
     def batched(samples: Any) -> Any:
         return samples.batch(batch._batch_size, drop_remainder=batch._drop_remainder)
 
-    return (node, functions, batched, weights), ""
+    return _Pipeline(node, functions, batched, weights), ""
 
 
 def _weighs_classes(node: Any) -> bool:

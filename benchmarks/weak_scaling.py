@@ -40,6 +40,11 @@ PEAK = 1.03
 BEYOND = (16, 256, 4096, 65536)
 
 
+def asked_of_explain(ranks: Sequence[int]) -> list[int]:
+    """The numbers of ranks that are run, and those beyond."""
+    return sorted({*ranks, *BEYOND})
+
+
 def classifier() -> keras.Model:
     """A classifier over many words: its outputs are larger than its weights."""
     import keras
@@ -274,7 +279,7 @@ def main(arguments: list[str]) -> int:
     for engine in ("jax", "tensorflow"):
         compiled_found[engine] = {count: weak_scaling_compiled.apart(engine, count, options.rows) for count in ranks}
         print(f"{engine} done", file=sys.stderr)
-    counts = sorted({*ranks, *BEYOND})
+    counts = asked_of_explain(ranks)
     beyond = {name: [explained(name, options.rows, count) for count in counts] for name in MODELS}
     text, missed = table(found, compiled_found, beyond, ranks, options.rows)
     options.out.write_text(text)
@@ -326,7 +331,7 @@ def table(
         f"| {name} | " + " | ".join(f"{cell['rows']:g}, {cell['elements']:,g}" for cell in cells) + " |"
         for name, cells in own_cells.items()
     ]
-    counts = sorted({*ranks, *BEYOND})
+    counts = asked_of_explain(ranks)
     further = [
         f"| {name} | " + " | ".join(f"{received / 1e6:.3f}, {peak / 1e6:.2f}" for received, peak in cells) + " |"
         for name, cells in beyond.items()
@@ -385,7 +390,7 @@ def plot(
     figure, axes = pyplot.subplots(1, len(MODELS), figsize=(11, 3.2), layout="constrained")
     several = [count for count in ranks if count > 1]
     for axis, name in zip(axes, MODELS, strict=True):
-        said = [(count, received) for count, (received, _) in zip(sorted({*ranks, *BEYOND}), beyond[name], strict=True)]
+        said = [(count, received) for count, (received, _) in zip(asked_of_explain(ranks), beyond[name], strict=True)]
         axis.plot(*zip(*[(count, received / 1e6) for count, received in said if count > 1], strict=True), "--")
         for way, mark in ((LOGICAL, "o"), ("DistributedDataParallel", "x")):
             axis.plot(several, [found[count][f"{name}/{way}"]["bytes"] / 1e6 for count in several], mark)
