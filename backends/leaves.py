@@ -27,6 +27,8 @@ def mapped(function: Callable[[Any], Any], structure: Any, none_is_leaf: bool = 
         structure: tuples, lists, dicts, and what else `keras.tree` knows.
         none_is_leaf: whether the function is called for a None, which stays as it is otherwise.
     """
+    if structure is None:
+        return function(None) if none_is_leaf else None
     if _is_leaf(structure):
         return function(structure)
     kind = type(structure)
@@ -39,7 +41,7 @@ def mapped(function: Callable[[Any], Any], structure: Any, none_is_leaf: bool = 
 
 def flat(structure: Any) -> list[Any]:
     """The leaves of a structure; those of a dict in the order of its keys."""
-    if _is_leaf(structure):
+    if structure is None or _is_leaf(structure):
         return [structure]
     kind = type(structure)
     if kind is tuple or kind is list:

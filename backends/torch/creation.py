@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
-from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch import layouts, local_tensors
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -47,7 +47,7 @@ def constant(
     # no draw and no whole value: every element is known
     local = [part.stop - part.start for part in layouts.local_slices(shape, mesh, placements)]
     piece = torch.full(local, value, dtype=core.to_torch_dtype(dtype), device=core.get_device())
-    return layouts.from_local(piece, shape, mesh, placements)
+    return local_tensors.from_local(piece, shape, mesh, placements)
 
 
 def drawn(
@@ -68,7 +68,7 @@ def drawn(
         slices = layouts.local_slices(shape, mesh, placements)
         local = torch.empty([part.stop - part.start for part in slices], dtype=core.to_torch_dtype(dtype))
         logical_random.draw_block(initializer, shape, dtype)(slices, local)
-        return layouts.from_local(local.to(core.get_device()), shape, mesh, placements)
+        return local_tensors.from_local(local.to(core.get_device()), shape, mesh, placements)
     if core.get_device() != "cpu":
         return None
     token = _target.set(Target(shape, mesh, placements))
@@ -122,7 +122,7 @@ def _piece(
     dtype = core.to_torch_dtype(given.get("dtype") or "float32")
     generator = keras_random.torch_seed_generator(given.get("seed"))
     local = _walk(wanted, dtype, lambda size: draw(size, low, high, dtype, generator))
-    return layouts.from_local(local, wanted.shape, wanted.mesh, wanted.placements)
+    return local_tensors.from_local(local, wanted.shape, wanted.mesh, wanted.placements)
 
 
 def _walk(wanted: Target, dtype: torch.dtype, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves
 from keras_flow.backends.batch_watch import BatchWatch, Digest, digest_of_part
-from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
 from keras_flow.current.batch import rows_of
@@ -73,14 +73,14 @@ def put_batch(data: object, distribution: Distribution) -> object:
         # a leaf with another first dim has no rows: a table for all of them, say
         placements = split if leaf.shape[0] == count else whole
         if isinstance(leaf, SplitRows) and leaf.own is not None and _is_own(leaf, mesh, placements):
-            on_mesh = layouts.from_local(leaf.own, leaf.shape, mesh, placements)
+            on_mesh = local_tensors.from_local(leaf.own, leaf.shape, mesh, placements)
         else:
             on_mesh = from_logical(gathered(leaf), mesh, placements)
         if mask is not None:
             set_keras_mask(on_mesh, put(mask))
         return on_mesh
 
-    return tree.map_structure(put, data)
+    return leaves.mapped(put, data)
 
 
 def _is_own(leaf: SplitRows, mesh: DeviceMesh, placements: layouts.TorchPlacements) -> bool:

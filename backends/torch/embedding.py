@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch import layouts, local_tensors
 
 
 def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
@@ -37,7 +37,7 @@ def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs
         local = operator(local_table, rows * own) * own.unsqueeze(-1)
     else:
         local = operator(local_table, local_indices)
-    return layouts.from_local(local, (*indices.shape, *table.shape[1:]), mesh, of_result)
+    return local_tensors.from_local(local, (*indices.shape, *table.shape[1:]), mesh, of_result)
 
 
 def _along_axis(table: Placement, indices: Placement, columns: int) -> tuple[Placement, Placement, Placement]:
@@ -54,4 +54,4 @@ def _along_axis(table: Placement, indices: Placement, columns: int) -> tuple[Pla
 def _as_dtensor(value: torch.Tensor, mesh: Any) -> DTensor:
     if isinstance(value, DTensor):
         return value
-    return layouts.from_local(value, value.shape, mesh, layouts.replicated(mesh))
+    return local_tensors.from_local(value, value.shape, mesh, layouts.replicated(mesh))

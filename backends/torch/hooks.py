@@ -19,6 +19,7 @@ from keras_flow.backends.torch import (
     relayout,
     saving,
     shapes,
+    split_layers,
     step,
     trainer,
     values,
@@ -160,6 +161,28 @@ def _layers() -> tuple[Hook, ...]:
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
         ),
+        *(
+            Hook(
+                f"keras.src.layers.{module}",
+                f"{name}.call",
+                split_layers.call,
+                "layers with split weights on plain tensors, without DTensor's time for each operator",
+                when=split_layers.step_with_split,
+            )
+            for module, name in (
+                ("core.dense", "Dense"),
+                ("core.einsum_dense", "EinsumDense"),
+                ("convolutional.base_conv", "BaseConv"),
+                ("convolutional.conv1d", "Conv1D"),
+            )
+        ),
+        Hook(
+            "keras.src.layers.attention.multi_head_attention",
+            "MultiHeadAttention.call",
+            split_layers.attention,
+            "split heads on plain tensors, without DTensor's time for each operator",
+            when=split_layers.step_with_heads,
+        ),
     )
 
 
@@ -171,6 +194,13 @@ def _losses() -> tuple[Hook, ...]:
             losses.call,
             "losses add up own rows; without it the outputs of all rows are gathered",
             when=losses.of_split_rows,
+        ),
+        Hook(
+            "keras.src.losses.loss",
+            "Loss.__call__",
+            losses.call_on_plain,
+            "losses of whole tensors without DTensor's time for each operator",
+            when=losses.of_whole_tensors,
         ),
         *(
             Hook(

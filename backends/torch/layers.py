@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from keras.src import tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import data, layouts, mirrored, rowwise_calls, variables
+from keras_flow.backends import leaves
+from keras_flow.backends.torch import data, layouts, local_tensors, mirrored, rowwise_calls, variables
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
@@ -68,7 +68,7 @@ def call(
         if rowwise_calls.can_run(layer, args, kwargs):
             return rowwise_calls.call(original, step, layer, args, kwargs)
         outputs = original(layer, *args, **kwargs)
-    outputs = pin(outputs) if isinstance(outputs, torch.Tensor) else tree.map_structure(pin, outputs)
+    outputs = leaves.mapped(pin, outputs)
     # after a sum has been reduced, since a sum belongs to no rank's rows
     return rowwise_calls.by_rows_again(outputs, (args, kwargs)) if step.distribution.mirrored_view else outputs
 
@@ -82,12 +82,12 @@ def _call_outside(
 ) -> object:
     """A call by the program itself: logical tensors in, logical tensors out."""
     # a functional model is being defined
-    if any(_is_symbolic(leaf) for leaf in tree.flatten((args, kwargs))):
+    if any(_is_symbolic(leaf) for leaf in leaves.flat((args, kwargs))):
         return original(layer, *args, **kwargs)
     if _distribution_of(layer) is None:  # its first call makes its variables
         # inputs are left to it, since it may preprocess
         with running(RunningStep(distribution, consistent=True)):
-            return tree.map_structure(plain_with_mask, original(layer, *args, **kwargs))
+            return leaves.mapped(plain_with_mask, original(layer, *args, **kwargs))
 
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
@@ -96,7 +96,7 @@ def _call_outside(
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     with running(RunningStep(distribution, consistent=True)):
         outputs = original(layer, *args, **kwargs)
-        return tree.map_structure(plain_with_mask, outputs)
+        return leaves.mapped(plain_with_mask, outputs)
 
 
 def plain_with_mask(leaf: object) -> object:
@@ -141,9 +141,9 @@ def pin(value: object) -> object:
     differentiated = value.requires_grad and torch.is_grad_enabled()
     if differentiated and value.grad_fn is not None and not _is_partial(value):
         # the tensor itself: a program may write into it (`dense(x) *= 2`), which torch forbids for a Function's view
-        value.register_hook(_reduced)
+        value.register_hook(local_tensors.summed)
         return value
-    pinned = _Pin.apply(value) if differentiated else _reduced(value)
+    pinned = _Pin.apply(value) if differentiated else local_tensors.summed(value)
     mask = get_keras_mask(value)
     if mask is not None and pinned is not value:
         set_keras_mask(pinned, mask)
@@ -154,23 +154,15 @@ def _is_partial(value: DTensor) -> bool:
     return any(part.is_partial() for part in value.placements)
 
 
-def _reduced(value: DTensor) -> DTensor:
-    if not _is_partial(value):
-        return value
-    return value.redistribute(
-        value.device_mesh, [Replicate() if part.is_partial() else part for part in value.placements]
-    )
-
-
 class _Pin(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value):
-        out = _reduced(value)
+        out = local_tensors.summed(value)
         return value.view_as(value) if out is value else out
 
     @staticmethod
     def backward(ctx, grad):
-        return _reduced(grad)
+        return local_tensors.summed(grad)
 
 
 # ---- BatchNormalization

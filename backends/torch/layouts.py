@@ -152,14 +152,6 @@ def divides(shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlac
     return all(size % count == 0 for size, count in zip(shape, parts, strict=True))
 
 
-def from_local(
-    local: torch.Tensor, shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements
-) -> DTensor:
-    """A DTensor of logical `shape` from this rank's piece."""
-    strides = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
-
-
 def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
     """Lay the tensors of a layer's output; a dimension that does not divide stays whole on that axis."""
     placement = expected().placement

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import torch
 from keras.src.backend.torch import core, numpy
+from torch.distributed.device_mesh import DeviceMesh
 
 from keras_flow.backends import leaves, row_interaction
-from keras_flow.backends.torch import partial_numbers, split_rows
+from keras_flow.backends.torch import data, layouts, local_tensors, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import ComputedWhole, FlowError, warn
@@ -86,6 +87,27 @@ def call(
     with computing(step, rows):
         value = original(loss, y_true, y_pred, sample_weight)
     return split_rows.split(value, rows) if value.ndim else value
+
+
+def of_whole_tensors(loss: object, *tensors: object, **named: object) -> DeviceMesh | None:
+    """Condition of the hook on `Loss.__call__`: the mesh of which each rank has all of every tensor."""
+    step = current_step()
+    if step is None or not step.consistent or step.inside is not None:
+        return None
+    layout = rowwise_calls.layout_of(tensors, named)
+    if layout is None:
+        return None
+    mesh, placements, _ = layout
+    return mesh if placements == layouts.replicated(mesh) else None
+
+
+def call_on_plain(
+    mesh: DeviceMesh, original: Callable[..., torch.Tensor], loss: object, *tensors: object, **named: object
+) -> torch.Tensor:
+    """Hook on `Loss.__call__`: on plain tensors, since DTensor would do the same on each rank, more slowly."""
+    tensors, named = data.map_call(rowwise_calls.to_local, tensors, named)
+    value = original(loss, *tensors, **named)
+    return local_tensors.from_local(value, value.shape, mesh, layouts.replicated(mesh))
 
 
 def rows_of_step(*args: object, **kwargs: object) -> OwnRows | None:

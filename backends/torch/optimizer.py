@@ -9,7 +9,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import fused_adam, layouts, profiling
+from keras_flow.backends.torch import fused_adam, local_tensors, profiling
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
@@ -153,7 +153,7 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
                 torch_distributed.all_reduce(flat, group=mesh.get_group(axis))  # type: ignore[attr-defined]
         for index, piece, summed in zip(indices, pieces, flat.split([p.numel() for p in pieces]), strict=True):
             value = variables[index]._value
-            out[index] = layouts.from_local(summed.view(piece.shape), value.shape, mesh, value.placements)  # type: ignore[arg-type]
+            out[index] = local_tensors.from_local(summed.view(piece.shape), value.shape, mesh, value.placements)  # type: ignore[arg-type]
     return out
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from keras_flow import philox
 from keras_flow.backends import agreement, logical_random
 from keras_flow.backends.interface import RandomPart
-from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
 from keras_flow.current.models import layer_in_call
@@ -116,7 +116,7 @@ def _part_of_mask(shape: tuple[int, ...], inputs: DTensor) -> RandomPart:
         for part in inputs.placements
     )
     slices = layouts.local_slices(shape, mesh, placements)
-    return RandomPart(shape, slices, lambda values: layouts.from_local(values, shape, mesh, placements))
+    return RandomPart(shape, slices, lambda values: local_tensors.from_local(values, shape, mesh, placements))
 
 
 def random_words(state: torch.Tensor) -> tuple[int, int]:

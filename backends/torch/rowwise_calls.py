@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import leaves, row_interaction
-from keras_flow.backends.torch import data, layouts, variables
+from keras_flow.backends.torch import data, layouts, local_tensors, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 
 if TYPE_CHECKING:
@@ -34,12 +33,13 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
     is_recurrent = row_interaction.is_recurrent(layer)
     if layout_of(args, kwargs) is None and not (is_recurrent and _can_lie_by_rows(args, kwargs)):
         return False
-    if any("call" in vars(part) for part in layer._flatten_layers()):
-        return False  # who replaced it (`dist.verify` notes the inputs) expects all rows
-    if any(part._remat_mode is not None for part in layer._flatten_layers()):
-        return False  # run again in the backward pass, when its weights are no longer plain
-    if any(row_interaction.assigns_weights(part) for part in layer._flatten_layers()):
-        return False  # plain weights are views of the variables' values, which autograd must not see written
+    # who replaced `call` (`dist.verify` notes the inputs) expects all rows; `remat` runs a layer again in the backward
+    # pass, when its weights are no longer plain; and those are views, which autograd must not see written
+    if any(
+        "call" in vars(part) or part._remat_mode is not None or row_interaction.assigns_weights(part)
+        for part in layer._flatten_layers()
+    ):
+        return False
     if any(not isinstance(variable._value, DTensor) for variable in layer.trainable_variables):
         return False  # of preprocessing (STFTSpectrogram): the sum of their gradients is over a DTensor's axes
     return is_recurrent or not any(
@@ -67,18 +67,18 @@ def call(
     args, kwargs = data.map_call(to_local, args, kwargs)
     with computing(step, rows), _plain_weights(layer, placements):
         outputs = original(layer, *args, **kwargs)
-    return tree.map_structure(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
+    return leaves.mapped(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
 
 
 def _can_lie_by_rows(args: object, kwargs: object) -> bool:
     """Whether the tensors among the inputs are all DTensors with the same rows."""
-    tensors = [leaf for leaf in tree.flatten((args, kwargs)) if len(getattr(leaf, "shape", ()))]
+    tensors = [leaf for leaf in leaves.flat((args, kwargs)) if len(getattr(leaf, "shape", ()))]
     return all(isinstance(leaf, DTensor) for leaf in tensors) and len({leaf.shape[0] for leaf in tensors}) == 1
 
 
 def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
     """The inputs, split by rows at most, all in the way of the first."""
-    first = next((leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, DTensor)), None)
+    first = next((leaf for leaf in leaves.flat((args, kwargs)) if isinstance(leaf, DTensor)), None)
     if first is None:
         return args, kwargs
     # a split of features is gathered, since the layer computes on plain tensors
@@ -129,7 +129,7 @@ def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPl
     """The layout and the rows that all inputs share: split by rows, or not at all; None where they share none."""
     shared: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
     plain, rows = False, None
-    for leaf in tree.flatten((args, kwargs)):
+    for leaf in leaves.flat((args, kwargs)):
         # partial sums and splits of features would need communication inside
         if isinstance(leaf, DTensor):
             if not leaf.ndim or any(
@@ -160,11 +160,14 @@ def rows_of(mesh: DeviceMesh, placements: layouts.TorchPlacements, rows: int) ->
     return OwnRows(rows, count, index, tuple(groups))
 
 
-def to_local(leaf: object) -> object:
-    """This rank's rows of a DTensor, with their mask; anything else as it is."""
+def to_local(leaf: object, grad_placements: layouts.TorchPlacements | None = None) -> object:
+    """This rank's rows of a DTensor, with their mask; anything else as it is.
+
+    `grad_placements`: the layout of the gradients of the ranks' rows, where it is not that of the rows.
+    """
     if not isinstance(leaf, DTensor):
         return leaf
-    piece = leaf.to_local()
+    piece = local_tensors.to_local(leaf, grad_placements)
     mask = get_keras_mask(leaf)
     if mask is not None:
         # a mask of another layout would have other rows than the tensor
@@ -177,7 +180,7 @@ def to_local(leaf: object) -> object:
 def _from_local(leaf: object, mesh: DeviceMesh, placements: layouts.TorchPlacements, count: int) -> object:
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
-    whole = layouts.from_local(leaf.contiguous(), (leaf.shape[0] * count, *leaf.shape[1:]), mesh, placements)
+    whole = local_tensors.from_local(leaf.contiguous(), (leaf.shape[0] * count, *leaf.shape[1:]), mesh, placements)
     mask = get_keras_mask(leaf)
     if mask is not None:
         set_keras_mask(whole, _from_local(mask, mesh, placements, count))
@@ -198,6 +201,6 @@ def _plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements) -> I
         elif not value.requires_grad:
             plain.append((variable, value._local_tensor))  # assignments reach the variable
             continue
-        plain.append((variable, value.to_local(grad_placements=sums)))
+        plain.append((variable, local_tensors.to_local(value, sums)))
     with variables.holding(plain):
         yield

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import weights_files
-from keras_flow.backends.torch import creation, layouts
+from keras_flow.backends.torch import creation, layouts, local_tensors
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
@@ -39,7 +39,7 @@ def from_logical(full: torch.Tensor, device_mesh: DeviceMesh, placements: layout
     local = full[layouts.local_slices(full.shape, device_mesh, placements)] if full.ndim else full
     if local.numel() != full.numel():
         local = local.clone(memory_format=torch.contiguous_format)
-    return layouts.from_local(local.contiguous(), full.shape, device_mesh, placements)
+    return local_tensors.from_local(local.contiguous(), full.shape, device_mesh, placements)
 
 
 @overload

@@ -60,6 +60,7 @@ FILES = {
     "gathering": (("torch",), "handlers gather below autograd"),
     "in_place": (("torch",), "tensors that are written into, which the others do not have"),
     "losses": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a loss adds up"),
+    "local_tensors": (("torch",), "from plain tensors to DTensors and back, in a third of DTensor's time"),
     "log_readers": (("torch",), "one process drives all ranks on the others, and may read when it likes"),
     "metrics": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a metric adds up"),
     "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
@@ -67,6 +68,7 @@ FILES = {
     "relayout": (("torch",), "changes of layout inside DTensor are plans"),
     "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
+    "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
     "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
@@ -112,8 +114,7 @@ NAMES = {
         "whole_on on_every_rank": "XLA is told which dims stay whole",
         "replicated": "a NamedSharding without axes is all that JAX needs",
         "TorchPlacements group make_groups_again has_peers this_rank is_member distributed to_sbp "
-        "to_placements local_slices divides "
-        "from_local": "ranks are processes that meet in groups; DTensor's placements are lists",
+        "to_placements local_slices divides": "ranks are processes that meet in groups; DTensor's placements are lists",
     },
     "operations": {
         "in_traced_step captured_tensor capture concat split sparse_softmax_cross_entropy tile top_k recurrent "

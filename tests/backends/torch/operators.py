@@ -172,7 +172,7 @@ def _leaf(value: np.ndarray, layout: str, mesh):
     import torch
 
     import keras_flow as kf
-    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch import layouts, local_tensors
     from keras_flow.backends.torch.variables import from_logical
 
     placements = layouts.to_placements(kf.sbp.parse(layout))
@@ -182,7 +182,7 @@ def _leaf(value: np.ndarray, layout: str, mesh):
         if part.is_partial():
             others = mesh.size(axis) - 1
             local = local * (1 + 2 * others) if mesh.get_local_rank(axis) == 0 else local * -2.0
-    return layouts.from_local(local, value.shape, mesh, placements).detach().requires_grad_()
+    return local_tensors.from_local(local, value.shape, mesh, placements).detach().requires_grad_()
 
 
 def _run(function: Callable, x) -> list[np.ndarray]:
@@ -268,7 +268,7 @@ def a_maximum_of_a_partial_sum_has_a_gradient() -> None:
     import torch
 
     import keras_flow as kf
-    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch import layouts, local_tensors
     from keras_flow.backends.torch.step import RunningStep, running
 
     distribution = kf.ModelParallel(kf.Placement([[0, 1, 2, 3]]))
@@ -281,7 +281,7 @@ def a_maximum_of_a_partial_sum_has_a_gradient() -> None:
         noise -= np.sum([part for part in on_all_ranks(noise)], axis=0) / 4  # type: ignore[arg-type]
         local = torch.from_numpy(value / 4 + noise)
         placements = layouts.to_placements(kf.sbp.parse("S(1),P"))
-        x = layouts.from_local(local, value.shape, mesh, placements).requires_grad_()
+        x = local_tensors.from_local(local, value.shape, mesh, placements).requires_grad_()
         found = _run(lambda x: torch.amax(x, 1), x)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
@@ -293,7 +293,7 @@ def a_partial_sum_divided_by_zero_is_what_the_sum_is() -> None:
     import torch
 
     import keras_flow as kf
-    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch import layouts, local_tensors
     from keras_flow.backends.torch.step import RunningStep, running
 
     distribution = kf.ModelParallel(kf.Placement([[0, 1, 2, 3]]))
@@ -306,8 +306,8 @@ def a_partial_sum_divided_by_zero_is_what_the_sum_is() -> None:
         mesh = layouts.mesh(distribution.placement)
         sign = -1.0 if layouts.this_rank() % 2 else 1.0
         local = torch.from_numpy(value / 4 + sign)
-        x = layouts.from_local(local, value.shape, mesh, layouts.to_placements(kf.sbp.parse("B,P")))
-        by = layouts.from_local(
+        x = local_tensors.from_local(local, value.shape, mesh, layouts.to_placements(kf.sbp.parse("B,P")))
+        by = local_tensors.from_local(
             torch.from_numpy(divisor), divisor.shape, mesh, layouts.to_placements(kf.sbp.parse("B,B"))
         )
         found = (x / by).full_tensor().numpy(), (x / 0).full_tensor().numpy()

@@ -5,7 +5,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-MODULES = ("checks", "faults", "mixing", "placements", "operators", "partial", "reads", "rows", "updates", "values")
+MODULES = (
+    "checks",
+    "faults",
+    "mixing",
+    "placements",
+    "operators",
+    "partial",
+    "reads",
+    "rows",
+    "split_weights",
+    "updates",
+    "values",
+)
 CHECKS: dict[str, Callable[[], None]] = {}
 
 

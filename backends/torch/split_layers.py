@@ -1,0 +1,302 @@
+"""Layers of the consistent view with split weights, on plain tensors, with explicit collectives.
+
+As in Shoeybi et al., 2019, "Megatron-LM", section 3. A layer that is split by columns (a dim of its output) computes
+its columns from the whole input; the gradient of the input is a partial sum. One that is split by rows (a dim of its
+input) has a partial sum as its output; the gradient passes as it is. Each sum is reduced once. What the ranks hand to
+each other are DTensors, so that whatever comes between two such layers sees logical tensors.
+
+Example: `y = x K` on two ranks, K of 2x2. By columns rank 0 has K's left column and the left column of y. By rows it
+has K's upper row and the left column of x, whose product is one of two summands of y.
+
+A layer that is not understood here, or whose inputs lie otherwise, is computed by DTensor's operators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import keras
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import data, layouts, local_tensors, rowwise_calls, variables
+from keras_flow.backends.torch.step import RunningStep, computing, current_step
+
+if TYPE_CHECKING:
+    from keras_flow.backends.torch.layouts import TorchPlacements
+
+#: activations that act element by element: a rank may apply them to its columns
+_ELEMENTWISE = frozenset(
+    """celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear log_sigmoid
+    mish relu relu6 selu sigmoid silu soft_shrink softplus softsign sparse_plus sparse_sigmoid squareplus swish tanh
+    tanh_shrink threshold""".split()
+)
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_ATTENTION = keras.layers.MultiHeadAttention
+_LINEAR = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
+
+#: layer -> layouts of the input and the weights -> how it is computed, or None where DTensor has to
+_known: WeakKeyDictionary[keras.Layer, dict[object, SplitLayer | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class SplitLayer:
+    """How a linear layer is computed on plain tensors, for an input of one layout.
+
+    Attributes:
+        rows: the layout of the rows alone: split by rows or not at all.
+        output: the layout of the output.
+        input_gradient: the layout of the gradient that this rank's columns and rows give the input.
+    """
+
+    rows: TorchPlacements
+    output: TorchPlacements
+    input_gradient: TorchPlacements
+
+    @property
+    def sums(self) -> list[int]:
+        """Axes of the mesh over which the output is a partial sum."""
+        return [axis for axis, part in enumerate(self.output) if part.is_partial()]
+
+
+@dataclass(frozen=True)
+class _Dims:
+    """The dims of a linear layer that belong together.
+
+    Attributes:
+        contracted: dim of the kernel -> dim of the input that it is multiplied with.
+        kept: dim of the kernel -> dim of the output that it becomes.
+        output: dims of the output.
+    """
+
+    contracted: dict[int, int]
+    kept: dict[int, int]
+    output: int
+
+
+def step_with_split(layer: keras.Layer, inputs: object, *args: object, **kwargs: object) -> tuple | None:
+    """Condition of the hooks on the `call` of linear layers: the step, and how the layer is computed in it."""
+    step = current_step()
+    # by own rows, or with whole weights: nothing is split
+    if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
+        return None
+    split = _how(layer, inputs)
+    return None if split is None else (step, split)
+
+
+def call(
+    found: tuple[RunningStep, SplitLayer],
+    original: Callable[..., torch.Tensor],
+    layer: keras.Layer,
+    inputs: DTensor,
+    *args: object,
+    **kwargs: object,
+) -> DTensor:
+    """Hook on the `call` of linear layers: compute this rank's part."""
+    step, split = found
+    with _local(step, split, inputs, [(layer, split)]):
+        local = original(layer, local_tensors.to_local(inputs, split.input_gradient), *args, **kwargs)
+    return _of_mesh(local, split, inputs.device_mesh)
+
+
+@contextlib.contextmanager
+def _local(
+    step: RunningStep, split: SplitLayer, inputs: DTensor, layers: Sequence[tuple[keras.Layer, SplitLayer]]
+) -> Iterator[None]:
+    """Compute rows of these inputs, with this rank's parts of the weights of layers."""
+    mesh, held = inputs.device_mesh, []
+    of_weights = tuple(Partial() if part.is_shard() else None for part in split.rows)
+    for layer, each in layers:
+        for variable in _weights(layer):
+            value = variable._value
+            gradient = tuple(part or own for part, own in zip(of_weights, value.placements, strict=True))
+            plain = local_tensors.to_local(value, gradient)
+            # added before the sum, so by one of the ranks alone
+            if variable is layer.bias and each.sums:
+                plain = _OnOneRank.apply(plain, not any(mesh.get_local_rank(axis) for axis in each.sums))
+            held.append((variable, plain))
+    rows = rowwise_calls.rows_of(mesh, split.rows, inputs.shape[0])
+    with computing(step, rows), variables.holding(held), _own_filters(layers[0][0]):
+        yield
+
+
+@contextlib.contextmanager
+def _own_filters(layer: keras.Layer) -> Iterator[None]:
+    """A convolution reshapes its bias by the number of its filters: here those of this rank."""
+    if not isinstance(layer, _CONVOLUTIONS) or layer.bias is None:
+        yield
+        return
+    filters = layer.filters
+    layer.filters = layer.bias.value.shape[0]
+    try:
+        yield
+    finally:
+        layer.filters = filters
+
+
+def _of_mesh(local: torch.Tensor, split: SplitLayer, mesh: DeviceMesh) -> DTensor:
+    """The output of which this rank computed its columns or summands; a sum is reduced by who called the layer."""
+    shape = list(local.shape)
+    for axis, part in enumerate(split.output):
+        if isinstance(part, Shard):
+            shape[part.dim] *= mesh.size(axis)
+    return local_tensors.from_local(local, shape, mesh, split.output)
+
+
+def _weights(layer: keras.Layer) -> list[keras.Variable]:
+    return [variable for variable in (layer.kernel, layer.bias) if variable is not None]
+
+
+def _how(layer: keras.Layer, x: DTensor) -> SplitLayer | None:
+    """How a layer computes on plain tensors; None where it is none of those that are understood here."""
+    # the second run of `remat` has no plain weights, LoRA's kernel is a sum, and that of a quantized layer no number
+    if type(layer) not in _LINEAR or layer._remat_mode is not None:
+        return None
+    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None:
+        return None
+    weights = [variable._value for variable in _weights(layer)]
+    if not all(isinstance(value, DTensor) for value in weights):
+        return None
+    key = (x.shape, x.placements, *(value.placements for value in weights))
+    known = _known.setdefault(layer, {})
+    if key not in known:
+        known[key] = _split(layer, x.shape, x.device_mesh, x.placements)
+    return known[key]
+
+
+def _split(
+    layer: keras.Layer, shape: Sequence[int], mesh: DeviceMesh, placements: TorchPlacements
+) -> SplitLayer | None:
+    if row_interaction.of_layer(layer) is not None or len(shape) < 2:
+        return None
+    dims, weights = _dims(layer, len(shape)), [variable._value for variable in _weights(layer)]
+    laid = [(shape, placements), *((value.shape, value.placements) for value in weights)]
+    if dims is None or not all(layouts.divides(each, mesh, parts) for each, parts in laid):
+        return None
+    rows, output, gradient = [], [], []
+    for axis, (of_x, of_kernel) in enumerate(zip(placements, weights[0].placements, strict=True)):
+        of_bias = weights[1].placements[axis] if len(weights) > 1 else None
+        is_whole = of_bias is None or of_bias.is_replicate()
+        if of_kernel.is_replicate() and is_whole and (of_x.is_replicate() or of_x == Shard(0)):
+            parts = of_x, of_x, of_x
+        elif not isinstance(of_kernel, Shard):
+            return None
+        elif of_kernel.dim in dims.kept and of_x.is_replicate():
+            dim = dims.kept[of_kernel.dim]
+            # a bias is aligned with the last dims of the output
+            if of_bias is not None and of_bias != Shard(dim - dims.output + weights[1].ndim):
+                return None
+            parts = Replicate(), Shard(dim), Partial()
+        elif of_kernel.dim in dims.contracted and of_x == Shard(dims.contracted[of_kernel.dim]) and is_whole:
+            parts = Replicate(), Partial(), of_x
+        else:
+            return None
+        for each, part in zip((rows, output, gradient), parts, strict=True):
+            each.append(part)
+    has_columns = any(part.is_shard() and part != Shard(0) for part in output)
+    has_sums = any(part.is_partial() for part in output)
+    name = "linear" if layer.activation is None else getattr(layer.activation, "__name__", "")
+    # an activation of summands is not one of their sum
+    if (has_columns and name not in _ELEMENTWISE) or (has_sums and name != "linear"):
+        return None
+    return SplitLayer(tuple(rows), tuple(output), tuple(gradient))
+
+
+def _dims(layer: keras.Layer, ndim: int) -> _Dims | None:
+    """The dims of a layer's input, kernel and output that belong together; None where that cannot be told."""
+    if isinstance(layer, keras.layers.Dense):
+        return _Dims({0: ndim - 1}, {1: ndim - 1}, ndim)
+    if isinstance(layer, _CONVOLUTIONS):
+        if layer.groups != 1:
+            return None
+        feature = ndim - 1 if layer.data_format == "channels_last" else 1
+        last = layer.rank + 1
+        # the bias of channels that come first is reshaped: aligned with no last dim
+        return _Dims({last - 1: feature}, {last: feature}, ndim if layer.data_format == "channels_last" else 2)
+    inputs, _, result = layer.equation.partition("->")
+    of_x, _, of_kernel = inputs.partition(",")
+    if "." in layer.equation or len(of_x) != ndim:
+        return None
+    # a letter of all three is of rows, or the like
+    contracted = {k: of_x.index(letter) for k, letter in enumerate(of_kernel) if letter in set(of_x) - set(result)}
+    kept = {k: result.index(letter) for k, letter in enumerate(of_kernel) if letter in set(result) - set(of_x)}
+    return _Dims(contracted, kept, len(result))
+
+
+# ---- attention
+
+
+def step_with_heads(layer: keras.Layer, *args: object, **kwargs: object) -> tuple | None:
+    """Condition of the hook on `MultiHeadAttention.call`: the step, and how it is computed where heads are split."""
+    step = current_step()
+    if step is None or not step.consistent or step.inside is not None or type(layer) is not _ATTENTION:
+        return None
+    # masks of dropout, and scores that are handed back, have a dim of heads
+    if (layer._dropout and kwargs.get("training")) or kwargs.get("return_attention_scores") or layer._remat_mode:
+        return None
+    # by place: query, value, key; more is for DTensor's operators
+    given = [*args, *(kwargs[name] for name in ("value", "key") if kwargs.get(name) is not None)]
+    inputs = [each for each in given if isinstance(each, DTensor)]
+    if len(args) > 3 or len(inputs) < len(given) or rowwise_calls.layout_of(args, kwargs) is None:
+        return None
+    heads = _heads(layer, inputs)
+    return None if heads is None else (step, heads, inputs[0])
+
+
+def attention(
+    found: tuple[RunningStep, list[tuple[keras.Layer, SplitLayer]], DTensor],
+    original: Callable[..., torch.Tensor],
+    layer: keras.Layer,
+    *args: object,
+    **kwargs: object,
+) -> DTensor:
+    """Hook on `MultiHeadAttention.call`: compute this rank's heads."""
+    step, heads, query = found
+    (_, first), (_, last) = heads[0], heads[-1]
+    local = functools.partial(rowwise_calls.to_local, grad_placements=first.input_gradient)
+    args, kwargs = data.map_call(local, args, kwargs)
+    with _local(step, first, query, heads):
+        output = original(layer, *args, **kwargs)
+    return _of_mesh(output, last, query.device_mesh)
+
+
+def _heads(layer: keras.Layer, inputs: list[DTensor]) -> list[tuple[keras.Layer, SplitLayer]] | None:
+    """The projections of an attention layer whose heads are split, that of its output last; None where they are not."""
+    query, value, key = *inputs[:2], inputs[-1]
+    reads = [(layer.query_dense, query), (layer.key_dense, key), (layer.value_dense, value)]
+    reads += [(layer._gate_dense, query)] if getattr(layer, "_use_gate", False) else []
+    last = layer.output_dense
+    weights = {id(variable) for part in (*(part for part, _ in reads), last) for variable in _weights(part)}
+    # what a later Keras may add
+    if any(isinstance(each._value, DTensor) and id(each) not in weights for each in layer.variables):
+        return None
+    splits = [(part, _how(part, x)) for part, x in reads]
+    # [rows, ..., heads, features of a head]
+    heads = query.ndim - 1
+    by_heads = splits[0][1].output if splits[0][1] is not None else ()
+    if not all(part in (Replicate(), Shard(0), Shard(heads)) for part in by_heads):
+        return None
+    if any(split is None or split.output != by_heads for _, split in splits):
+        return None
+    shape = [*query.shape[:-1], layer.num_heads, last.kernel.shape[-2]]
+    split = _split(last, shape, query.device_mesh, by_heads)
+    return None if split is None or not split.sums else [*splits, (last, split)]  # type: ignore[list-item]
+
+
+class _OnOneRank(torch.autograd.Function):
+    """The value on one of the ranks that are summed, zeros on the others; all have the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx, value, is_first):
+        return value.view_as(value) if is_first else torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None

@@ -1,0 +1,121 @@
+"""Checks of layers with split weights, which are computed on plain tensors with explicit collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.backends.torch.registry import check
+
+PAIR = {"up/kernel": 1, "up/bias": 0, "down/kernel": 0}
+CONVOLUTIONS = {"up/kernel": -1, "up/bias": 0, "norm": 0, "down/kernel": -2}
+GATED = {"attention/(query|key|value|gate)/kernel": 1, "attention_output/kernel": 0}
+HEADS = {**GATED, "attention/(query|key|value)/bias": 0}
+#: axes of the mesh -> ranks along them
+MESHES = (
+    {"model": 4},
+    {"data": 2, "model": 2},
+    {"data": 1, "model": 4},
+    {"model": 2, "data": 2},
+    {"data": 4, "model": 1},
+)
+
+
+def models() -> dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, ...], int]]:
+    """Name -> model, rules (dims are counted as in Python), shape of a row, calls on plain tensors."""
+    import keras
+    from keras import layers
+
+    def sequential(*parts: Any) -> Callable[[], Any]:
+        return lambda: keras.Sequential([part() for part in parts])
+
+    def of_convolutions(kind: Any, **options: Any) -> Callable[[], Any]:
+        axis = 1 if options.get("data_format") == "channels_first" else -1
+        return sequential(
+            lambda: kind(8, 3, padding="same", activation="silu", name="up", **options),
+            lambda: layers.BatchNormalization(axis, name="norm"),
+            lambda: kind(3, 2, name="down", **options),
+            layers.Flatten,
+        )
+
+    def attends(**options: Any) -> Any:
+        tokens = keras.Input((6,), dtype="int32")
+        x = layers.Embedding(11, 8, mask_zero=True, name="table")(tokens)
+        other = layers.Dense(5, name="other")(x)
+        attention = layers.MultiHeadAttention(4, 3, value_dim=2, output_shape=7, name="attention", **options)
+        return keras.Model(tokens, layers.Dense(3, name="out")(attention(x, other, use_causal_mask=True)))
+
+    return {
+        "dense": (
+            sequential(lambda: layers.Dense(8, "gelu", name="up"), lambda: layers.Dense(3, name="down")), PAIR, (6,), 2,
+        ),
+        "dense_of_sequences": (
+            sequential(lambda: layers.Dense(8, "tanh", name="up"), lambda: layers.Dense(3, name="down")),
+            PAIR, (5, 6), 2,
+        ),
+        "activations_of_the_whole": (
+            sequential(
+                lambda: layers.Dense(8, "softmax", name="up"), lambda: layers.Dense(3, "relu", name="down")
+            ), PAIR, (6,), 0,
+        ),
+        "einsum": (
+            sequential(
+                lambda: layers.EinsumDense("abc,cde->abde", (None, 4, 2), activation="relu", bias_axes="de", name="up"),
+                lambda: layers.EinsumDense("abde,def->abf", (None, 3), bias_axes="f", name="down"),
+            ),
+            PAIR, (5, 6), 2,
+        ),
+        "conv1d": (of_convolutions(layers.Conv1D, dilation_rate=2), CONVOLUTIONS, (7, 4), 2),
+        "conv2d": (of_convolutions(layers.Conv2D), CONVOLUTIONS, (5, 5, 4), 2),
+        "channels_first": (
+            of_convolutions(layers.Conv2D, data_format="channels_first"), CONVOLUTIONS, (4, 5, 5), 2,
+        ),
+        "attention": (attends, HEADS, (6,), 1),
+        "gated_attention": (lambda: attends(use_gate=True, use_bias=False), GATED, (6,), 1),
+        "attention_with_dropout_for_0": (lambda: attends(dropout=1e-12), HEADS, (6,), 4),
+    }  # fmt: skip
+
+
+def trained(make: Callable[[], Any], shape: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
+    """Outputs, weights and moving statistics after three steps of plain SGD."""
+    import keras
+
+    keras.utils.set_random_seed(3)
+    model = make()
+    random = np.random.default_rng(0)
+    has_tokens = model.built and "int" in model.inputs[0].dtype
+    x = random.integers(0, 11, (8, *shape)) if has_tokens else random.normal(size=(8, *shape))
+    model(x[:4])
+    for variable in model.trainable_variables:  # a bias of zeros would hide that it is added twice
+        variable.assign(random.normal(size=variable.shape) * 0.5)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    y = random.normal(size=model(x).shape)
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    weights = [(each.path, keras.ops.convert_to_numpy(each)) for each in model.variables]
+    return [("outputs", model.predict(x, verbose=0)), *weights]
+
+
+@check
+def layers_with_split_weights_have_the_numbers_of_one_device() -> None:
+    """On plain tensors where they are understood, on every mesh; DTensor's operators compute the others."""
+    import keras_flow as kf
+    from keras_flow.backends.torch import split_layers
+
+    for number, (name, (make, rules, shape, calls)) in enumerate(models().items()):
+        wanted = trained(make, shape)
+        for mesh in (MESHES[number % len(MESHES)], MESHES[(number + 2) % len(MESHES)]):
+            placement = kf.Placement(np.arange(4).reshape(tuple(mesh.values())).tolist(), tuple(mesh))
+            by_path = {pattern: {"model": kf.sbp.split(dim)} for pattern, dim in rules.items()}
+            with (
+                mock.patch.object(split_layers, "_of_mesh", wraps=split_layers._of_mesh) as counted,
+                kf.ModelParallel(placement, rules=by_path).scope(),
+            ):
+                found = trained(make, shape)
+            for (_, ours), (path, theirs) in zip(found, wanted, strict=True):
+                error = np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max())
+                assert error < 2e-5, f"{name} on {mesh}: {path} differs by {error:.1e}"
+            assert bool(counted.call_count) == bool(calls), f"{name} on {mesh}: {counted.call_count}"
