@@ -23,7 +23,6 @@ class Engine:
         module: the module that Python imports.
         extra: what pip installs to have it with keras_flow.
         drives_all_ranks: one process drives every rank of a host; otherwise each rank is a process of its own.
-        tensors_of_processes: whether global tensors may have ranks of several processes.
         trains: whether it has `interface.Backend`; otherwise `interface.TensorEngine` only.
         lost_neighbour: words in an error of this engine by which a rank says that another one is gone, so that the
             launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
@@ -38,7 +37,6 @@ class Engine:
     module: str
     extra: str
     drives_all_ranks: bool
-    tensors_of_processes: bool = True
     trains: bool = True
     lost_neighbour: tuple[str, ...] = ()
     rejoins: bool = False
@@ -67,7 +65,6 @@ ENGINES: dict[str, Engine] = {
             "tensorflow",
             "keras-flow[tensorflow]",
             drives_all_ranks=True,
-            tensors_of_processes=False,
             # the last one is our own (`tensorflow/recovery.py`)
             lost_neighbour=(
                 "CoordinationServiceError",

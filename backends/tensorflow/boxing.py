@@ -4,7 +4,8 @@ DTensor's relayout supports neither uneven nor partial tensors; raw collectives 
 that fails poisons those after it. Plain operations move what the plan says and no more.
 
 TensorFlow's tensors cannot be written into. So a shard is not filled in place: its pieces are cut out at their senders,
-moved, added, and at the end concatenated into the target's shard.
+moved, added, and at the end concatenated into the target's shard. Between processes pieces travel in the runtime's
+sends, one for each phase and pair of ranks: what the plan says, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow import collectives
+from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.boxing.blocks import Box, local_slices, volume
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.messages import Piece
@@ -25,15 +27,23 @@ from keras_flow.layout import Layout
 
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-    """Run a plan; shards by rank, all ranks of this host."""
+    """Run a plan; shards by rank, all ranks of this process. Each process that has ranks of the plan calls it."""
+    mine = world().local_ranks
     # source and target hold the same elements on the same ranks: nothing moves, nothing is compiled
-    if not plan.steps:
+    if not plan.steps or not set(plan.ranks) & set(mine):
         return dict(shards)
     devices = rank_devices()
-    ordered = [shards[rank] for rank in plan.source.placement.ranks]
-    results = program(plan, ordered[0].dtype)(*ordered)
+    ordered = [shards[rank] for rank in plan.source.placement.ranks if rank in mine]
+    function = program(plan, ordered[0].dtype if ordered else tf.as_dtype(plan.dtype))
+    if set(plan.ranks) <= set(mine):
+        results = function(*ordered)
+    else:
+        # gradients are those of global tensors: a tape that saw a send would ask for its gradient, and fail
+        given = [tf.stop_gradient(shard) for shard in ordered]
+        results = collectives.run_within_limit(f"boxing {plan.source} -> {plan.target}", function, given)
     out = {}
-    for rank, value in zip(plan.target.placement.ranks, results, strict=True):
+    targets = [rank for rank in plan.target.placement.ranks if rank in mine]
+    for rank, value in zip(targets, results, strict=True):
         with tf.device(devices[rank]):  # a function's results come back on the first device
             out[rank] = tf.identity(value)
     return out
@@ -41,33 +51,45 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, tf.Tensor]) -> dict[int,
 
 @functools.lru_cache(maxsize=256)
 def program(plan: BoxingPlan, dtype: tf.DType):
-    """The function of a plan: shards in the order of the source's ranks to shards in that of the target's."""
-    devices = rank_devices()
-    ranks = plan.source.placement.ranks
+    """This process's part of a plan, as a function.
+
+    It takes the shards of its ranks in the order of the source's ranks, and gives them in that of the target's.
+    """
+    devices, mine = rank_devices(), world().local_ranks
+    ranks = [rank for rank in plan.source.placement.ranks if rank in mine]
 
     def run(*shards):
         by_rank = dict(zip(ranks, shards, strict=True))
-        for step in plan.steps:
-            by_rank = _run_step(step, by_rank, devices)
-        return tuple(by_rank[rank] for rank in plan.target.placement.ranks)
+        sent: list[tf.Operation] = []
+        for number, step in enumerate(plan.steps):
+            by_rank = _run_step(step, by_rank, devices, dtype, _Mail(devices, f"boxing {number}", sent))
+        with tf.control_dependencies(sent):  # a function drops operations that nobody reads
+            return tuple(tf.identity(by_rank[rank]) for rank in plan.target.placement.ranks if rank in mine)
 
     # not tf.function: it passes every output through the first device, which moves all results twice more
     return tf.compat.v1.wrap_function(run, [tf.TensorSpec(plan.source.local_shape(rank), dtype) for rank in ranks])
 
 
-def _run_step(step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, ...]) -> dict[int, tf.Tensor]:
-    """The shards of all ranks after one step, from those before it."""
-    exchange = step.exchange
+def _run_step(
+    step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, ...], dtype: tf.DType, mail: _Mail
+) -> dict[int, tf.Tensor]:
+    """The shards of this process's ranks after one step, from those before it."""
+    exchange, mine = step.exchange, set(world().local_ranks)
     # what each rank has of each buffer, piece by piece; a piece that several receivers want is cut once
     source: dict[tuple[int, Piece], tf.Tensor] = {}
     combined: dict[tuple[int, Piece], tf.Tensor] = {}
-    result: dict[int, dict[Piece, tf.Tensor]] = {rank: {} for rank in exchange.target.placement.ranks}
+    result: dict[int, dict[Piece, tf.Tensor]] = {rank: {} for rank in exchange.target.placement.ranks if rank in mine}
     for phase in step.phases:
         receivers = exchange.source if phase == "combine" else exchange.target
-        arrived = []
+        arrived: list[tuple[int, Piece, tf.Tensor | None]] = []
         for receiver in receivers.placement.ranks:
             for message in receives(exchange, receiver, phase):
                 sender, piece = message.sender, message.piece
+                if sender not in mine:
+                    if receiver in mine:
+                        mail.expect(sender, receiver, piece.size)
+                        arrived.append((receiver, piece, None))
+                    continue
                 if message.origin == "combined":
                     values = combined[sender, piece]
                 elif message.origin == "result":
@@ -77,12 +99,17 @@ def _run_step(step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, .
                         with tf.device(devices[sender]):
                             source[sender, piece] = _cut(exchange.source, shards[sender], sender, piece)
                     values = source[sender, piece]
+                if receiver not in mine:
+                    mail.post(sender, receiver, values)
+                    continue
                 if sender != receiver:
                     with tf.device(devices[receiver]):  # TensorFlow copies an input that is on another device
                         values = tf.identity(values)
                 arrived.append((receiver, piece, values))
+        delivered = iter(mail.exchanged(phase, dtype))
         # all messages of a phase are read before any is added
-        for receiver, piece, values in arrived:
+        for receiver, piece, here in arrived:
+            values = next(delivered) if here is None else here
             with tf.device(devices[receiver]):
                 if phase == "combine":
                     key = (receiver, piece)
@@ -90,12 +117,51 @@ def _run_step(step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, .
                 else:
                     pieces = result[receiver]
                     pieces[piece] = _add(pieces[piece], values) if piece in pieces else values
-    dtype = next(iter(shards.values())).dtype
     after = {}
     for rank, pieces in result.items():
         with tf.device(devices[rank]):
             after[rank] = _assembled(exchange, rank, pieces, dtype)
     return after
+
+
+class _Mail:
+    """What goes to ranks of other processes and comes from them: one transfer in a phase from a rank to another.
+
+    Args:
+        devices: of all ranks.
+        what: tells the transfers of this step from those of others.
+        sent: gets the operations that send.
+    """
+
+    def __init__(self, devices: tuple[str, ...], what: str, sent: list[tf.Operation]):
+        self._devices, self._what, self._sent = devices, what, sent
+        self._posted: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self._expected: dict[tuple[int, int], list[int]] = {}
+        self._order: list[tuple[int, int]] = []
+
+    def post(self, sender: int, receiver: int, values: tf.Tensor) -> None:
+        """A rank of this process sends a flat piece."""
+        self._posted.setdefault((sender, receiver), []).append(values)
+
+    def expect(self, sender: int, receiver: int, size: int) -> None:
+        """A rank of this process is sent a piece of so many elements."""
+        self._expected.setdefault((sender, receiver), []).append(size)
+        self._order.append((sender, receiver))
+
+    def exchanged(self, phase: str, dtype: tf.DType) -> list[tf.Tensor]:
+        """The pieces that were expected, in the order in which they were; all that was posted is sent."""
+        what = f"{self._what} {phase} "
+        for (sender, receiver), parts in self._posted.items():
+            with tf.device(self._devices[sender]):
+                self._sent.append(collectives.send(_concatenated(parts, 0), sender, receiver, what))
+        pieces = {}
+        for (sender, receiver), sizes in self._expected.items():
+            with tf.device(self._devices[receiver]):
+                flat = collectives.received(sum(sizes), dtype, sender, receiver, what)
+                pieces[sender, receiver] = iter(tf.split(flat, sizes))
+        arrived = [next(pieces[pair]) for pair in self._order]
+        self._posted, self._expected, self._order = {}, {}, []
+        return arrived
 
 
 def _cut(layout: Layout, shard: tf.Tensor, rank: int, piece: Piece) -> tf.Tensor:

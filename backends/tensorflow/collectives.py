@@ -189,7 +189,7 @@ class _TimeLimit:
             begun = self._begun
             if begun is not None and time.monotonic() - begun[0] > limit:
                 self._ended = (
-                    f"kf.comm: {begun[1]} waited {limit:g} s (KERAS_FLOW_TIMEOUT) for a process that did not call it. "
+                    f"{begun[1]} waited {limit:g} s (KERAS_FLOW_TIMEOUT) for a process that did not call it. "
                     "Every process of the group must make the same calls; this one has no collectives any more"
                 )
                 # private: TensorFlow's strategies end the collectives of a process in this way, too
@@ -217,7 +217,7 @@ def _run(
     shapes = tuple(shape(value) for value in given)
     function = _function(kind, ranks, mine, given[0].dtype, shapes, tuple(map(tuple, table)))
     with tf.device(devices[mine[0]]):
-        results = _limit.run(kind.partition(" ")[0], function, given)
+        results = _limit.run(f"kf.comm: {kind.partition(' ')[0]}", function, given)
     if len(mine) == 1:
         return {mine[0]: results[0]}
     out = {}
@@ -306,22 +306,48 @@ def _exchanged(
         keys = _keys(ranks, f"all_to_all {len(ranks) * _length(parts[0])}")
         got = tf.raw_ops.CollectiveAllToAllV2(input=tf.stack(parts), ordering_token=[], is_stateless=False, **keys)
         return _joined(tf.unstack(got, len(ranks)), counts, flat.dtype)
-    found: dict[int, tf.Tensor] = {place: parts[place]}
+    sizes = [_words_of(count, flat.dtype) for count in counts]
+    # of itself, and of who sends nothing
+    found = {other: parts[place] if other == place else tf.zeros([0], tf.int32) for other in range(len(ranks))}
     sent = []
     for other, member in enumerate(ranks):
         if other == place:
             continue
         if table[place][other]:
-            keys = _keys((rank, member), f"send {_length(parts[other])}")
-            sent.append(tf.raw_ops.CollectiveBcastSendV2(input=parts[other], **keys))
-        size = _words_of(counts[other], flat.dtype)
-        if size:
-            keys = _keys((member, rank), f"send {size}")
-            found[other] = tf.raw_ops.CollectiveBcastRecvV2(T=tf.int32, shape=[size], **keys)
-        else:
-            found[other] = tf.zeros([0], tf.int32)
+            sent.append(_send(parts[other], rank, member))
+        if sizes[other]:
+            found[other] = _received(sizes[other], member, rank)
     with tf.control_dependencies(sent):  # a function drops operations that nobody reads
         return _joined([tf.identity(found[other]) for other in range(len(ranks))], counts, flat.dtype)
+
+
+def send(flat: tf.Tensor, sender: int, receiver: int, what: str) -> tf.Operation:
+    """In a program of the sender's process: send a flat tensor to a rank of another one, which runs `received`.
+
+    Args:
+        what: tells it from others of the same size between the two that are on their way at the same time.
+    """
+    return _send(_to_words(flat), sender, receiver, what)
+
+
+def received(count: int, dtype: tf.DType, sender: int, receiver: int, what: str) -> tf.Tensor:
+    """In a program of the receiver's process: what a rank of another one sends."""
+    return _from_words(_received(_words_of(count, dtype), sender, receiver, what), count, dtype)
+
+
+def run_within_limit(what: str, function: Callable[..., Sequence[tf.Tensor]], given: Sequence[tf.Tensor]) -> Any:
+    """Call a program that waits for other processes: at most KERAS_FLOW_TIMEOUT."""
+    return _limit.run(what, function, given)
+
+
+def _send(words: tf.Tensor, sender: int, receiver: int, what: str = "") -> tf.Operation:
+    keys = _keys((sender, receiver), f"send {what}{_length(words)}")
+    return tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
+
+
+def _received(size: int, sender: int, receiver: int, what: str = "") -> tf.Tensor:
+    keys = _keys((sender, receiver), f"send {what}{size}")
+    return tf.raw_ops.CollectiveBcastRecvV2(T=tf.int32, shape=[size], **keys)
 
 
 def _keys(ranks: tuple[int, ...], what: str) -> dict[str, Any]:

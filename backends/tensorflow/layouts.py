@@ -61,6 +61,10 @@ def mesh_view(placement: Placement, joined: tuple[tuple[str, ...], ...] = ()) ->
     return _mesh_view(placement, placement.axis_names, joined)
 
 
+#: a mesh, as text -> the ranks of its places: DTensor knows no names of other processes' devices
+_ranks_of: dict[str, np.ndarray] = {}
+
+
 @functools.lru_cache(maxsize=64)
 def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[tuple[str, ...], ...]) -> MeshView:
     """Names are a key of their own: equal placements may have others."""
@@ -82,12 +86,33 @@ def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[
         own,
         [tf.DeviceSpec.from_string(names[ranks[place]]) for place in own],
     )
+    _ranks_of[mesh.to_string()] = ranks
     return MeshView(
         mesh,
         tuple(int(ranks[place]) for place in own),
         {axis: name for (name, _), group in zip(dims, groups, strict=True) for axis in group},
         {name: group for (name, _), group in zip(dims, groups, strict=True)},
     )
+
+
+def ranks_of(mesh: dtensor.Mesh) -> np.ndarray:
+    """The ranks of a mesh's places.
+
+    Raises:
+        FlowError: the mesh has devices of other processes, whose ranks are known of keras_flow's own meshes only.
+    """
+    shape = [mesh.dim_size(name) for name in mesh.dim_names]
+    if mesh.num_local_devices() < mesh.size:
+        if mesh.to_string() not in _ranks_of:
+            raise FlowError(
+                "this DTensor's mesh has devices of several processes and was not made by keras_flow. Make the tensor "
+                "by kf.from_local or kf.tensor"
+            )
+        return _ranks_of[mesh.to_string()].reshape(shape)
+    # the mesh names devices ("CPU:3"), as ranks do
+    names = rank_devices()
+    ranks = [names.index(tf.DeviceSpec.from_string(device).to_string()) for device in mesh.local_devices()]
+    return np.asarray(ranks).reshape(shape)
 
 
 def view_of(distribution: Distribution) -> MeshView:

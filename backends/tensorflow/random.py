@@ -21,11 +21,12 @@ from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.operations import whole_dims
+from keras_flow.backends.tensorflow.trace import split_rows
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
 
-#: ranks from which on each makes a mask of its own rows alone: an element takes about four times as long by operators
-#: as by TensorFlow's own generator
+#: ranks from which on each makes what is drawn for its own rows alone: an element takes about four times as long by
+#: operators as by TensorFlow's own generator
 _OWN_ROWS_FROM = 4
 
 
@@ -161,7 +162,7 @@ def seed_on_mesh(seed: object) -> object | None:
 def random_part(
     shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
-    """Which elements of a draw are made here: a replica's own rows; on a mesh those of a mask, where ranks are many.
+    """Which elements of a draw are made here: a replica's own rows; on a mesh a rank's rows, where ranks are many.
 
     DTensor's own draws are the same on every rank or other values on each, so that a rank cannot draw its part by them.
     """
@@ -183,8 +184,11 @@ def random_part(
     view = view_of(distribution)
     axis, blocks = batch_axis(distribution, view)
     rows = math.prod(shape[:1])
-    is_mask = inputs is not None and len(shape) > 1 and inputs.shape[0] == rows and not tf.executing_eagerly()
-    if is_mask and axis is not None and blocks >= _OWN_ROWS_FROM and rows % blocks == 0:
+    # a mask has the rows of what it is multiplied with; of other draws those are taken for rows that are as many as the
+    # batch's: it is the place of the numbers that depends on it, not the numbers
+    has_rows = len(shape) > 1 and rows == (split_rows() if inputs is None else inputs.shape[0])
+    may_split = has_rows and not is_whole and not tf.executing_eagerly()
+    if may_split and axis is not None and blocks >= _OWN_ROWS_FROM and rows % blocks == 0:
         everything = tuple(slice(0, length) for length in shape)
         return _RowsOnMesh(shape, everything, rows=dtensor.Layout([axis], view.mesh))
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
@@ -192,7 +196,7 @@ def random_part(
 
 @dataclass(frozen=True)
 class _RowsOnMesh(RandomPart):
-    """All elements of a mask, of which each rank makes those of its rows.
+    """All elements of a draw, of which each rank makes those of its rows.
 
     Attributes:
         rows: the layout of a vector with a number for each row.

@@ -14,8 +14,8 @@ from tensorflow.python.distribute.values import (
 )
 
 from keras_flow import sbp
-from keras_flow.backends.tensorflow.devices import rank_devices
-from keras_flow.backends.tensorflow.layouts import mesh_view
+from keras_flow.backends.tensorflow.devices import rank_devices, world
+from keras_flow.backends.tensorflow.layouts import mesh_view, ranks_of
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -78,9 +78,8 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, tf.Tensor]] | None:
         return None
     engine = dtensor.fetch_layout(value)
     mesh = engine.mesh
-    # the mesh names devices ("CPU:3"); their index is the rank
-    ranks = np.asarray([device.device_index for device in map(tf.DeviceSpec.from_string, mesh.local_devices())])
-    placement = Placement(ranks.reshape([mesh.dim_size(name) for name in mesh.dim_names]), mesh.dim_names)
+    placement = Placement(ranks_of(mesh), mesh.dim_names)
     parts = {axis: sbp.split(dim) for dim, axis in enumerate(engine.sharding_specs) if axis != dtensor.UNSHARDED}
     layout = Layout(placement, parts, tuple(value.shape))
-    return layout, dict(zip(placement.ranks, dtensor.unpack(value), strict=True))
+    mine = [rank for rank in placement.ranks if rank in world().local_ranks]
+    return layout, dict(zip(mine, dtensor.unpack(value), strict=True))

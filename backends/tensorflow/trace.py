@@ -72,6 +72,7 @@ class Trace:
         scopes: name scope of the graph -> path of the layer whose call made operations in it.
         given_up: path and type of the operation at which the trace was given up, and why.
         rows_are_split: whether the rows of the batch are; if not, every rank computes all.
+        rows: how many they are; None where the graph takes any number.
     """
 
     layers: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Trace:
     scopes: dict[str, str] = field(default_factory=dict)
     given_up: tuple[str, str, str] | None = None
     rows_are_split: bool = False
+    rows: int | None = None
 
     def layer_of(self, scope: str) -> str:
         """The path of the layer whose call, or the gradient of whose call, makes operations in a name scope."""
@@ -99,9 +101,9 @@ _current: ContextVar[Trace | None] = ContextVar("keras_flow_trace", default=None
 
 
 @contextmanager
-def tracing(rows_are_split: bool) -> Iterator[Trace]:
+def tracing(rows_are_split: bool, rows: int | None) -> Iterator[Trace]:
     """A step is traced inside."""
-    token = _current.set(trace := Trace(rows_are_split=rows_are_split))
+    token = _current.set(trace := Trace(rows_are_split=rows_are_split, rows=rows))
     try:
         yield trace
     finally:
@@ -112,6 +114,12 @@ def rows_are_split() -> bool:
     """Whether the step that is being traced computes a batch whose rows are split."""
     trace = _current.get()
     return trace is not None and trace.rows_are_split
+
+
+def split_rows() -> int | None:
+    """How many rows the batch has whose step is being traced, where they are split and known."""
+    trace = _current.get()
+    return trace.rows if trace is not None and trace.rows_are_split else None
 
 
 def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:

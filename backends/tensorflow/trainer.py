@@ -125,8 +125,8 @@ class Steps:
         self._on_one_device = WholeStep(self.model, self.step, self.distribution)
         return self._on_one_device(gathered(data, self.distribution))
 
-    def _traced(self, divides: bool, data: object) -> object:
-        with whole_operations(self._whole), tracing(divides) as self._trace:
+    def _traced(self, divides: bool, rows: int | None, data: object) -> object:
+        with whole_operations(self._whole), tracing(divides, rows) as self._trace:
             return self.step(data)
 
     def _function(self, batch: MeshBatch) -> Callable:
@@ -138,7 +138,7 @@ class Steps:
             key = (None, batch.divides)
         if key not in self._functions:
             # no jit_compile: DTensor makes and compiles the program of each rank itself
-            self._functions[key] = compiled(functools.partial(self._traced, batch.divides))
+            self._functions[key] = compiled(functools.partial(self._traced, batch.divides, key[0]))
         return self._functions[key]
 
 

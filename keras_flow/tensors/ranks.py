@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import active
 from keras_flow.backends.active import tensor_engine
-from keras_flow.backends.engines import ENGINES, in_words
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
@@ -31,13 +29,6 @@ def check_placement(placement: Placement) -> None:
         raise FlowError(
             f"{placement} names ranks {outside}; the job has {world.size}, 0 to {world.size - 1}. Start it with more: "
             f"kf.init({max(outside) + 1}), kf.run(main, devices={max(outside) + 1})"
-        )
-    engine = ENGINES[active.checked_name()]
-    if world.process_count > 1 and not engine.tensors_of_processes:
-        able = in_words(name for name, other in ENGINES.items() if other.trains and other.tensors_of_processes)
-        raise FlowError(
-            f"global tensors on {engine.name} need all ranks in one process; this job has {world.process_count}. Use "
-            f"{able}, or one process (keras-flow launch --devices {world.size}). Distributions (model.fit) work here."
         )
     if placement.type not in (None, world.type):
         raise FlowError(f"{placement} is of type {placement.type!r}; the job's ranks are of type {world.type!r}")

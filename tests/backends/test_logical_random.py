@@ -286,7 +286,7 @@ def test_a_process_draws_its_own_rows(on_ranks) -> None:
     assert on_ranks("torch").on_each(elements_of_a_rank) == [[2 * 8, 2 * 8]] * 3 + [[8, 8]]
 
 
-def whole_draws_of_masks() -> int:
+def whole_draws_of_rows() -> int:
     """Draws of TensorFlow's own generator, which every rank makes whole, in a step on 4 ranks."""
     from unittest import mock
 
@@ -298,15 +298,17 @@ def whole_draws_of_masks() -> int:
 
     generator = mock.Mock(wraps=random.random_ops.stateless_random_uniform_full_int_v2)
     with kf.DataParallel(random="logical").scope():
-        model = keras.Sequential([layers.Input((6, 5)), layers.Dropout(0.4), layers.SpatialDropout1D(0.2)])
+        masks = [layers.Dropout(0.4), layers.SpatialDropout1D(0.2)]
+        others = [layers.GaussianNoise(0.1), layers.GaussianDropout(0.1), layers.AlphaDropout(0.1)]
+        model = keras.Sequential([layers.Input((6, 5)), *masks, *others])
         model.compile("sgd", "mse")
         with mock.patch.object(random.random_ops, "stateless_random_uniform_full_int_v2", generator):
             model.train_on_batch(*[np.ones((8, 6, 5), "float32")] * 2)
     return generator.call_count
 
 
-def test_on_four_ranks_of_a_mesh_no_mask_is_drawn_whole(on_ranks) -> None:
-    assert on_ranks("tensorflow")(whole_draws_of_masks) == 0
+def test_on_four_ranks_of_a_mesh_nothing_is_drawn_whole_for_rows(on_ranks) -> None:
+    assert on_ranks("tensorflow")(whole_draws_of_rows) == 0
 
 
 def loss_with_masks_of_own_index() -> tuple[float, float]:

@@ -98,7 +98,10 @@ NAMES = {
         "read_ahead": "tf.data and torch's DataLoader read ahead by themselves",
         "map_call rows refuse watch": "ranks are processes that read batches by themselves",
     },
-    "collectives": {"process_group": "torch makes a group before it is used; the others name ranks in each call"},
+    "collectives": {
+        "process_group": "torch makes a group before it is used; the others name ranks in each call",
+        "send received run_within_limit": "TensorFlow's programs of boxing plans send between processes themselves",
+    },
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
         "host_device": "names of TensorFlow's devices have the process in them",
@@ -110,6 +113,7 @@ NAMES = {
     },
     "layouts": {
         "mesh": "TensorFlow's mesh joins axes: `mesh_view`",
+        "ranks_of": "a mesh of DTensor names the devices of its own process only",
         "MeshView mesh_view view_of layout_on relayout on_mesh gathered in_step": "DTensor puts one mesh axis on a dim",
         "whole_on on_every_rank": "XLA is told which dims stay whole",
         "replicated": "a NamedSharding without axes is all that JAX needs",

@@ -70,3 +70,14 @@ def test_eight_ranks_of_jax_execute_plans_right(eight_ranks: dict) -> None:
 def test_loops_are_not_cut_where_devices_keep_all_cores_busy(eight_ranks: dict) -> None:
     has_idle_cores = (os.cpu_count() or 1) > 8
     assert eight_ranks["parallel tasks"] == {"ours": has_idle_cores, "plain": True}
+
+
+def test_tensorflow_sends_between_processes_what_the_plan_says() -> None:
+    command = [sys.executable, "-m", "keras_flow.launch", "--nproc_per_node", "2", "--devices_per_proc", "2"]
+    command += ["--timeout", "60", "-m", "tests.conformance.processes_job"]
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CALL, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for process in json.loads(done.stdout.splitlines()[-1]):
+        assert process["wrong"] == []
+        assert process["sent"] == process["planned"] > 0

@@ -54,10 +54,11 @@ def _by_hypothesis(run: Callable[[random.Random], str], examples: int) -> str:
     return ""
 
 
-def one(seed: str) -> tuple[str, str]:
+def one(seed: str, kind: str | None = None) -> tuple[str, str]:
     """The kind of one program, and what is wrong with it."""
     drawn = random.Random(seed)
     (name,) = drawn.choices(list(KINDS), [share for _, share in KINDS.values()])
+    name = kind or name
     return name, KINDS[name][0](drawn)
 
 
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--only", help="SEED/NUMBER of one program")
+    parser.add_argument("--kind", choices=KINDS, help="all programs are of this kind")
     parser.add_argument("--small", action="store_true", help="the fixed programs of the test; prints JSON")
     given_arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -85,7 +87,7 @@ def main() -> int:
     for number in range(given_arguments.first, given_arguments.first + given_arguments.programs):
         if time.monotonic() - start > given_arguments.seconds:
             break
-        name, said = one(f"{given_arguments.seed}/{number}")
+        name, said = one(f"{given_arguments.seed}/{number}", given_arguments.kind)
         counts[name] += 1
         if said:
             failures += 1

@@ -68,7 +68,7 @@ def _wrong(step: Step, arrays: dict[str, np.ndarray], values: dict[str, Any], re
     wanted = wanted if isinstance(wanted, (list, tuple)) else [wanted]
     if len(wanted) != len(results):
         return f"{len(results)} results, not {len(wanted)}"
-    scale = max(1.0, *(_largest(shard) for x in (*given, *results) for shard in x._shards.values()))
+    scale = max([1.0, *(_largest(shard) for x in (*given, *results) for shard in x._shards.values())])
     for result, array in zip(results, wanted, strict=True):
         array, found = np.asarray(array), result.numpy()
         if array.dtype == "int64":  # numpy's places of `top_k`, for which Keras promises int32
@@ -94,11 +94,13 @@ def _largest(shard: Any) -> float:
 
 
 def unequal_copies(tensor: kf.GlobalTensor) -> tuple[int, int] | None:
-    """Two ranks that differ only along B axes and hold different shards."""
+    """Two ranks of this process that differ only along B axes and hold different shards."""
     placement = tensor.placement
     kept = [axis for axis, part in enumerate(tensor.sbp) if not isinstance(part, Broadcast)]
     first: dict[tuple[int, ...], int] = {}
     for rank in placement.ranks:
+        if rank not in tensor._shards:
+            continue
         at = placement.coordinates(rank)
         other = first.setdefault(tuple(at[axis] for axis in kept), rank)
         if not np.array_equal(np.asarray(tensor.to_local(other)), np.asarray(tensor.to_local(rank)), equal_nan=True):
