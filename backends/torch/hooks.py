@@ -223,6 +223,13 @@ def _losses() -> tuple[Hook, ...]:
             for module, name in metrics.classes()
         ),
         Hook(
+            "keras.src.metrics.reduction_metrics",
+            "Mean.update_state",
+            metrics.update_mean,
+            "what the step adds to the mean of losses, in a fifth of the operators",
+            when=metrics.step_of_number,
+        ),
+        Hook(
             f"{_KERAS}.core",
             "Variable.assign_add",
             partial_numbers.assign_add,

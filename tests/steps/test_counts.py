@@ -21,8 +21,8 @@ EXPECTED = {
     # data parallel: all gradients and what the loss adds to the logs in one all-reduce; hooks: the model's and its
     # layers' calls, assignments of metric and optimizer state, who reads the logs, and the logs
     "torch": {
-        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 12},
-        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 14},
+        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 11},
+        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 13},
         "one rank": {TO_HOST: 1},
     },
 }

@@ -304,3 +304,47 @@ def a_metric_summed_twice_is_seen() -> None:
         np.testing.assert_allclose(evaluated(), wanted, rtol=1e-5)
         with mock.patch.object(Addition, "finish", twice):
             assert np.allclose(evaluated(), np.multiply(wanted, 2), rtol=1e-5)
+
+
+@check
+def means_of_numbers_are_those_of_keras() -> None:
+    """Of losses that a program adds to a mean, weighed and not, in both views; without Keras's own operators."""
+    import keras
+    from keras.src.metrics import reduction_metrics
+
+    import keras_flow as kf
+
+    class Notes(keras.Model):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            self.plain, self.weighed = keras.metrics.Mean(name="plain"), keras.metrics.Mean(name="weighed")
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            loss = self.compute_loss(x=data[0], y=data[1], y_pred=self(data[0], training=False))
+            self.plain.update_state(loss)
+            self.weighed.update_state(loss, sample_weight=2.5)
+            self.weighed.update_state(keras.ops.sum(loss * 3))
+            return logs | {"plain": self.plain.result(), "weighed": self.weighed.result()}
+
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+
+    def logs() -> dict[str, list[float]]:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        model = Notes(inputs, keras.layers.Dense(4, name="out")(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model.fit(x, np.cos(x), batch_size=8, epochs=2, shuffle=False, verbose=0).history
+
+    wanted = logs()
+    rules = {"out/kernel": {"model": kf.sbp.split(0)}}
+    samplewise = mock.Mock(wraps=reduction_metrics.reduce_to_samplewise_values)
+    for distribution in (
+        kf.DataParallel(),
+        kf.ModelParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), rules=rules),
+    ):
+        with distribution.scope(), mock.patch.object(reduction_metrics, "reduce_to_samplewise_values", samplewise):
+            found = logs()
+        for name, values in wanted.items():
+            np.testing.assert_allclose(found[name], values, rtol=2e-6, err_msg=name)
+    assert not samplewise.called
