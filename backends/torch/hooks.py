@@ -177,6 +177,13 @@ def _layers() -> tuple[Hook, ...]:
             )
         ),
         Hook(
+            _NORMALIZATION,
+            "BatchNormalization.call",
+            split_layers.call,
+            "split channels on plain tensors, without DTensor's time for each operator",
+            when=split_layers.step_with_channels,
+        ),
+        Hook(
             "keras.src.layers.attention.multi_head_attention",
             "MultiHeadAttention.call",
             split_layers.attention,

@@ -40,6 +40,7 @@ _ELEMENTWISE = frozenset(
 )
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _ATTENTION = keras.layers.MultiHeadAttention
+_NORMALIZATION = keras.layers.BatchNormalization
 _LINEAR = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
 
 #: layer -> layouts of the input and the weights -> how it is computed, or None where DTensor has to
@@ -54,11 +55,13 @@ class SplitLayer:
         rows: the layout of the rows alone: split by rows or not at all.
         output: the layout of the output.
         input_gradient: the layout of the gradient that this rank's columns and rows give the input.
+        bias: the layout in which a bias is added; a whole one is cut for that.
     """
 
     rows: TorchPlacements
     output: TorchPlacements
     input_gradient: TorchPlacements
+    bias: TorchPlacements = ()
 
     @property
     def sums(self) -> list[int]:
@@ -116,10 +119,16 @@ def _local(
     for layer, each in layers:
         for variable in _weights(layer):
             value = variable._value
+            if type(layer) is _NORMALIZATION and not value.requires_grad:  # assignments reach the variable
+                held.append((variable, value._local_tensor))
+                continue
+            is_bias = each.bias and variable is layer.bias
+            if is_bias and value.placements != each.bias:
+                value = value.redistribute(mesh, each.bias)
             gradient = tuple(part or own for part, own in zip(of_weights, value.placements, strict=True))
             plain = local_tensors.to_local(value, gradient)
             # added before the sum, so by one of the ranks alone
-            if variable is layer.bias and each.sums:
+            if each.sums and is_bias:
                 plain = _OnOneRank.apply(plain, not any(mesh.get_local_rank(axis) for axis in each.sums))
             held.append((variable, plain))
     rows = rowwise_calls.rows_of(mesh, split.rows, inputs.shape[0])
@@ -130,11 +139,11 @@ def _local(
 @contextlib.contextmanager
 def _own_filters(layer: keras.Layer) -> Iterator[None]:
     """A convolution reshapes its bias by the number of its filters: here those of this rank."""
-    if not isinstance(layer, _CONVOLUTIONS) or layer.bias is None:
+    filters, bias = getattr(layer, "filters", None), getattr(layer, "bias", None)
+    if filters is None or bias is None or len(bias._value) == filters:
         yield
         return
-    filters = layer.filters
-    layer.filters = layer.bias.value.shape[0]
+    layer.filters = len(bias._value)
     try:
         yield
     finally:
@@ -151,6 +160,8 @@ def _of_mesh(local: torch.Tensor, split: SplitLayer, mesh: DeviceMesh) -> DTenso
 
 
 def _weights(layer: keras.Layer) -> list[keras.Variable]:
+    if type(layer) is _NORMALIZATION:
+        return layer.variables
     return [variable for variable in (layer.kernel, layer.bias) if variable is not None]
 
 
@@ -180,33 +191,36 @@ def _split(
     laid = [(shape, placements), *((value.shape, value.placements) for value in weights)]
     if dims is None or not all(layouts.divides(each, mesh, parts) for each, parts in laid):
         return None
-    rows, output, gradient = [], [], []
+    rows, output, gradient, biases = [], [], [], []
     for axis, (of_x, of_kernel) in enumerate(zip(placements, weights[0].placements, strict=True)):
         of_bias = weights[1].placements[axis] if len(weights) > 1 else None
         is_whole = of_bias is None or of_bias.is_replicate()
         if of_kernel.is_replicate() and is_whole and (of_x.is_replicate() or of_x == Shard(0)):
-            parts = of_x, of_x, of_x
+            parts = of_x, of_x, of_x, Replicate()
         elif not isinstance(of_kernel, Shard):
             return None
         elif of_kernel.dim in dims.kept and of_x.is_replicate():
             dim = dims.kept[of_kernel.dim]
             # a bias is aligned with the last dims of the output
-            if of_bias is not None and of_bias != Shard(dim - dims.output + weights[1].ndim):
+            of_columns = Shard(dim - dims.output + weights[1].ndim) if len(weights) > 1 else Replicate()
+            if (not is_whole and of_bias != of_columns) or (of_columns.is_shard() and of_columns.dim < 0):
                 return None
-            parts = Replicate(), Shard(dim), Partial()
+            parts = Replicate(), Shard(dim), Partial(), of_columns
         elif of_kernel.dim in dims.contracted and of_x == Shard(dims.contracted[of_kernel.dim]) and is_whole:
-            parts = Replicate(), Partial(), of_x
+            parts = Replicate(), Partial(), of_x, Replicate()
         else:
             return None
-        for each, part in zip((rows, output, gradient), parts, strict=True):
+        for each, part in zip((rows, output, gradient, biases), parts, strict=True):
             each.append(part)
+    if len(weights) > 1 and not layouts.divides(weights[1].shape, mesh, tuple(biases)):
+        return None
     has_columns = any(part.is_shard() and part != Shard(0) for part in output)
     has_sums = any(part.is_partial() for part in output)
     name = "linear" if layer.activation is None else getattr(layer.activation, "__name__", "")
     # an activation of summands is not one of their sum
     if (has_columns and name not in _ELEMENTWISE) or (has_sums and name != "linear"):
         return None
-    return SplitLayer(tuple(rows), tuple(output), tuple(gradient))
+    return SplitLayer(tuple(rows), tuple(output), tuple(gradient), tuple(biases) if len(weights) > 1 else ())
 
 
 def _dims(layer: keras.Layer, ndim: int) -> _Dims | None:
@@ -230,6 +244,37 @@ def _dims(layer: keras.Layer, ndim: int) -> _Dims | None:
     return _Dims(contracted, kept, len(result))
 
 
+# ---- normalisation
+
+
+def step_with_channels(
+    layer: keras.Layer, inputs: object, training: bool | None = None, mask: object = None
+) -> tuple | None:
+    """Condition of the hook on `BatchNormalization.call`: the step, and the layout where channels are split."""
+    step = current_step()
+    if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
+        return None
+    if type(layer) is not _NORMALIZATION or mask is not None or layer._remat_mode or getattr(layer, "renorm", False):
+        return None
+    channels, values = layer.axis % inputs.ndim, [variable._value for variable in layer.variables]
+    if not values or not all(isinstance(value, DTensor) for value in values):
+        return None
+    laid, rows = values[0].placements, []
+    for of_input, of_value in zip(inputs.placements, laid, strict=True):
+        if of_value == Shard(0) and of_input == Shard(channels):
+            rows.append(Replicate())
+        elif of_value.is_replicate() and (of_input.is_replicate() or of_input == Shard(0)):
+            rows.append(of_input)
+        else:
+            return None
+    everything = [inputs, *values]
+    if any(value.placements != laid for value in values) or not any(part.is_shard() for part in laid):
+        return None
+    if not all(layouts.divides(each.shape, each.device_mesh, each.placements) for each in everything):
+        return None
+    return step, SplitLayer(tuple(rows), inputs.placements, inputs.placements)
+
+
 # ---- attention
 
 
@@ -246,6 +291,10 @@ def step_with_heads(layer: keras.Layer, *args: object, **kwargs: object) -> tupl
     inputs = [each for each in given if isinstance(each, DTensor)]
     if len(args) > 3 or len(inputs) < len(given) or rowwise_calls.layout_of(args, kwargs) is None:
         return None
+    mask = kwargs.get("attention_mask")
+    # of each head, and not a tensor that could be cut
+    if not isinstance(mask, DTensor) and len(getattr(mask, "shape", ())) > inputs[0].ndim:
+        return None
     heads = _heads(layer, inputs)
     return None if heads is None else (step, heads, inputs[0])
 
@@ -260,6 +309,11 @@ def attention(
     """Hook on `MultiHeadAttention.call`: compute this rank's heads."""
     step, heads, query = found
     (_, first), (_, last) = heads[0], heads[-1]
+    mask = kwargs.get("attention_mask")
+    # one for each head: [rows, heads, ...]
+    if isinstance(mask, DTensor) and mask.ndim > query.ndim and mask.shape[1] == layer.num_heads:
+        of_heads = [Shard(1) if axis in last.sums else part for axis, part in enumerate(mask.placements)]
+        kwargs["attention_mask"] = mask.redistribute(mask.device_mesh, of_heads)
     local = functools.partial(rowwise_calls.to_local, grad_placements=first.input_gradient)
     args, kwargs = data.map_call(local, args, kwargs)
     with _local(step, first, query, heads):

@@ -293,12 +293,12 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def holding(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Iterator[None]:
     """Variables hold other values inside, and their own again after it."""
-    # the Parameters themselves: optimizers and torch's modules know them by identity
-    before = [variable._value for variable, _ in values]
+    # the Parameters themselves: optimizers and torch's modules know them by identity; shapes are what `assign` compares
+    before = [(variable._value, variable._shape) for variable, _ in values]
     for variable, value in values:
-        variable._value = value
+        variable._value, variable._shape = value, tuple(value.shape)
     try:
         yield
     finally:
-        for (variable, _), value in zip(values, before, strict=True):
-            variable._value = value
+        for (variable, _), (value, shape) in zip(values, before, strict=True):
+            variable._value, variable._shape = value, shape

@@ -12,8 +12,8 @@ from tests.backends.torch.registry import check
 
 PAIR = {"up/kernel": 1, "up/bias": 0, "down/kernel": 0}
 CONVOLUTIONS = {"up/kernel": -1, "up/bias": 0, "norm": 0, "down/kernel": -2}
-GATED = {"attention/(query|key|value|gate)/kernel": 1, "attention_output/kernel": 0}
-HEADS = {**GATED, "attention/(query|key|value)/bias": 0}
+KERNELS = {"attention/(query|key|value|gate)/kernel": 1, "attention_output/kernel": 0}
+HEADS = {**KERNELS, "attention/(query|key|value)/bias": 0}
 #: axes of the mesh -> ranks along them
 MESHES = (
     {"model": 4},
@@ -48,9 +48,21 @@ def models() -> dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, ..
         attention = layers.MultiHeadAttention(4, 3, value_dim=2, output_shape=7, name="attention", **options)
         return keras.Model(tokens, layers.Dense(3, name="out")(attention(x, other, use_causal_mask=True)))
 
+    def attends_by_masks_of_heads() -> Any:
+        tokens = keras.Input((6,), dtype="int32")
+        x = layers.Embedding(11, 8, name="table")(tokens)
+        seen = keras.ops.reshape(tokens, (-1, 1, 1, 6)) >= np.array([0, 3, 1, 2]).reshape(4, 1, 1)
+        attention = layers.MultiHeadAttention(4, 3, name="attention")
+        masks = keras.ops.concatenate([seen] * 6, axis=2)
+        return keras.Model(tokens, layers.Dense(3, name="out")(attention(x, x, attention_mask=masks)))
+
     return {
         "dense": (
             sequential(lambda: layers.Dense(8, "gelu", name="up"), lambda: layers.Dense(3, name="down")), PAIR, (6,), 2,
+        ),
+        "dense_with_a_whole_bias": (
+            sequential(lambda: layers.Dense(8, "gelu", name="up"), lambda: layers.Dense(3, name="down")),
+            {"up/kernel": 1, "down/kernel": 0}, (6,), 2,
         ),
         "dense_of_sequences": (
             sequential(lambda: layers.Dense(8, "tanh", name="up"), lambda: layers.Dense(3, name="down")),
@@ -68,13 +80,14 @@ def models() -> dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, ..
             ),
             PAIR, (5, 6), 2,
         ),
-        "conv1d": (of_convolutions(layers.Conv1D, dilation_rate=2), CONVOLUTIONS, (7, 4), 2),
-        "conv2d": (of_convolutions(layers.Conv2D), CONVOLUTIONS, (5, 5, 4), 2),
+        "conv1d": (of_convolutions(layers.Conv1D, dilation_rate=2), CONVOLUTIONS, (7, 4), 3),
+        "conv2d": (of_convolutions(layers.Conv2D), CONVOLUTIONS, (5, 5, 4), 3),
         "channels_first": (
-            of_convolutions(layers.Conv2D, data_format="channels_first"), CONVOLUTIONS, (4, 5, 5), 2,
+            of_convolutions(layers.Conv2D, data_format="channels_first"), CONVOLUTIONS, (4, 5, 5), 3,
         ),
         "attention": (attends, HEADS, (6,), 1),
-        "gated_attention": (lambda: attends(use_gate=True, use_bias=False), GATED, (6,), 1),
+        "gated_attention": (lambda: attends(use_gate=True, use_bias=False), KERNELS, (6,), 1),
+        "attention_by_masks_of_heads": (attends_by_masks_of_heads, KERNELS, (6,), 1),
         "attention_with_dropout_for_0": (lambda: attends(dropout=1e-12), HEADS, (6,), 4),
     }  # fmt: skip
 
