@@ -101,7 +101,7 @@ def _of_gradient(placements: TorchPlacements) -> TorchPlacements:
 class _FromLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx, local, spec):
-        ctx.placements = _of_gradient(spec.placements)
+        ctx.placements, ctx.own = _of_gradient(spec.placements), spec.placements
         ctx.set_materialize_grads(False)
         return DTensor(local.detach(), spec, requires_grad=True)
 
@@ -113,7 +113,8 @@ class _FromLocal(torch.autograd.Function):
             grad = summed(grad)
         else:
             grad = grad.redistribute(grad.device_mesh, ctx.placements)
-        return to_local(grad), None
+        # each summand has the whole gradient; what comes back through it is a summand again
+        return to_local(grad, ctx.own), None
 
 
 class _ToLocal(torch.autograd.Function):

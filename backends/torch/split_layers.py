@@ -349,8 +349,22 @@ class _OnOneRank(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value, is_first):
+        ctx.is_first = is_first
         return value.view_as(value) if is_first else torch.zeros_like(value)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad, None
+        return _OfOneRank.apply(grad, ctx.is_first), None
+
+
+class _OfOneRank(torch.autograd.Function):
+    """The value, which is equal on the ranks that are summed; its gradient is that of one of them."""
+
+    @staticmethod
+    def forward(ctx, value, is_first):
+        ctx.is_first = is_first
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _OnOneRank.apply(grad, ctx.is_first), None

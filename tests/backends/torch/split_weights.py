@@ -132,3 +132,43 @@ def layers_with_split_weights_have_the_numbers_of_one_device() -> None:
                 error = np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max())
                 assert error < 2e-5, f"{name} on {mesh}: {path} differs by {error:.1e}"
             assert bool(counted.call_count) == bool(calls), f"{name} on {mesh}: {counted.call_count}"
+
+
+@check
+def a_penalty_on_gradients_has_the_update_of_one_device() -> None:
+    """Gradients of gradients go through split layers, and through their sums."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    class Penalised(keras.Model):
+        def train_step(self, data):
+            x, y = (keras.ops.convert_to_tensor(part) for part in data[:2])
+            self.zero_grad()
+            x = x.detach().requires_grad_()
+            outputs = self(x, training=True)
+            variables = self.trainable_variables
+            inputs = [x, *(variable.value for variable in variables)]
+            gradients = torch.autograd.grad(outputs.square().sum(), inputs, create_graph=True)
+            penalty = sum(gradient.square().sum() for gradient in gradients)
+            (self.compute_loss(x=x, y=y, y_pred=outputs) + 1e-4 * penalty).backward()
+            with torch.no_grad():
+                self.optimizer.apply([variable.value.grad for variable in variables], variables)
+            return {}
+
+    def make() -> keras.Model:
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(8, "tanh", name="up")(keras.layers.Dense(5, "tanh", name="whole")(inputs))
+        outputs = keras.layers.Dense(3, name="last")(keras.layers.Dense(4, name="down")(hidden))
+        return Penalised(inputs, outputs)
+
+    wanted = trained(make, (6,))
+    for rules in (PAIR, {"up/kernel": 1, "down/kernel": 0}):
+        mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+        by_path = {pattern: {"model": kf.sbp.split(dim)} for pattern, dim in rules.items()}
+        with kf.ModelParallel(mesh, rules=by_path).scope():
+            found = trained(make, (6,))
+        for (_, ours), (path, theirs) in zip(found, wanted, strict=True):
+            error = np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max())
+            assert error < 2e-5, f"{path} differs by {error:.1e}"
