@@ -172,3 +172,20 @@ def a_penalty_on_gradients_has_the_update_of_one_device() -> None:
         for (_, ours), (path, theirs) in zip(found, wanted, strict=True):
             error = np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max())
             assert error < 2e-5, f"{path} differs by {error:.1e}"
+
+
+@check
+def a_bias_that_every_rank_adds_is_seen() -> None:
+    """What the checks above would say of a layer whose bias counts as often as there are ranks."""
+    import keras_flow as kf
+    from keras_flow.backends.torch import split_layers
+
+    make, rules, shape, _ = models()["dense"]
+    wanted = trained(make, shape)
+    by_path = {pattern: {"model": kf.sbp.split(dim)} for pattern, dim in rules.items()}
+    with (
+        mock.patch.object(split_layers._OnOneRank, "apply", lambda value, is_first: value),
+        kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=by_path).scope(),
+    ):
+        found = trained(make, shape)
+    assert np.abs(found[0][1] - wanted[0][1]).max() > 1e-2
