@@ -43,7 +43,7 @@ def redistribute(plan: BoxingPlan, shards: Mapping[int, tf.Tensor]) -> dict[int,
         results = collectives.run_within_limit(f"boxing {plan.source} -> {plan.target}", function, given)
     out = {}
     targets = [rank for rank in plan.target.placement.ranks if rank in mine]
-    for rank, value in zip(targets, results, strict=True):
+    for rank, value in zip(targets, results[: len(targets)], strict=True):
         with tf.device(devices[rank]):  # a function's results come back on the first device
             out[rank] = tf.identity(value)
     return out
@@ -56,7 +56,9 @@ def program(plan: BoxingPlan, dtype: tf.DType):
     It takes the shards of its ranks in the order of the source's ranks, and gives them in that of the target's.
     """
     devices, mine = rank_devices(), world().local_ranks
-    ranks = [rank for rank in plan.source.placement.ranks if rank in mine]
+    ranks, targets = (
+        [rank for rank in layout.placement.ranks if rank in mine] for layout in (plan.source, plan.target)
+    )
 
     def run(*shards):
         by_rank = dict(zip(ranks, shards, strict=True))
@@ -64,7 +66,8 @@ def program(plan: BoxingPlan, dtype: tf.DType):
         for number, step in enumerate(plan.steps):
             by_rank = _run_step(step, by_rank, devices, dtype, _Mail(devices, f"boxing {number}", sent))
         with tf.control_dependencies(sent):  # a function drops operations that nobody reads
-            return tuple(tf.identity(by_rank[rank]) for rank in plan.target.placement.ranks if rank in mine)
+            # a process that sends and holds nothing afterwards has a number that nobody needs, for its sends
+            return tuple(tf.identity(by_rank[rank]) for rank in targets) or (tf.constant(0),)
 
     # not tf.function: it passes every output through the first device, which moves all results twice more
     return tf.compat.v1.wrap_function(run, [tf.TensorSpec(plan.source.local_shape(rank), dtype) for rank in ranks])

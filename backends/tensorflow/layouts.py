@@ -85,6 +85,8 @@ def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[
         np.arange(len(ranks)).reshape([size for _, size in dims]),
         own,
         [tf.DeviceSpec.from_string(names[ranks[place]]) for place in own],
+        # of several processes each names its own devices only: two meshes of other ranks must not have one text
+        mesh_name="ranks_" + "_".join(map(str, ranks)) if len(own) < len(ranks) else "",
     )
     _ranks_of[mesh.to_string()] = ranks
     return MeshView(
@@ -110,8 +112,8 @@ def ranks_of(mesh: dtensor.Mesh) -> np.ndarray:
             )
         return _ranks_of[mesh.to_string()].reshape(shape)
     # the mesh names devices ("CPU:3"), as ranks do
-    names = rank_devices()
-    ranks = [names.index(tf.DeviceSpec.from_string(device).to_string()) for device in mesh.local_devices()]
+    mine = world().local_ranks
+    ranks = [mine[device.device_index] for device in map(tf.DeviceSpec.from_string, mesh.local_devices())]
     return np.asarray(ranks).reshape(shape)
 
 

@@ -41,7 +41,7 @@ def to_local(value: DTensor, grad_placements: TorchPlacements | None = None) -> 
         grad_placements: the layout that the gradients of the ranks' pieces have; as the DTensor's by default.
     """
     if not _is_recorded(value):
-        return value._local_tensor.detach()
+        return _arrived(value._local_tensor).detach()
     return _ToLocal.apply(value, grad_placements or _of_gradient(value.placements))
 
 
@@ -58,14 +58,16 @@ def summed(value: DTensor) -> DTensor:
 
 
 def _summed_over(value: DTensor, axis: int) -> torch.Tensor:
-    local = value._local_tensor
-    # a collective of DTensor's own may still be on its way
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
+    local = _arrived(value._local_tensor)
     if value.device_mesh.size(axis) > 1:
         local = local.clone(memory_format=torch.contiguous_format)
         torch_distributed.all_reduce(local, group=value.device_mesh.get_group(axis))
     return local
+
+
+def _arrived(local: torch.Tensor) -> torch.Tensor:
+    # a collective of DTensor's own may still be on its way
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _is_recorded(value: torch.Tensor) -> bool:
@@ -122,7 +124,7 @@ class _ToLocal(torch.autograd.Function):
     def forward(ctx, value, grad_placements):
         ctx.layout = tuple(value.shape), value.device_mesh, grad_placements
         ctx.set_materialize_grads(False)
-        return value._local_tensor.detach()
+        return _arrived(value._local_tensor).detach()
 
     @staticmethod
     def backward(ctx, grad):

@@ -89,13 +89,16 @@ def call(
     return split_rows.split(value, rows) if value.ndim else value
 
 
-def of_whole_tensors(loss: object, *tensors: object, **named: object) -> DeviceMesh | None:
-    """Condition of the hook on `Loss.__call__`: the mesh of which each rank has all of every tensor."""
+def of_whole_tensors(loss: object, y_true: object, y_pred: object, sample_weight: object = None) -> DeviceMesh | None:
+    """Condition of the hook on `Loss.__call__`: the mesh of which each rank has all of every tensor.
+
+    None for losses of the user's own, which may use weights, and others that look at more than rows.
+    """
     step = current_step()
     if step is None or not step.consistent or step.inside is not None:
         return None
-    layout = rowwise_calls.layout_of(tensors, named)
-    if layout is None:
+    layout = rowwise_calls.layout_of((y_true, y_pred, sample_weight), {})
+    if layout is None or row_interaction.of_loss(loss, least_rank(y_pred)) is not None:
         return None
     mesh, placements, _ = layout
     return mesh if placements == layouts.replicated(mesh) else None

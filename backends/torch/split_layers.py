@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 
 #: activations that act element by element: a rank may apply them to its columns
 _ELEMENTWISE = frozenset(
-    """celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear log_sigmoid
-    mish relu relu6 selu sigmoid silu soft_shrink softplus softsign sparse_plus sparse_sigmoid squareplus swish tanh
-    tanh_shrink threshold""".split()
+    getattr(keras.activations, name)
+    for name in (
+        "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear "
+        "log_sigmoid mish relu relu6 selu sigmoid silu soft_shrink softplus softsign sparse_plus sparse_sigmoid "
+        "squareplus swish tanh tanh_shrink threshold"
+    ).split()
 )
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _ATTENTION = keras.layers.MultiHeadAttention
@@ -90,7 +93,7 @@ def step_with_split(layer: keras.Layer, inputs: object, *args: object, **kwargs:
     # by own rows, or with whole weights: nothing is split
     if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
         return None
-    split = _how(layer, inputs)
+    split = _how(layer, inputs.shape, inputs.device_mesh, inputs.placements)
     return None if split is None else (step, split)
 
 
@@ -165,8 +168,8 @@ def _weights(layer: keras.Layer) -> list[keras.Variable]:
     return [variable for variable in (layer.kernel, layer.bias) if variable is not None]
 
 
-def _how(layer: keras.Layer, x: DTensor) -> SplitLayer | None:
-    """How a layer computes on plain tensors; None where it is none of those that are understood here."""
+def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: TorchPlacements) -> SplitLayer | None:
+    """How a layer computes on plain tensors for an input laid so; None where it is none that is understood here."""
     # the second run of `remat` has no plain weights, LoRA's kernel is a sum, and that of a quantized layer no number
     if type(layer) not in _LINEAR or layer._remat_mode is not None:
         return None
@@ -175,10 +178,10 @@ def _how(layer: keras.Layer, x: DTensor) -> SplitLayer | None:
     weights = [variable._value for variable in _weights(layer)]
     if not all(isinstance(value, DTensor) for value in weights):
         return None
-    key = (x.shape, x.placements, *(value.placements for value in weights))
+    key = (shape, mesh, placements, layer.activation, *(value.placements for value in weights))
     known = _known.setdefault(layer, {})
     if key not in known:
-        known[key] = _split(layer, x.shape, x.device_mesh, x.placements)
+        known[key] = _split(layer, shape, mesh, placements)
     return known[key]
 
 
@@ -216,9 +219,9 @@ def _split(
         return None
     has_columns = any(part.is_shard() and part != Shard(0) for part in output)
     has_sums = any(part.is_partial() for part in output)
-    name = "linear" if layer.activation is None else getattr(layer.activation, "__name__", "")
+    activation = layer.activation or keras.activations.linear
     # an activation of summands is not one of their sum
-    if (has_columns and name not in _ELEMENTWISE) or (has_sums and name != "linear"):
+    if (has_columns and activation not in _ELEMENTWISE) or (has_sums and activation is not keras.activations.linear):
         return None
     return SplitLayer(tuple(rows), tuple(output), tuple(gradient), tuple(biases) if len(weights) > 1 else ())
 
@@ -278,52 +281,59 @@ def step_with_channels(
 # ---- attention
 
 
-def step_with_heads(layer: keras.Layer, *args: object, **kwargs: object) -> tuple | None:
+def step_with_heads(
+    layer: keras.Layer, query: object, value: object, key: object = None, *args: object, **kwargs: object
+) -> tuple | None:
     """Condition of the hook on `MultiHeadAttention.call`: the step, and how it is computed where heads are split."""
     step = current_step()
     if step is None or not step.consistent or step.inside is not None or type(layer) is not _ATTENTION:
         return None
-    # masks of dropout, and scores that are handed back, have a dim of heads
-    if (layer._dropout and kwargs.get("training")) or kwargs.get("return_attention_scores") or layer._remat_mode:
+    # masks of dropout, and scores that are handed back, have a dim of heads; more by place is for DTensor's operators
+    if args or (layer._dropout and kwargs.get("training")) or kwargs.get("return_attention_scores"):
         return None
-    # by place: query, value, key; more is for DTensor's operators
-    given = [*args, *(kwargs[name] for name in ("value", "key") if kwargs.get(name) is not None)]
-    inputs = [each for each in given if isinstance(each, DTensor)]
-    if len(args) > 3 or len(inputs) < len(given) or rowwise_calls.layout_of(args, kwargs) is None:
+    # who replaced the `call` of a part expects logical tensors, and the second run of `remat` has no plain weights
+    if any("call" in vars(part) or part._remat_mode is not None for part in layer._flatten_layers()):
+        return None
+    inputs = [query, value, value if key is None else key]
+    if not all(isinstance(each, DTensor) for each in inputs) or rowwise_calls.layout_of(inputs, kwargs) is None:
         return None
     mask = kwargs.get("attention_mask")
-    # of each head, and not a tensor that could be cut
-    if not isinstance(mask, DTensor) and len(getattr(mask, "shape", ())) > inputs[0].ndim:
+    has_heads = len(getattr(mask, "shape", ())) == 4
+    # of each head, and none that can be cut; and dims of positions that may be taken for heads
+    if has_heads and (not isinstance(mask, DTensor) or query.ndim != 3):  # type: ignore[attr-defined]
         return None
-    heads = _heads(layer, inputs)
-    return None if heads is None else (step, heads, inputs[0])
+    heads = _heads(layer, *inputs)  # type: ignore[arg-type]
+    return None if heads is None else (step, heads)
 
 
 def attention(
-    found: tuple[RunningStep, list[tuple[keras.Layer, SplitLayer]], DTensor],
+    found: tuple[RunningStep, list[tuple[keras.Layer, SplitLayer]]],
     original: Callable[..., torch.Tensor],
     layer: keras.Layer,
-    *args: object,
+    query: DTensor,
+    value: DTensor,
+    key: DTensor | None = None,
     **kwargs: object,
 ) -> DTensor:
     """Hook on `MultiHeadAttention.call`: compute this rank's heads."""
-    step, heads, query = found
+    step, heads = found
     (_, first), (_, last) = heads[0], heads[-1]
     mask = kwargs.get("attention_mask")
     # one for each head: [rows, heads, ...]
-    if isinstance(mask, DTensor) and mask.ndim > query.ndim and mask.shape[1] == layer.num_heads:
+    if isinstance(mask, DTensor) and mask.ndim == 4 and mask.shape[1] == layer.num_heads:
         of_heads = [Shard(1) if axis in last.sums else part for axis, part in enumerate(mask.placements)]
         kwargs["attention_mask"] = mask.redistribute(mask.device_mesh, of_heads)
     local = functools.partial(rowwise_calls.to_local, grad_placements=first.input_gradient)
-    args, kwargs = data.map_call(local, args, kwargs)
+    inputs, kwargs = data.map_call(local, (query, value, key), kwargs)
     with _local(step, first, query, heads):
-        output = original(layer, *args, **kwargs)
+        output = original(layer, *inputs, **kwargs)
     return _of_mesh(output, last, query.device_mesh)
 
 
-def _heads(layer: keras.Layer, inputs: list[DTensor]) -> list[tuple[keras.Layer, SplitLayer]] | None:
+def _heads(
+    layer: keras.Layer, query: DTensor, value: DTensor, key: DTensor
+) -> list[tuple[keras.Layer, SplitLayer]] | None:
     """The projections of an attention layer whose heads are split, that of its output last; None where they are not."""
-    query, value, key = *inputs[:2], inputs[-1]
     reads = [(layer.query_dense, query), (layer.key_dense, key), (layer.value_dense, value)]
     reads += [(layer._gate_dense, query)] if getattr(layer, "_use_gate", False) else []
     last = layer.output_dense
@@ -331,7 +341,7 @@ def _heads(layer: keras.Layer, inputs: list[DTensor]) -> list[tuple[keras.Layer,
     # what a later Keras may add
     if any(isinstance(each._value, DTensor) and id(each) not in weights for each in layer.variables):
         return None
-    splits = [(part, _how(part, x)) for part, x in reads]
+    splits = [(part, _how(part, x.shape, x.device_mesh, x.placements)) for part, x in reads]
     # [rows, ..., heads, features of a head]
     heads = query.ndim - 1
     by_heads = splits[0][1].output if splits[0][1] is not None else ()
@@ -340,8 +350,11 @@ def _heads(layer: keras.Layer, inputs: list[DTensor]) -> list[tuple[keras.Layer,
     if any(split is None or split.output != by_heads for _, split in splits):
         return None
     shape = [*query.shape[:-1], layer.num_heads, last.kernel.shape[-2]]
-    split = _split(last, shape, query.device_mesh, by_heads)
-    return None if split is None or not split.sums else [*splits, (last, split)]  # type: ignore[list-item]
+    split = _how(last, torch.Size(shape), query.device_mesh, by_heads)
+    # the gradient of the heads is that of this rank's, with nothing to sum
+    if split is None or not split.sums or split.input_gradient != by_heads:
+        return None
+    return [*splits, (last, split)]  # type: ignore[list-item]
 
 
 class _OnOneRank(torch.autograd.Function):

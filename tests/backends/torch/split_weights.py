@@ -189,3 +189,28 @@ def a_bias_that_every_rank_adds_is_seen() -> None:
     ):
         found = trained(make, shape)
     assert np.abs(found[0][1] - wanted[0][1]).max() > 1e-2
+
+
+@check
+def heads_whose_output_is_split_another_way_have_the_numbers_of_one_device() -> None:
+    """By columns over a second axis: the gradient of the heads is a sum over it. Inputs are given by name, too."""
+    import keras
+
+    import keras_flow as kf
+
+    def make() -> keras.Model:
+        tokens = keras.Input((6,), dtype="int32")
+        x = keras.layers.Embedding(11, 8, name="table")(tokens)
+        seen = keras.layers.MultiHeadAttention(4, 3, name="attention")(query=x, value=x)
+        return keras.Model(tokens, keras.layers.Dense(3, name="out")(seen))
+
+    wanted = trained(make, (6,))
+    mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("model", "other"))
+    split = {"(query|key|value)/kernel": {"model": 1}, "attention_output/kernel": {"model": 0, "other": 2}}
+    for rules in (split, {pattern: {"model": dims["model"]} for pattern, dims in split.items()}):
+        by_path = {f"attention/{k}": {axis: kf.sbp.split(d) for axis, d in dims.items()} for k, dims in rules.items()}
+        with kf.ModelParallel(mesh, rules=by_path).scope():
+            found = trained(make, (6,))
+        for (_, ours), (path, theirs) in zip(found, wanted, strict=True):
+            error = np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max())
+            assert error < 2e-5, f"{path} differs by {error:.1e}"
