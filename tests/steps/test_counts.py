@@ -22,7 +22,7 @@ EXPECTED = {
     # layers' calls, assignments of metric and optimizer state, who reads the logs, and the logs
     "torch": {
         "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 11},
-        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 13},
+        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 14},
         "one rank": {TO_HOST: 1},
     },
 }
