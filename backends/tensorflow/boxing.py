@@ -62,9 +62,9 @@ def program(plan: BoxingPlan, dtype: tf.DType):
 
     def run(*shards):
         by_rank = dict(zip(ranks, shards, strict=True))
-        sent: list[tf.Operation] = []
+        sent: list[tf.Tensor] = []
         for number, step in enumerate(plan.steps):
-            by_rank = _run_step(step, by_rank, devices, dtype, _Mail(devices, f"boxing {number}", sent))
+            by_rank = _run_step(step, by_rank, devices, dtype, f"boxing {number}", sent)
         with tf.control_dependencies(sent):  # a function drops operations that nobody reads
             # a process that sends and holds nothing afterwards has a number that nobody needs, for its sends
             return tuple(tf.identity(by_rank[rank]) for rank in targets) or (tf.constant(0),)
@@ -74,9 +74,14 @@ def program(plan: BoxingPlan, dtype: tf.DType):
 
 
 def _run_step(
-    step: Step, shards: Mapping[int, tf.Tensor], devices: tuple[str, ...], dtype: tf.DType, mail: _Mail
+    step: Step,
+    shards: Mapping[int, tf.Tensor],
+    devices: tuple[str, ...],
+    dtype: tf.DType,
+    what: str,
+    sent: list[tf.Tensor],
 ) -> dict[int, tf.Tensor]:
-    """The shards of this process's ranks after one step, from those before it."""
+    """The shards of this process's ranks after one step, from those before it; for the last two see `_Mail`."""
     exchange, mine = step.exchange, set(world().local_ranks)
     # what each rank has of each buffer, piece by piece; a piece that several receivers want is cut once
     source: dict[tuple[int, Piece], tf.Tensor] = {}
@@ -84,6 +89,7 @@ def _run_step(
     result: dict[int, dict[Piece, tf.Tensor]] = {rank: {} for rank in exchange.target.placement.ranks if rank in mine}
     for phase in step.phases:
         receivers = exchange.source if phase == "combine" else exchange.target
+        mail = _Mail(devices, f"{what} {phase} ", sent)
         arrived: list[tuple[int, Piece, tf.Tensor | None]] = []
         for receiver in receivers.placement.ranks:
             for message in receives(exchange, receiver, phase):
@@ -109,7 +115,7 @@ def _run_step(
                     with tf.device(devices[receiver]):  # TensorFlow copies an input that is on another device
                         values = tf.identity(values)
                 arrived.append((receiver, piece, values))
-        delivered = iter(mail.exchanged(phase, dtype))
+        delivered = iter(mail.exchanged(dtype))
         # all messages of a phase are read before any is added
         for receiver, piece, here in arrived:
             values = next(delivered) if here is None else here
@@ -128,15 +134,15 @@ def _run_step(
 
 
 class _Mail:
-    """What goes to ranks of other processes and comes from them: one transfer in a phase from a rank to another.
+    """What goes in a phase to ranks of other processes and comes from them: one transfer from a rank to another.
 
     Args:
         devices: of all ranks.
-        what: tells the transfers of this step from those of others.
+        what: tells the transfers of this phase from those of others.
         sent: gets the operations that send.
     """
 
-    def __init__(self, devices: tuple[str, ...], what: str, sent: list[tf.Operation]):
+    def __init__(self, devices: tuple[str, ...], what: str, sent: list[tf.Tensor]):
         self._devices, self._what, self._sent = devices, what, sent
         self._posted: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._expected: dict[tuple[int, int], list[int]] = {}
@@ -151,20 +157,17 @@ class _Mail:
         self._expected.setdefault((sender, receiver), []).append(size)
         self._order.append((sender, receiver))
 
-    def exchanged(self, phase: str, dtype: tf.DType) -> list[tf.Tensor]:
+    def exchanged(self, dtype: tf.DType) -> list[tf.Tensor]:
         """The pieces that were expected, in the order in which they were; all that was posted is sent."""
-        what = f"{self._what} {phase} "
         for (sender, receiver), parts in self._posted.items():
             with tf.device(self._devices[sender]):
-                self._sent.append(collectives.send(_concatenated(parts, 0), sender, receiver, what))
+                self._sent.append(collectives.send(_concatenated(parts, 0), sender, receiver, self._what))
         pieces = {}
         for (sender, receiver), sizes in self._expected.items():
             with tf.device(self._devices[receiver]):
-                flat = collectives.received(sum(sizes), dtype, sender, receiver, what)
+                flat = collectives.received(sum(sizes), dtype, sender, receiver, self._what)
                 pieces[sender, receiver] = iter(tf.split(flat, sizes))
-        arrived = [next(pieces[pair]) for pair in self._order]
-        self._posted, self._expected, self._order = {}, {}, []
-        return arrived
+        return [next(pieces[pair]) for pair in self._order]
 
 
 def _cut(layout: Layout, shard: tf.Tensor, rank: int, piece: Piece) -> tf.Tensor:

@@ -217,7 +217,7 @@ def _run(
     shapes = tuple(shape(value) for value in given)
     function = _function(kind, ranks, mine, given[0].dtype, shapes, tuple(map(tuple, table)))
     with tf.device(devices[mine[0]]):
-        results = _limit.run(f"kf.comm: {kind.partition(' ')[0]}", function, given)
+        results = run_within_limit(f"kf.comm: {kind.partition(' ')[0]}", function, given)
     if len(mine) == 1:
         return {mine[0]: results[0]}
     out = {}
@@ -321,7 +321,7 @@ def _exchanged(
         return _joined([tf.identity(found[other]) for other in range(len(ranks))], counts, flat.dtype)
 
 
-def send(flat: tf.Tensor, sender: int, receiver: int, what: str) -> tf.Operation:
+def send(flat: tf.Tensor, sender: int, receiver: int, what: str) -> tf.Tensor:
     """In a program of the sender's process: send a flat tensor to a rank of another one, which runs `received`.
 
     Args:
@@ -340,7 +340,7 @@ def run_within_limit(what: str, function: Callable[..., Sequence[tf.Tensor]], gi
     return _limit.run(what, function, given)
 
 
-def _send(words: tf.Tensor, sender: int, receiver: int, what: str = "") -> tf.Operation:
+def _send(words: tf.Tensor, sender: int, receiver: int, what: str = "") -> tf.Tensor:
     keys = _keys((sender, receiver), f"send {what}{_length(words)}")
     return tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
 

@@ -22,6 +22,9 @@ from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.sbp import NdSbp, Split
 
+#: how the name of a mesh of several processes begins, of which each knows its own devices only; its ranks follow
+_RANKS = "ranks_"
+
 
 @dataclass(frozen=True)
 class MeshView:
@@ -61,10 +64,6 @@ def mesh_view(placement: Placement, joined: tuple[tuple[str, ...], ...] = ()) ->
     return _mesh_view(placement, placement.axis_names, joined)
 
 
-#: a mesh, as text -> the ranks of its places: DTensor knows no names of other processes' devices
-_ranks_of: dict[str, np.ndarray] = {}
-
-
 @functools.lru_cache(maxsize=64)
 def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[tuple[str, ...], ...]) -> MeshView:
     """Names are a key of their own: equal placements may have others."""
@@ -85,10 +84,8 @@ def _mesh_view(placement: Placement, axis_names: tuple[str, ...], joined: tuple[
         np.arange(len(ranks)).reshape([size for _, size in dims]),
         own,
         [tf.DeviceSpec.from_string(names[ranks[place]]) for place in own],
-        # of several processes each names its own devices only: two meshes of other ranks must not have one text
-        mesh_name="ranks_" + "_".join(map(str, ranks)) if len(own) < len(ranks) else "",
+        mesh_name=_RANKS + "_".join(map(str, ranks)) if len(own) < len(ranks) else "",
     )
-    _ranks_of[mesh.to_string()] = ranks
     return MeshView(
         mesh,
         tuple(int(ranks[place]) for place in own),
@@ -105,12 +102,13 @@ def ranks_of(mesh: dtensor.Mesh) -> np.ndarray:
     """
     shape = [mesh.dim_size(name) for name in mesh.dim_names]
     if mesh.num_local_devices() < mesh.size:
-        if mesh.to_string() not in _ranks_of:
+        named = mesh.name.removeprefix(_RANKS)
+        if named == mesh.name:
             raise FlowError(
                 "this DTensor's mesh has devices of several processes and was not made by keras_flow. Make the tensor "
                 "by kf.from_local or kf.tensor"
             )
-        return _ranks_of[mesh.to_string()].reshape(shape)
+        return np.asarray([int(rank) for rank in named.split("_")]).reshape(shape)
     # the mesh names devices ("CPU:3"), as ranks do
     mine = world().local_ranks
     ranks = [mine[device.device_index] for device in map(tf.DeviceSpec.from_string, mesh.local_devices())]

@@ -184,8 +184,8 @@ def random_part(
     view = view_of(distribution)
     axis, blocks = batch_axis(distribution, view)
     rows = math.prod(shape[:1])
-    # a mask has the rows of what it is multiplied with; of other draws those are taken for rows that are as many as the
-    # batch's: it is the place of the numbers that depends on it, not the numbers
+    # a mask has the rows of its inputs; another draw is split where its first dim is as long as the batch. A wrong
+    # guess changes where numbers are drawn, not which
     has_rows = len(shape) > 1 and rows == (split_rows() if inputs is None else inputs.shape[0])
     may_split = has_rows and not is_whole and not tf.executing_eagerly()
     if may_split and axis is not None and blocks >= _OWN_ROWS_FROM and rows % blocks == 0:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.distributed.tensor import DTensor
@@ -155,7 +154,7 @@ def _by_rows(
         layout = rowwise_calls.layout_of(parts, {})
         if layout is None:
             return None
-        y_true, y_pred, sample_weight = (tree.map_structure(rowwise_calls.to_local, part) for part in parts)
+        y_true, y_pred, sample_weight = (leaves.mapped(rowwise_calls.to_local, part) for part in parts)
         return rowwise_calls.rows_of(*layout), (y_true, y_pred, sample_weight)
     rows = losses.own_rows(y_true, sample_weight, of=y_pred)
     if rows is None:

@@ -198,9 +198,7 @@ def _plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements) -> I
             continue
         if any(part.is_shard() for part in value.placements):
             value = value.redistribute(value.device_mesh, layouts.replicated(value.device_mesh))
-        elif not value.requires_grad:
-            plain.append((variable, value._local_tensor))  # assignments reach the variable
-            continue
+        # of weights that are not trained it is their own memory, so that assignments reach the variable
         plain.append((variable, local_tensors.to_local(value, sums)))
     with variables.holding(plain):
         yield

@@ -122,9 +122,6 @@ def _local(
     for layer, each in layers:
         for variable in _weights(layer):
             value = variable._value
-            if type(layer) is _NORMALIZATION and not value.requires_grad:  # assignments reach the variable
-                held.append((variable, value._local_tensor))
-                continue
             is_bias = each.bias and variable is layer.bias
             if is_bias and value.placements != each.bias:
                 value = value.redistribute(mesh, each.bias)
@@ -169,7 +166,7 @@ def _weights(layer: keras.Layer) -> list[keras.Variable]:
 
 
 def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: TorchPlacements) -> SplitLayer | None:
-    """How a layer computes on plain tensors for an input laid so; None where it is none that is understood here."""
+    """How a layer computes its part for an input of this layout; None where DTensor has to."""
     # the second run of `remat` has no plain weights, LoRA's kernel is a sum, and that of a quantized layer no number
     if type(layer) not in _LINEAR or layer._remat_mode is not None:
         return None
@@ -299,7 +296,7 @@ def step_with_heads(
         return None
     mask = kwargs.get("attention_mask")
     has_heads = len(getattr(mask, "shape", ())) == 4
-    # of each head, and none that can be cut; and dims of positions that may be taken for heads
+    # a plain mask cannot be cut by heads; with more axes of attention the second dim is one of positions
     if has_heads and (not isinstance(mask, DTensor) or query.ndim != 3):  # type: ignore[attr-defined]
         return None
     heads = _heads(layer, *inputs)  # type: ignore[arg-type]
