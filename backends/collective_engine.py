@@ -99,6 +99,20 @@ class CollectiveEngine(Protocol):
         """
         ...
 
+    def direct(self, call: str, ranks: tuple[int, ...], like: Any, how: str | int) -> Callable[[Any], Any] | None:
+        """A collective as one function of this process's array, for loops: it blocks, and nobody asks for gradients.
+
+        Args:
+            call: `"all_reduce"` and `"broadcast"`, as for `native`, or `"all_gather_into_tensor"`.
+            ranks: the group, of which this process drives one.
+            like: an array of the dtype and shape that it will be called with.
+            how: as for `native`.
+
+        Returns:
+            None where the engine has not that collective for such arrays.
+        """
+        ...
+
     def fold(self, rows: Any, op: str) -> Any:
         """The sum, smallest, largest or product of rows [ranks, elements], in their dtype; bool: any and all."""
         ...

@@ -93,7 +93,8 @@ def _tensorflow(count: int, elements: int) -> dict[str, Callable[[Any], Any]]:
 
     def keys(instance: int) -> dict[str, Any]:
         keys = {"group_size": count, "group_key": 0x2000_0000, "instance_key": 0x2000_0000 + 16 * elements + instance}
-        return {**keys, "communication_hint": "ring", "timeout_seconds": 60.0}
+        # without a time limit: with one TensorFlow keeps two threads for each operation until it is over
+        return {**keys, "communication_hint": "ring"}
 
     def wrapped(body: Callable) -> Callable[[Any], Any]:
         return tf.compat.v1.wrap_function(body, [tf.TensorSpec([elements], tf.float32)])

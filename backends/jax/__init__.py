@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.jax.boxing import redistribute as redistribute
 from keras_flow.backends.jax.capabilities import capabilities as capabilities
+from keras_flow.backends.jax.collectives import direct as direct
 from keras_flow.backends.jax.collectives import exchange as exchange
 from keras_flow.backends.jax.collectives import fold as fold
 from keras_flow.backends.jax.collectives import gather_all as gather_all

@@ -23,8 +23,8 @@ from keras_flow.errors import FlowError
 
 _AXIS = "ranks"
 _NATIVE = {"sum": lax.psum, "min": lax.pmin, "max": lax.pmax}
-#: bytes up to which a broadcast is a sum, of which a rank receives up to twice the tensor, but in one program
-_SUMMED = 1 << 21
+#: bytes up to which a broadcast is a tree, whose source sends the tensor log2(n) times, but in one program
+_BY_TREE = 1 << 21
 _FOLDS = {"sum": jnp.sum, "min": jnp.min, "max": jnp.max, "product": jnp.prod}
 
 
@@ -78,20 +78,36 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: 
 
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
-    """XLA's all-reduce, except for products. XLA has no broadcast; a small one is computed as an all-reduce."""
+    """XLA's all-reduce, except for products; and broadcasts, which XLA has not on CPUs, of small arrays."""
     value = next(iter(values.values()))
-    if not value.size or value.dtype.kind == "c":
+    found = _one_program(kind, ranks, value, how)
+    if found is None:
         return None
-    if kind == "broadcast":
-        if value.nbytes > _SUMMED:
-            return None
-        program, place = kind, ranks.index(int(how))
-    elif how in _NATIVE and value.dtype != bool:
-        program, place = str(how), 0
-    else:
-        return None
+    program, place = found
     flat = _run(program, ranks, {rank: reshape(each, (-1,)) for rank, each in values.items()}, place)
     return Pending(lambda: {rank: reshape(each, value.shape) for rank, each in flat.items()})
+
+
+def direct(
+    call: str, ranks: tuple[int, ...], like: jax.Array, how: str | int
+) -> Callable[[jax.Array], jax.Array] | None:
+    """One program on arrays as they are: scalars have no dim to lie along."""
+    found = ("all_gather", 0) if call == "all_gather_into_tensor" else _one_program(call, ranks, like, how)
+    if found is None or not like.ndim or not like.size:
+        return None
+    run, sharding = _program(found[0], ranks, found[1])
+    whole = (len(ranks) * like.shape[0], *like.shape[1:])
+    place = jax.make_array_from_single_device_arrays
+    return lambda value: run(place(whole, sharding, [value])).addressable_data(0)
+
+
+def _one_program(kind: str, ranks: tuple[int, ...], value: jax.Array, how: str | int) -> tuple[str, int] | None:
+    """The kind and place of `_program` that does an all-reduce or a broadcast, where one does."""
+    if not value.size:
+        return None
+    if kind == "broadcast":
+        return (kind, ranks.index(int(how))) if value.nbytes <= _BY_TREE or len(ranks) == 2 else None
+    return (str(how), 0) if how in _NATIVE and value.dtype.kind not in "bc" else None
 
 
 @functools.partial(jax.jit, static_argnames="op")
@@ -197,11 +213,20 @@ def _program(kind: str, ranks: tuple[int, ...], place: int):
         if kind == "permute":
             return lax.ppermute(block, _AXIS, [(one, (one + place) % len(ranks)) for one in range(len(ranks))])
         if kind == "broadcast":
-            # bits, because the sum of -0.0 and 0.0 is 0.0
-            bits = block.astype("uint8") if block.dtype == bool else block.view(f"uint{8 * block.dtype.itemsize}")
-            summed = lax.psum(jnp.where(lax.axis_index(_AXIS) == place, bits, 0), _AXIS)
-            return summed.astype(bool) if block.dtype == bool else summed.view(block.dtype)
+            return _by_tree(block, len(ranks), place)
         return _NATIVE[kind](block, _AXIS)
 
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     return run, NamedSharding(mesh, spec)
+
+
+def _by_tree(block: jax.Array, count: int, source: int) -> jax.Array:
+    """A broadcast by the binomial tree: in each round all who have the array send it to one who has not."""
+    turn = (lax.axis_index(_AXIS) - source) % count
+    have = 1
+    while have < count:
+        pairs = [((source + one) % count, (source + one + have) % count) for one in range(min(have, count - have))]
+        received = lax.ppermute(block, _AXIS, pairs)
+        block = jnp.where((turn >= have) & (turn < 2 * have), received, block)
+        have *= 2
+    return block

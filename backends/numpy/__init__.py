@@ -6,6 +6,7 @@ This module is the engine: it has the names of `keras_flow.backends.interface.Te
 from typing import TYPE_CHECKING
 
 from keras_flow.backends.numpy.boxing import redistribute as redistribute
+from keras_flow.backends.numpy.collectives import direct as direct
 from keras_flow.backends.numpy.collectives import exchange as exchange
 from keras_flow.backends.numpy.collectives import fold as fold
 from keras_flow.backends.numpy.collectives import gather_all as gather_all

@@ -34,6 +34,10 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, np.ndarray], 
     """numpy has none: here `kf.comm` shows what it puts together."""
 
 
+def direct(call: str, ranks: tuple[int, ...], like: np.ndarray, how: str | int) -> None:
+    """numpy has none."""
+
+
 def fold(rows: np.ndarray, op: str) -> np.ndarray:
     """Rows [ranks, elements] as one, in their dtype."""
     reduce = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op].reduce

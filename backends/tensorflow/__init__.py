@@ -9,6 +9,7 @@ from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.shared_files import write_alone as write_alone
 from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
 from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
+from keras_flow.backends.tensorflow.collectives import direct as direct
 from keras_flow.backends.tensorflow.collectives import exchange as exchange
 from keras_flow.backends.tensorflow.collectives import fold as fold
 from keras_flow.backends.tensorflow.collectives import gather_all as gather_all

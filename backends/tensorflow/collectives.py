@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, record
 
 from keras_flow.backends.collective_engine import Counts, Pending
-from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.current import joining
 from keras_flow.errors import FlowError
 
@@ -65,6 +65,27 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], h
         return None
     arrived = _run(f"{kind} {how}", ranks, values)
     return Pending(lambda: arrived)
+
+
+def direct(
+    call: str, ranks: tuple[int, ...], like: tf.Tensor, how: str | int
+) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """The runtime's own, of dtypes that it knows."""
+    here, gathers = shape(like), call == "all_gather_into_tensor"
+    if 0 in here or not here or like.dtype not in (_GATHERED if gathers else _REDUCED):
+        return None
+    kind = "gather" if gathers else f"{call} {how}"
+    joined = (len(ranks) * here[0], *here[1:])
+    mine = world().local_ranks
+    function = _function(kind, ranks, mine, like.dtype, (here,), ())
+    what, place = f"kf.comm: {kind.partition(' ')[0]}", rank_devices()[mine[0]]
+
+    def run(value: tf.Tensor) -> tf.Tensor:
+        with tf.device(place):
+            result = run_within_limit(what, function, [value])[0]
+            return reshape(result, joined) if gathers else result
+
+    return run
 
 
 def fold(rows: tf.Tensor, op: str) -> tf.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from keras_flow.backends.torch.boxing import redistribute as redistribute
 from keras_flow.backends.torch.capabilities import capabilities as capabilities
+from keras_flow.backends.torch.collectives import direct as direct
 from keras_flow.backends.torch.collectives import exchange as exchange
 from keras_flow.backends.torch.collectives import fold as fold
 from keras_flow.backends.torch.collectives import gather_all as gather_all

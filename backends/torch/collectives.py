@@ -86,6 +86,34 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, torch.Tensor]
     return _begun(work, lambda: {rank: result})
 
 
+def direct(
+    call: str, ranks: tuple[int, ...], like: torch.Tensor, how: str | int
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """torch's own, of dtypes that gloo and NCCL both know; scalars have no dim 0 to gather along."""
+    if world().is_simulated or not like.ndim or not like.numel() or like.dtype not in _REDUCED:
+        return None
+    group = process_group(ranks)
+    if call == "all_gather_into_tensor":
+        joined = (len(ranks) * like.shape[0], *like.shape[1:])
+
+        def gathered(value: torch.Tensor) -> torch.Tensor:
+            result = value.new_empty(joined)
+            dist.all_gather_single(result, value.contiguous(), group=group)
+            return result
+
+        return gathered
+
+    def written(value: torch.Tensor) -> torch.Tensor:
+        result = value.clone(memory_format=torch.contiguous_format)
+        if call == "all_reduce":
+            dist.all_reduce(result, _OPS[str(how)], group=group)
+        else:
+            dist.broadcast(result, int(how), group=group)
+        return result
+
+    return written
+
+
 def fold(rows: torch.Tensor, op: str) -> torch.Tensor:
     """Rows [ranks, elements] as one, in their dtype."""
     dtype = rows.dtype

@@ -247,8 +247,8 @@ def require_same(group: Group, calls: Mapping[int, Call]) -> None:
     _compared.add(key)
 
 
-def begin_anew() -> None:
-    """Compare all calls again, after ranks were stopped in different places."""
+def forget_compared() -> None:
+    """Compare all calls again."""
     _compared.clear()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
-from keras_flow.comm import algorithms
+from keras_flow.comm import algorithms, repeated
 from keras_flow.comm.group import (
     Group,
     Values,
@@ -45,11 +45,14 @@ def all_reduce(x: object, op: str = "sum", group: Placement | None = None, async
         >>> kf.comm.all_reduce({0: [1.0, 8.0], 1: [5.0, 2.0]}, op="max", group=kf.Placement([0, 1]))[1]
         Array([5., 8.], dtype=float32)
     """
+    if not async_op and (run := repeated.find("all_reduce", op, group, x)):
+        return run(x)
     members = Group.of(group, "all_reduce")
     values = members.tensors(x, "all_reduce")
     if not values:
         return None
     check(members, values, op, "all_reduce")
+    repeated.keep("all_reduce", op, group, members, values)
     if async_op:
         return Work(algorithms.all_reduce(members, values, op), members.answer)
     pullback = algorithms.no_gradient(op, "all_reduce")

@@ -89,9 +89,9 @@ def rejoin(times: int) -> bool:
     """Begin anew what ranks count together, and their process groups, after a cell that did not end well on each."""
     from keras_flow.backends import agreement
     from keras_flow.backends.active import backend
-    from keras_flow.comm import group
+    from keras_flow.comm import repeated
 
-    group.begin_anew()
+    repeated.begin_anew()
     agreement.begin_anew(times)
     return backend().rejoin(times)
 

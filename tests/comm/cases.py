@@ -10,6 +10,7 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.active import tensor_engine
+from keras_flow.comm import repeated
 from keras_flow.comm.group import dtype_name
 from keras_flow.tensors.dtypes import numpy_dtype
 
@@ -137,6 +138,37 @@ def reductions(group: kf.Placement) -> None:
                 group,
                 f"{op} of {dtype} by reduce_scatter_tensor",
             )
+
+
+def again(group: kf.Placement) -> None:
+    """Calls of a loop: the second of the same dtype and shape goes straight to the engine, with other numbers."""
+    engine = tensor_engine()
+    local, last = engine.world().local_ranks, group.ranks[-1]
+    calls: dict[str, tuple[Callable[[Any], Any], Callable[[list[np.ndarray]], np.ndarray]]] = {
+        f"{op} again": (lambda x, op=op: kf.comm.all_reduce(x, op, group), lambda parts, op=op: reduced(parts, op))
+        for op in ("sum", "mean", "max", "product")
+    }
+    calls["joined again"] = (
+        lambda x: kf.comm.all_gather_into_tensor(x, group),
+        lambda parts: np.concatenate(parts) if parts[0].shape else np.stack(parts),
+    )
+    calls["broadcast again"] = (lambda x: kf.comm.broadcast(x, last, group), lambda parts: parts[-1])
+    for what, (call, expected) in calls.items():
+        for dtype, shape in [("float32", shape) for shape in SHAPES] + [(name, (5,)) for name in dtypes()]:
+            if not has(what.partition(" ")[0], dtype):
+                continue
+            for turn in range(3):
+                parts = [values(dtype, shape, rank + 10 * turn) for rank in sorted(group.ranks)]
+                if what.startswith("broadcast"):
+                    parts = [values(dtype, shape, last + 10 * turn)]
+                elif what.startswith("joined"):
+                    parts = [values(dtype, shape, rank + 10 * turn) for rank in group.ranks]
+                total = expected(parts)
+                given = give(lambda rank, d=dtype, s=shape, t=turn: engine.put(values(d, s, rank + 10 * t), rank))
+                check(call(given), lambda _, total=total: total, group, f"{what}: {dtype}{list(shape)}, turn {turn}")
+    if len(local) == 1 and local[0] in group.ranks and group.size > 1 and group.ranks == tuple(sorted(group.ranks)):
+        kept = {key[0] for key in repeated._table}
+        assert kept == {"all_reduce", "all_gather_into_tensor", "broadcast"}, kept
 
 
 def movements(group: kf.Placement) -> None:
@@ -342,6 +374,7 @@ def everything(groups: list[list[int]], is_short: bool = False) -> int:
         )
         group = kf.Placement(ranks)
         reductions(group)
+        again(group)
         movements(group)
         objects(group)
     _chosen.clear()

@@ -10,7 +10,7 @@ import pytest
 
 import keras_flow as kf
 from keras_flow.backends.engines import that_train
-from keras_flow.comm import group, objects
+from keras_flow.comm import objects, repeated
 from keras_flow.launch.environment import free_port
 from tests import sampling
 from tests.comm import cases
@@ -172,7 +172,7 @@ def test_a_process_that_does_not_call_is_waited_for_until_the_limit(tmp_path: Pa
 def test_ranks_that_call_different_things_are_told(on_ranks) -> None:
     def program() -> float:
         # a call that all ranks have made before is not compared again, and tests before this one made some
-        group.begin_anew()
+        repeated.begin_anew()
         odd = np.ones((2, 5, 1), "float32")
         with pytest.raises(
             kf.FlowError, match=r"calls all_reduce sum float32.2, 5, 1. where rank 1 calls all_gather float32"
