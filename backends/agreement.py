@@ -34,33 +34,71 @@ def exchange(text: str) -> list[str]:
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
-    return json.loads(judged(text, json.dumps))
+    return json.loads(_merged(json.dumps([text]), lambda one, other: json.dumps(json.loads(one) + json.loads(other))))
 
 
-def judged(text: str, judge: Callable[[list[str]], str]) -> str:
-    """What process 0 makes of the texts of all processes, in their order; the others read no more than that.
+def differ(facts: Mapping[str, object], balance: int = 0) -> bool:
+    """Whether processes that state a fact state different ones, or the balances of all do not add up to 0.
+
+    What a process reads does not grow with the number of processes, since facts that are equal are said once.
+
+    Args:
+        facts: name -> numbers, texts, None, and lists of them. A process need not state what another one does.
+        balance: a whole number, of which the sum over the processes counts modulo 2 to the 64.
+
+    Raises:
+        FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
+    """
+
+    def merge(one: str, other: str) -> str:
+        facts, balance, differs = json.loads(one)
+        theirs, their_balance, they_differ = json.loads(other)
+        differs = differs or they_differ or any(facts[name] != theirs[name] for name in facts.keys() & theirs.keys())
+        return json.dumps([facts | theirs, (balance + their_balance) % 2**64, differs])
+
+    def judge(said: str) -> str:
+        _, balance, differs = json.loads(said)
+        return "differ" if differs or balance else ""
+
+    return bool(_merged(json.dumps([dict(facts), balance % 2**64, False]), merge, judge))
+
+
+def _merged(text: str, merge: Callable[[str, str], str], judge: Callable[[str], str] = str) -> str:
+    """The texts of all processes, merged in their order, in each: by the binomial tree, up to process 0.
+
+    Example: of 6 processes 1, 3 and 5 tell 0, 2 and 4; then 2 tells 0, of itself and 3; then 4 tells 0, of itself and
+    5. No process reads more than log2(n) texts, rounded up.
 
     Args:
         text: what this process says.
-        judge: called in process 0, with all texts; it must not raise, or the others wait for it.
+        merge: (text of some processes, text of those that follow) -> text of both.
+        judge: what process 0 tells all of the text that is merged of all. It must not raise, or they wait for it.
 
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
     engine, here, key = backend(), backend().world(), _next()
     if here.process_count == 1:
-        return judge([text])
+        return judge(text)
     last_call.enter("an exchange of facts between processes (random states, files)")
-    texts = [text]
+    reach, level = 1, 0
+    while reach < here.process_count and not here.process_index & reach:
+        if here.process_index + reach < here.process_count:
+            theirs = f"{key}/{here.process_index + reach}"
+            text = merge(text, engine.get_text(theirs, _patience(level))[1:])
+            engine.delete_text(theirs)
+        reach, level = 2 * reach, level + 1
     if here.process_index != 0:
         engine.put_text(f"{key}/{here.process_index}", f":{text}")
-    else:
-        limit = joining.waiting_seconds()
-        for index in range(1, here.process_count):
-            theirs = f"{key}/{index}"
-            texts.append(engine.get_text(theirs, limit)[1:])
-            engine.delete_text(theirs)
-    return first_says(judge(texts) if here.process_index == 0 else "")
+    return first_says(judge(text) if here.process_index == 0 else "")
+
+
+def _patience(level: int) -> float:
+    """Seconds to wait for one who may wait for others: longer the more levels are below it.
+
+    So that the first to give up is the one that waits for the silent process itself, and names it.
+    """
+    return joining.waiting_seconds() + min(1.0, joining.waiting_seconds() / 10) * level
 
 
 def first_says(text: str) -> str:
@@ -71,7 +109,7 @@ def first_says(text: str) -> str:
     """
     engine, key = backend(), _next()
     if engine.world().process_index != 0:
-        return engine.get_text(f"{key}/0", joining.waiting_seconds())[1:]
+        return engine.get_text(f"{key}/0", _patience(engine.world().process_count.bit_length()))[1:]
     engine.put_text(f"{key}/0", f":{text}")  # stores take an empty text for none
     engine.delete_text(f"{_key(_exchanges - _LAG)}/0")
     return text
@@ -108,18 +146,15 @@ def require_equal(facts: Mapping[str, object], what: str) -> None:
     if backend().world().process_count == 1:
         return
 
-    def judge(texts: list[str]) -> str:
-        first, *others = (json.loads(text) for text in texts)
-        for index, other in enumerate(others, 1):
-            differing = [name for name in first if first[name] != other.get(name)]
-            pairs = ", ".join(f"{name} is {first[name]} in process 0 and {other.get(name)} in it" for name in differing)
-            if pairs:
-                return f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts."
-        return ""
-
-    wrong = judged(json.dumps({name: str(value) for name, value in facts.items()}), judge)
-    if wrong:
-        raise FlowError(wrong)
+    mine = {name: str(value) for name, value in facts.items()}
+    if not differ({"names": sorted(mine), **mine}):
+        return
+    first, *others = (json.loads(text) for text in exchange(json.dumps(mine)))
+    for index, other in enumerate(others, 1):
+        names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
+        pairs = ", ".join(f"{name} is {first.get(name)} in process 0 and {other.get(name)} in it" for name in names)
+        if pairs:
+            raise FlowError(f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts.")
 
 
 @dataclass(frozen=True)
@@ -149,21 +184,17 @@ def align_random_states(engine: EngineRandom | None = None) -> None:
     if engine is not None:
         states[engine.name] = engine.state
     # checksums first: states are kilobytes, and processes that were seeded alike need send none
-    sums = [zlib.crc32(json.dumps(state).encode()) for state in states.values()]
-
-    def judge(texts: list[str]) -> str:
-        columns = zip(*(json.loads(text) for text in texts), strict=True)
-        return json.dumps([name for name, column in zip(states, columns, strict=True) if len(set(column)) > 1])
-
-    differ = json.loads(judged(json.dumps(sums), judge))
-    if not differ:
+    sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in states.items()}
+    if not differ(sums):
         return
+    others = [json.loads(text) for text in exchange(json.dumps(sums))]
+    names = [name for name in sums if len({other[name] for other in others}) > 1]
     states = json.loads(first_says(json.dumps(states)))
     _set_states(states)
     if engine is not None:
         engine.set_state(states[engine.name])
     warn(
-        f"random states differed between the processes ({', '.join(differ)}): all take process 0's. Call "
+        f"random states differed between the processes ({', '.join(names)}): all take process 0's. Call "
         "keras.utils.set_random_seed(...) at the start of the program to choose them"
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,12 @@ class Digest:
     Attributes:
         text: what it is, in words.
         sums: rows ("all", or "8:16") -> a checksum of their bytes; "batch" -> the batch's number.
+        others: the same of rows that another process computes.
     """
 
     text: str
     sums: dict[str, int]
+    others: dict[str, int] = field(default_factory=dict)
 
 
 def digest(leaf: object) -> Digest:
@@ -87,9 +90,9 @@ def digest(leaf: object) -> Digest:
 def digest_of_part(part: PartOfRows, text: str, digest: Callable[[object], Digest]) -> Digest:
     """The same of a value that was read by rows: of the own rows, and of those that the next process computes."""
     sums = {"batch": part.number, _name(part.start, part.own): digest(part.own).sums["all"]}
-    if part.compared is not None:
-        sums[_name(part.compared_start, part.compared)] = digest(part.compared).sums["all"]
-    return Digest(text, sums)
+    if part.compared is None:
+        return Digest(text, sums)
+    return Digest(text, sums, {_name(part.compared_start, part.compared): digest(part.compared).sums["all"]})
 
 
 def _name(start: int, rows: Any) -> str:
@@ -100,8 +103,8 @@ class BatchWatch:
     """Finds processes that are fed different batches, which would train on without any error.
 
     It compares checksums of the first batches of a data source and of every 100th. Where a process reads its own rows
-    of a batch it reads those of the next one too, so that each row is compared by two, at a cost that does not grow
-    with the processes.
+    of a batch it reads those of the next one too, so that each row is compared by two. What a process reads and is told
+    for it does not grow with the processes.
 
     Args:
         digest: what is compared of a value of a batch.
@@ -137,11 +140,33 @@ class BatchWatch:
 
     def _compare(self, data: object, index: int) -> None:
         found = {name: self._digest(leaf) for name, leaf in _named(data)}
-        mine = {name: [digest.text, digest.sums] for name, digest in found.items()}
-        # a checksum for each input, not the input: a few bytes for each process
-        wrong = agreement.judged(json.dumps([self.batches, mine]), lambda texts: _judged(texts, index))
-        if wrong:
+        facts: dict[str, object] = {"length": self.batches, "inputs": sorted(found)}
+        balance = 0
+        for name, digest in found.items():
+            facts[f"{name} text"] = digest.text
+            facts |= {f"{name} {key}": digest.sums[key] for key in ("all", "batch") if key in digest.sums}
+            balance += _balance(name, digest)
+        # checksums, not inputs; those of all processes are sent where something is wrong, to say what
+        if not agreement.differ(facts, balance):
+            return
+        mine = {name: [digest.text, digest.sums | digest.others] for name, digest in found.items()}
+        if wrong := _judged(agreement.exchange(json.dumps([self.batches, mine])), index):
             raise FlowError(wrong)
+
+
+def _balance(name: str, digest: Digest) -> int:
+    """Its sum over the processes is 0 where all read the same of an input: what one adds another one takes away.
+
+    Each process adds a hash of the rows that are its own, and takes away that of the next one's rows, as it read them.
+    """
+    if not digest.others:
+        return 0
+    own = {rows: sums for rows, sums in digest.sums.items() if rows != "batch"}
+    return sum(_hash(name, *each) for each in own.items()) - sum(_hash(name, *each) for each in digest.others.items())
+
+
+def _hash(*facts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=8).digest(), "little")
 
 
 def _judged(texts: Sequence[str], index: int) -> str:

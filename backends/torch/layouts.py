@@ -79,7 +79,7 @@ def make_groups_again() -> bool:
     # that of all ranks is the job's own, which a rank may have asked for alone
     known = [ranks for ranks in _groups if not _are_all(ranks)]
     _groups.clear()
-    if agreement.judged(repr(known), lambda texts: "differ" if len(set(texts)) > 1 else ""):
+    if agreement.differ({"groups": known}):
         return False
     for ranks in known:
         group(ranks)

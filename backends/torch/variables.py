@@ -14,7 +14,7 @@ from keras.src.backend.torch import core
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import weights_files
+from keras_flow.backends import agreement, weights_files
 from keras_flow.backends.torch import creation, layouts, local_tensors
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current.creator import Creator, creator
@@ -258,15 +258,15 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
     value = full.contiguous().cpu()
     # a checksum first: ranks that were seeded alike send no weights
     mine = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    sums = torch.zeros(torch_distributed.get_world_size(), dtype=torch.int64)
-    sums[torch_distributed.get_rank()] = mine
-    torch_distributed.all_reduce(sums)
-    if bool((sums == sums[0]).all()):
+    most = torch.tensor([mine, -mine], dtype=torch.int64)
+    torch_distributed.all_reduce(most, torch_distributed.ReduceOp.MAX)
+    if int(most[0]) == -int(most[1]):
         return full
+    sums = agreement.exchange(str(mine))
     torch_distributed.broadcast(value, src=0)
     if not getattr(distribution, "_said_rank_0", False):
         distribution._said_rank_0 = True  # type: ignore[attr-defined]
-        ranks = [rank for rank, other in enumerate(sums.tolist()) if other != int(sums[0])]
+        ranks = [rank for rank, other in enumerate(sums) if other != sums[0]]
         warn(
             f"{variable.path} was made before the scope with other values on ranks {ranks} than on rank 0: all weights "
             "made before the scope are taken from rank 0. Build the model inside `with dist.scope():`, or seed it with "
