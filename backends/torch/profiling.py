@@ -24,6 +24,8 @@ _COLLECTIVES = {
     "broadcast": re.compile(r"broadcast", re.IGNORECASE),
     "send": re.compile(r"send|recv", re.IGNORECASE),
 }
+#: name of the range around messages that are an all-reduce together; its bytes follow
+_SMALL_ALL_REDUCE = "all_reduce by doubling"
 _CALL, _RUN = re.compile(r"^c10d::"), re.compile(r"^gloo:|^nccl(Dev)?Kernel")
 #: dtypes as NCCL's events name them -> as others do
 _NCCL_DTYPES = {
@@ -78,11 +80,18 @@ def gradients_of(variables: Iterable[str]) -> AbstractContextManager[object]:
     return annotated("gradients of " + ", ".join(layers))
 
 
+def small_all_reduce(value: torch.Tensor) -> AbstractContextManager[object]:
+    """A range around the messages of an all-reduce of `reducing`, while there is a profile: one collective."""
+    if not torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
+        return nullcontext()
+    return annotated(f"{_SMALL_ALL_REDUCE} of {value.nbytes} bytes")
+
+
 def _events(file: Path) -> list[TraceEvent]:
     """The events of a trace in Chrome's format: collectives as they ran, with bytes, and with the place of their call.
 
     A call and its run are two events of two threads; neither names the other. A run is that of the first call of its
-    kind and shape that has none yet.
+    kind and shape that has none yet. Messages of a small all-reduce are in its range, which stands for them.
     """
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("ph") == "X"]
     first = min((float(event["ts"]) for event in events), default=0.0)
@@ -91,21 +100,32 @@ def _events(file: Path) -> list[TraceEvent]:
     events.sort(key=lambda event: float(event["ts"]))
     place = _Places(events)
     calls = [event for event in events if _CALL.match(event["name"]) and _kind(event) is not None]
+    ranges = [event for event in events if event["name"].startswith(_SMALL_ALL_REDUCE)]
     for event in events:
         facts: dict[str, object] = {"shapes": dims} if (dims := event.get("args", {}).get("Input Dims")) else {}
         kind = origin = None
-        if _RUN.match(event["name"]) and (kind := _kind(event)) is not None:
+        if event["name"].startswith(_SMALL_ALL_REDUCE):
+            kind, origin = "all_reduce", place.of_cause(event)
+            facts["bytes"] = int(event["name"].split()[-2])
+        elif _RUN.match(event["name"]) and (kind := _kind(event)) is not None:
             call = next((call for call in calls if _may_be(call, event)), None)
             if call is not None:
                 calls.remove(call)
                 origin = place.of_cause(call)
-            if size := _bytes(event, call):
+                if any(_is_inside(call, whole) for whole in ranges):
+                    kind = origin = None
+            if kind is not None and (size := _bytes(event, call)):
                 facts["bytes"] = size
         begin, duration = float(event["ts"]) - first, float(event.get("dur", 0))
         if origin is not None:
             origin = (origin[0], origin[1] - first)
         found.append(TraceEvent(rank, _lane(event), event["name"], begin, duration, facts, kind, origin))
     return found
+
+
+def _is_inside(event: dict[str, Any], whole: dict[str, Any]) -> bool:
+    begin, time = float(whole["ts"]), float(event["ts"])
+    return event["tid"] == whole["tid"] and begin <= time <= begin + float(whole.get("dur", 0))
 
 
 def _lane(event: dict[str, Any]) -> str:

@@ -66,6 +66,7 @@ FILES = {
     "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "partial_numbers": (("torch",), "a sum over ranks that waits; on the others the compiler puts it where it is used"),
     "relayout": (("torch",), "changes of layout inside DTensor are plans"),
+    "reducing": (("torch",), "gloo's all-reduce of few bytes is mostly messages; XLA and TensorFlow have other ways"),
     "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
@@ -142,7 +143,7 @@ NAMES = {
         "KINDS remember sizes layer_of": "TensorFlow keeps the programs, and numbers the scopes in them",
         "Fields": "JAX brings no reader of these messages",
     },
-    "profiling": {"gradients_of": "the messages are our own on torch; the others' are made by the compiler"},
+    "profiling": {"gradients_of small_all_reduce": "the messages are our own on torch; the others' are made by the compiler"},
     "random": {
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"

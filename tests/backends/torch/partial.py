@@ -31,6 +31,8 @@ def counted() -> Iterator[list[str]]:
     """The collectives that are called meanwhile, also those that a deferred tensor's operator makes."""
     import torch.distributed as torch_distributed
 
+    from keras_flow.backends.torch import reducing
+
     calls: list[str] = []
 
     def noted(name: str) -> Callable[..., Any]:
@@ -42,9 +44,17 @@ def counted() -> Iterator[list[str]]:
 
         return call
 
+    by_doubling = reducing._by_doubling
+
+    def noted_small(*args: Any) -> None:
+        calls.append("all_reduce")
+        by_doubling(*args)
+
     with contextlib.ExitStack() as stack:
         for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast"):
             stack.enter_context(mock.patch.object(torch_distributed, name, noted(name)))
+        # an all-reduce of several messages
+        stack.enter_context(mock.patch.object(reducing, "_by_doubling", noted_small))
         yield calls
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from unittest import mock
 
 if TYPE_CHECKING:
     import keras
@@ -20,6 +21,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from keras_flow.backends.torch import reducing
     from keras_flow.backends.torch.split_rows import SplitRows
     from tests.explainer.counting.collective import Counted
 
@@ -33,13 +35,22 @@ def watching() -> Iterator[list[dict[str, object]]]:
             return [value]
         return [leaf for part in value for leaf in tensors(part)] if isinstance(value, (list, tuple)) else []
 
+    original, messages = reducing._by_doubling, []
+
+    def by_doubling(value: torch.Tensor, group: torch.distributed.ProcessGroup, place: int, count: int) -> None:
+        if value.is_floating_point() and count > 1:
+            found.append(Counted("all_reduce", value.numel(), value.element_size(), count, "by doubling").record())
+        messages.append(value)
+        original(value, group, place, count)
+        messages.pop()
+
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if any(issubclass(kind, (DTensor, SplitRows)) for kind in types):
                 return NotImplemented  # these first: what they send comes here as plain tensors
             result = func(*args, **(kwargs or {}))
             name = func.name()
-            if not name.startswith(("c10d::", "_c10d_functional::")):
+            if messages or not name.startswith(("c10d::", "_c10d_functional::")):
                 return result
             operator = name.split("::")[1].split(".")[0]
             kind = next(
@@ -77,7 +88,9 @@ def watching() -> Iterator[list[dict[str, object]]]:
             found.append(Counted(kind, largest.numel(), largest.element_size(), group, name).record())
             return result
 
-    with Watch():
+    # an all-reduce of several messages is one collective
+    small = mock.patch.object(reducing, "_by_doubling", by_doubling)
+    with Watch(), small:
         yield found
 
 
