@@ -5,6 +5,11 @@
 Compiled where the engine compiles steps (JAX, TensorFlow), eager on torch. Interleaved calls; a ratio is that of the
 medians. The last column is what one rank of four takes for its own rows, as a share of the engine's own whole draw.
 Exit status 1 where a ratio is above 1.3.
+
+    python -m benchmarks.random_draws --steps 2,4,8
+
+The step of a transformer with dropout on so many ranks of one process (JAX, TensorFlow), 16 rows on each, beside the
+same with the engine's own draws (`random="stock"`), which every rank makes whole.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 TARGET = 1.3
 COLUMNS = 1024
@@ -62,6 +68,42 @@ def measure(elements: int, repeats: int) -> dict[str, tuple[float, float]]:
     return out
 
 
+def measure_steps(ranks: int, repeats: int) -> float:
+    """The ratio of a step with logical draws to one with the engine's own."""
+    import keras
+    import numpy as np
+    from keras import layers
+
+    import keras_flow as kf
+
+    kf.init(ranks)
+    batch, steps = 16 * ranks, 6
+    words = np.random.default_rng(0).integers(0, 256, (batch * steps, 65))
+
+    def epochs(choice: str) -> Callable[[], object]:
+        keras.utils.set_random_seed(0)
+        with kf.DataParallel(random=choice).scope():
+            tokens = layers.Input((64,), dtype="int32")
+            x = layers.Dropout(0.1)(layers.Embedding(256, 64)(tokens))
+            for _ in range(2):
+                seen = layers.LayerNormalization()(x)
+                x += layers.Dropout(0.1)(layers.MultiHeadAttention(4, 16, dropout=0.1)(seen, seen))
+                x += layers.Dropout(0.1)(layers.Dense(64)(layers.Dense(256, "gelu")(x)))
+            model = keras.Model(tokens, layers.Dense(256)(x))
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return lambda: model.fit(words[:, :-1], words[:, 1:], batch_size=batch, shuffle=False, verbose=0)
+
+    ways = {choice: epochs(choice) for choice in ("logical", "stock")}
+    times: dict[str, list[float]] = {choice: [] for choice in ways}
+    for turn in range(repeats + 1):
+        for choice in list(ways) if turn % 2 else reversed(list(ways)):
+            begin = time.perf_counter()
+            ways[choice]()
+            if turn:
+                times[choice].append(time.perf_counter() - begin)
+    return statistics.median(times["logical"]) / statistics.median(times["stock"])
+
+
 def compiled(draw: Callable) -> Callable:
     """The draw as a step has it: a new program for each way, because each is traced under its own choice."""
     import keras
@@ -87,27 +129,44 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--elements", type=int, default=1 << 20)
     parser.add_argument("--repeats", type=int, default=51)
     parser.add_argument("--backends", default="jax,tensorflow,torch")
+    parser.add_argument("--steps", default="", help="numbers of ranks, with commas: measure training steps instead")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.here:
-        print(json.dumps(measure(options.elements, options.repeats)))
+        steps = options.steps and measure_steps(int(options.steps), 9)
+        print(json.dumps(steps or measure(options.elements, options.repeats)))
         return 0
+    if options.steps:
+        return print_steps(options.steps.split(","))
     print(f"{options.elements} elements, draws by logical index : the engine's own\n")
     print("| engine | draw | ratio | a rank of four |\n|---|---|---|---|")
     worst = 0.0
     for backend in options.backends.split(","):
-        command = [sys.executable, "-m", "benchmarks.random_draws", "--here"]
-        command += ["--elements", str(options.elements), "--repeats", str(options.repeats)]
-        done = subprocess.run(
-            command, env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True, timeout=600
-        )
-        if done.returncode:
-            print(done.stderr, file=sys.stderr)
-            return 1
-        for name, (whole, quarter) in json.loads(done.stdout.splitlines()[-1]).items():
+        found = apart(backend, "--elements", str(options.elements), "--repeats", str(options.repeats))
+        for name, (whole, quarter) in found.items():
             print(f"| {backend} | {name} | {whole:.2f} | {quarter:.2f} |", flush=True)
             worst = max(worst, whole)
     return int(worst > TARGET)
+
+
+def print_steps(ranks: list[str]) -> int:
+    """Print a table of a transformer's steps."""
+    print("a transformer's step with draws by logical index : with the engine's own\n")
+    print(f"| engine | {' ranks | '.join(ranks)} ranks |\n|---|{'---|' * len(ranks)}")
+    for backend in ("jax", "tensorflow"):
+        ratios = [apart(backend, "--steps", count) for count in ranks]
+        print(f"| {backend} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |", flush=True)
+    return 0
+
+
+def apart(backend: str, *arguments: str) -> Any:
+    """What is measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.random_draws", "--here", *arguments]
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -25,10 +25,6 @@ from keras_flow.backends.tensorflow.trace import split_rows
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
 
-#: ranks from which on each makes what is drawn for its own rows alone: an element takes about four times as long by
-#: operators as by TensorFlow's own generator
-_OWN_ROWS_FROM = 4
-
 
 def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on random draws: the distribution of the step on a mesh that is running."""
@@ -162,10 +158,7 @@ def seed_on_mesh(seed: object) -> object | None:
 def random_part(
     shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
-    """Which elements of a draw are made here: a replica's own rows; on a mesh a rank's rows, where ranks are many.
-
-    DTensor's own draws are the same on every rank or other values on each, so that a rank cannot draw its part by them.
-    """
+    """Which elements of a draw are made here: a replica's own rows; on a mesh a rank's rows."""
     here = replica_math.rows()
     if here is not None:
         # an order of all rows is refused by the replica's own hook
@@ -188,7 +181,7 @@ def random_part(
     # guess changes where numbers are drawn, not which
     has_rows = len(shape) > 1 and rows == (split_rows() if inputs is None else inputs.shape[0])
     may_split = has_rows and not is_whole and not tf.executing_eagerly()
-    if may_split and axis is not None and blocks >= _OWN_ROWS_FROM and rows % blocks == 0:
+    if may_split and axis is not None and blocks > 1 and rows % blocks == 0:
         everything = tuple(slice(0, length) for length in shape)
         return _RowsOnMesh(shape, everything, rows=dtensor.Layout([axis], view.mesh))
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
@@ -241,7 +234,7 @@ def _constant(drawn: np.ndarray) -> tf.Tensor:
 def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -> tf.Tensor:
     """A random word of 32 bits for each element of a part: TensorFlow's own Philox, from the part's first counter."""
     if isinstance(part, _RowsOnMesh):
-        return tf.cast(_bits_by_rows(words, tag, part), dtype)
+        return _bits_by_rows(words, tag, part, dtype)
     if not part.shape:
         return _bits(words, tag, RandomPart.whole((1,)), dtype)[0]
     rows = part.slices[0]
@@ -249,44 +242,52 @@ def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -
     # parts are whole rows, which are a range of counters; of a vector they may begin within one
     first = rows.start // 4 if len(lines) == 1 else rows.start * math.prod(lines[1:])
     last = philox.counters_of_line(rows.stop) if len(lines) == 1 else rows.stop * math.prod(lines[1:])
-    flat = random_ops.stateless_random_uniform_full_int_v2(
-        [4 * (last - first)],
-        key=tf.reshape(words[0] + tf.constant(tag << 32, "uint64"), [1]),
-        counter=tf.stack([tf.constant(first, "uint64"), words[1]]),
-        alg=random_ops_util.Algorithm.PHILOX.value,
-        dtype=dtype,
-    )
+    flat = _words_from(words, tag, tf.stack([tf.constant(first, "uint64"), words[1]]), last - first, dtype)
     if len(lines) == 1:
         return flat[rows.start - 4 * first : rows.stop - 4 * first]
     padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])
     return tf.slice(padded, [0] * len(lines), [rows.stop - rows.start, *part.shape[1:]])
 
 
-def _bits_by_rows(words: tuple[Any, Any], tag: int, part: _RowsOnMesh) -> tf.Tensor:
-    """`philox.words` by operators, which DTensor splits as their operands are: uint64, below 2**32."""
-    low, shift = tf.constant(0xFFFFFFFF, "uint64"), tf.constant(32, "uint64")
-    inner, length = part.shape[1:-1], part.shape[-1]
-    lines = (*inner, philox.counters_of_line(length))
-    stride = math.prod(lines)
-    rows = dtensor.relayout(tf.constant(np.arange(part.shape[0], dtype="uint64") * np.uint64(stride)), part.rows)
-    counter = tf.reshape(rows, [part.shape[0], *[1] * len(lines)])
-    counter += tf.constant(np.arange(stride, dtype="uint64").reshape(1, *lines))
-    and_, shifted, xor = tf.bitwise.bitwise_and, tf.bitwise.right_shift, tf.bitwise.bitwise_xor
-    keys = [words[0], tf.constant(tag, "uint64")]
-    state = [and_(counter, low), shifted(counter, shift), and_(words[1], low), shifted(words[1], shift)]
-    for _ in range(philox.ROUNDS):
-        first, second = (
-            state[at] * tf.constant(factor, "uint64") for at, factor in zip((0, 2), philox.MULTIPLIERS, strict=True)
-        )
-        state = [
-            xor(xor(shifted(second, shift), state[1]), keys[0]),
-            and_(second, low),
-            xor(xor(shifted(first, shift), state[3]), keys[1]),
-            and_(first, low),
-        ]
-        keys = [and_(key + tf.constant(weyl, "uint64"), low) for key, weyl in zip(keys, philox.WEYL, strict=True)]
-    by_line = tf.reshape(tf.stack(state, -1), [part.shape[0], *inner, 4 * lines[-1]])
-    return tf.slice(by_line, [0] * len(part.shape), list(part.shape))
+def _bits_by_rows(words: tuple[Any, Any], tag: int, part: _RowsOnMesh, dtype: tf.DType) -> tf.Tensor:
+    """The same, of which each rank makes those of its own rows, from the counter of the first of them.
+
+    A block of rows is a replicated tensor to DTensor, and differs between the ranks since the numbers of their blocks
+    do. An addition to zeros that are split makes it what it is: of a tensor that is split.
+    """
+    (axis,), mesh = part.rows.sharding_specs, part.rows.mesh
+    blocks, inner = mesh.dim_size(axis), part.shape[1:]
+    rows = part.shape[0] // blocks
+    stride = math.prod((*inner[:-1], philox.counters_of_line(inner[-1])))
+    first = _number_of_block(axis, mesh)[0] * tf.constant(rows * stride, "uint64")
+    flat = _words_from(words, tag, tf.stack([first, words[1]]), rows * stride, dtype)
+    # replicated, or DTensor would split the draw, and change its key from rank to rank
+    flat = dtensor.relayout(flat, replicated(mesh, 1))
+    padded = tf.reshape(flat, [1, rows, *inner[:-1], 4 * philox.counters_of_line(inner[-1])])
+    block = tf.slice(padded, [0] * padded.shape.rank, [1, rows, *inner])
+    split = dtensor.Layout([axis, *[dtensor.UNSHARDED] * block.shape[1:].rank], mesh)
+    zeros = dtensor.relayout(tf.zeros([blocks, *[1] * block.shape[1:].rank], dtype), split)
+    return tf.reshape(dtensor.relayout(zeros + block, split), part.shape)
+
+
+def _words_from(words: tuple[Any, Any], tag: int, counter: tf.Tensor, counters: int, dtype: tf.DType) -> tf.Tensor:
+    """Four words of 32 bits for each counter from the first one on."""
+    return random_ops.stateless_random_uniform_full_int_v2(
+        [4 * counters],
+        key=tf.reshape(words[0] + tf.constant(tag << 32, "uint64"), [1]),
+        counter=counter,
+        alg=random_ops_util.Algorithm.PHILOX.value,
+        dtype=dtype,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _number_of_block(axis: str, mesh: dtensor.Mesh) -> tf.Tensor:
+    """For each rank which block of rows it has: a tensor that is called replicated, and is another one on each."""
+    with tf.init_scope():
+        # uint64, since DTensor takes small int32 and int64 tensors for constants, equal on all ranks
+        numbers = [tf.constant([place[axis]], "uint64") for place in mesh.local_device_locations()]
+        return dtensor.pack(numbers, replicated(mesh, 1))
 
 
 def reorder(x: tf.Tensor, keys: tf.Tensor, axis: int) -> tf.Tensor:

@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import math
 import os
 import warnings
+from unittest import mock
 
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ from tensorflow.experimental import dtensor
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
+from keras_flow.backends.tensorflow import random as draws
 from tests.backends import jit_of_files
 from tests.backends.tensorflow import unsplit
 
@@ -313,6 +316,43 @@ def operations_that_fail_as_they_run() -> None:
         other.train_on_batch(x, y)
 
 
+def draws_of_own_rows() -> None:
+    """A rank draws the elements of its rows alone, by TensorFlow's own generator, and they are those of one device."""
+
+    class Drawn(keras.layers.Layer):
+        """Random numbers with the rows of its inputs."""
+
+        def __init__(self):
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(5)
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            uniform = keras.random.uniform(keras.ops.shape(x), seed=self.seeds)
+            masked = keras.random.dropout(keras.ops.ones_like(x), 0.5, seed=self.seeds)
+            return uniform + masked + 0.0 * x
+
+    counters: list[int] = []
+    words_from = draws._words_from
+
+    def counted(words, tag, counter, count, dtype):
+        counters.append(count)
+        return words_from(words, tag, counter, count, dtype)
+
+    def drawn(placement: kf.Placement, shape: tuple[int, ...]) -> np.ndarray:
+        counters.clear()
+        with kf.DataParallel(placement, random="logical").scope():
+            model = keras.Sequential([keras.layers.Input(shape[1:]), Drawn()])
+            return model.predict(np.ones(shape, "float32"), batch_size=shape[0], verbose=0)
+
+    with mock.patch.object(draws, "_words_from", counted):
+        for shape in ((12, 6), (12, 3, 5), (12, 2, 2, 4)):
+            wanted = drawn(kf.Placement([0]), shape)
+            line = math.prod(shape[1:-1]) * -(-shape[-1] // 4)
+            for ranks in (2, 3, 4):
+                np.testing.assert_array_equal(drawn(kf.Placement(range(ranks)), shape), wanted)
+                assert set(counters) == {12 // ranks * line}, (shape, ranks, counters)
+
+
 def rows_of_an_embedding_that_repeat() -> None:
     """Keras squares slices of a gradient before those of one row are added up, and so do its updates on a mesh."""
     random = np.random.default_rng(0)
@@ -361,6 +401,7 @@ PROGRAMS = {
         replicas_without_rows,
         copies_of_many_dims,
         rows_of_an_embedding_that_repeat,
+        draws_of_own_rows,
         operations_that_fail_as_they_run,
     )
 }
