@@ -39,11 +39,15 @@ RULES = {
 
 @dataclass(frozen=True)
 class Parts:
-    """Which part of the wide layers a model holds: all, or those of one rank between `enter` and `leave`."""
+    """Which part of the wide layers a model holds: all, or those of one rank between `enter` and `leave`.
+
+    `norm` makes the CNN's normalization.
+    """
 
     number: int = 1
     enter: Callable[[Any], Any] = lambda x: x
     leave: Callable[[Any], Any] = lambda x: x
+    norm: Callable[..., Any] = layers.BatchNormalization
 
 
 def build(family: str, size: float, parts: Parts | None = None) -> keras.Model:
@@ -78,7 +82,7 @@ def _cnn(width: int, parts: Parts) -> keras.Model:
     x = layers.Conv2D(width, 3, padding="same", activation="relu", name="stem")(inputs)
     x = layers.MaxPooling2D(4)(x)
     wide = layers.Conv2D(4 * width // parts.number, 3, padding="same", use_bias=False, name="up")(parts.enter(x))
-    wide = layers.ReLU()(layers.BatchNormalization(name="norm")(wide))
+    wide = layers.ReLU()(parts.norm(name="norm")(wide))
     x = parts.leave(layers.Conv2D(width, 3, padding="same", use_bias=False, name="down")(wide))
     x = layers.GlobalAveragePooling2D()(keras.ops.relu(x))
     return keras.Model(inputs, layers.Dense(CLASSES, name="logits")(x))

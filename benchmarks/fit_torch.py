@@ -46,6 +46,17 @@ def _loop(model: nn.Module, x: np.ndarray, y: np.ndarray, batch: int) -> Callabl
     return epoch
 
 
+class StatisticsOfAllRows(keras.layers.BatchNormalization):
+    """As one device has it: DistributedDataParallel takes each rank's own, and so trains another model."""
+
+    def _moments(self, inputs: torch.Tensor, mask: object) -> tuple[torch.Tensor, torch.Tensor]:
+        axes = self._reduction_axes
+        sums = torch.cat([inputs.sum(axes), (inputs * inputs).sum(axes)])
+        count = inputs.numel() // inputs.shape[self.axis] * dist.get_world_size()
+        mean, square = (_Copy.apply(_Sum.apply(sums)) / count).chunk(2)
+        return mean, square - mean * mean
+
+
 class _Copy(torch.autograd.Function):
     """Identity; gradients are added over ranks."""
 

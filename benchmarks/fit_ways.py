@@ -154,13 +154,17 @@ def tensorflow_ways(family: str, size: float, kind: str, x: np.ndarray, y: np.nd
 
 def torch_ways(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarray) -> Ways:
     """DistributedDataParallel, or explicit collectives, around the Keras model and around plain modules."""
-    from benchmarks.fit_torch import data_parallel, plain_module, tensor_parallel
+    from benchmarks.fit_torch import StatisticsOfAllRows, data_parallel, plain_module, tensor_parallel
 
     if kind == "data":
-        return {
+        ways = {
             "DDP by hand": data_parallel(build(family, size), family, x, y),
             "DDP, plain modules": data_parallel(plain_module(family, size, Parts()), family, x, y),
         }
+        if family == "cnn":
+            exact = build(family, size, Parts(norm=StatisticsOfAllRows))
+            ways["DDP, statistics of all rows"] = data_parallel(exact, family, x, y)
+        return ways
     return {
         "collectives by hand": tensor_parallel(lambda parts: build(family, size, parts), family, x, y),
         "collectives, plain modules": tensor_parallel(lambda parts: plain_module(family, size, parts), family, x, y),
