@@ -143,7 +143,9 @@ NAMES = {
         "KINDS remember sizes layer_of": "TensorFlow keeps the programs, and numbers the scopes in them",
         "Fields": "JAX brings no reader of these messages",
     },
-    "profiling": {"gradients_of small_all_reduce": "the messages are our own on torch; the others' are made by the compiler"},
+    "profiling": {
+        "gradients_of small_all_reduce": "the messages are our own on torch; the others' are made by the compiler",
+    },
     "random": {
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"
