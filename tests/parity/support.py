@@ -61,19 +61,11 @@ REFUSED_MIRRORED = {
     "subclassed": "rows may interact in layer 'penalised' (Penalised), and a replica sees its own rows only",
     "adversaries": "has its own train_step or test_step",
 }
-#: what the product has besides: backend -> cases under tensor parallelism, a part of the error
-REFUSED_IN_PRODUCT = {
-    # an embedding split by features: these divide the slices of its gradient by rows of their slot
-    "tensorflow": (r"transformer, (RMSprop|Adafactor), (plain|clipnorm|ema)", "SPMD expansion resulted in op output"),
-}
 
 
 def is_expected(result: dict) -> bool:
-    """Whether a result of the product has the numbers of one device, or is refused for the stated reason."""
-    if result["status"] != "refused" or result["layout"] == "dp4":
-        return result["status"] == "ok"
-    pattern, reason = REFUSED_IN_PRODUCT.get(result["backend"], ("(?!)", ""))
-    return bool(re.fullmatch(pattern, result["case"])) and reason in result["error"]
+    """Whether a result of the product has the numbers of one device."""
+    return result["status"] == "ok"
 
 
 def refused_reason(backend: str, case: str, layout: str) -> str:
@@ -197,8 +189,8 @@ def _product_text(product: Sequence[dict]) -> str:
     worst = max(share for result in good for share in result["worst"].values())
     rest: dict[tuple[str, str, str], list[str]] = {}
     for result in product:
-        if result not in good:
-            state, reason = _state(result)
+        state, reason = _state(result)
+        if state != "native":
             rest.setdefault((result["backend"], state, _tidy(reason)), []).append(
                 f"{result['case']}, {result['layout']}"
             )

@@ -28,12 +28,13 @@ def test_every_refusal_has_a_reason_of_its_own() -> None:
     assert support.refused_reason("tensorflow", "strings", "dp4") == "DTensor has no string tensors"
 
 
-def test_the_product_says_what_is_refused_and_expects_no_more() -> None:
+def test_the_product_says_what_is_refused_or_not_native() -> None:
     good = {**RESULT, "case": "cnn, Adam, plain", "worst": {"loss": 0.02}}
     refused = {**RESULT, "status": "refused", "error": "SPMD expansion resulted in op output that does not fit"}
-    known = {**refused, "case": "transformer, RMSprop, plain", "layout": "tp4"}
-    unknown = {**refused, "case": "mlp, SGD, plain", "layout": "tp4"}
-    text = support.page([], [good, known])
-    assert "1 of 2 runs have the numbers of one device; the largest deviation is 2.0 %" in text
+    refused |= {"case": "transformer, RMSprop, plain", "layout": "tp4"}
+    alone = {**good, "case": "rnn, SGD, plain", "notes": ["LayoutFallback: rnn: one device computes it"]}
+    text = support.page([], [good, refused, alone])
+    assert "2 of 3 runs have the numbers of one device; the largest deviation is 2.0 %" in text
     assert "\n- tensorflow, refused: transformer, RMSprop, plain, tp4: SPMD expansion resulted in op" in text
-    assert [support.is_expected(result) for result in (good, known, unknown)] == [True, True, False]
+    assert f"\n- tensorflow, fallback: rnn, SGD, plain, {alone['layout']}: rnn: one device computes it" in text
+    assert [support.is_expected(result) for result in (good, refused, alone)] == [True, False, True]

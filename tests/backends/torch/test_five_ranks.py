@@ -55,7 +55,7 @@ def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
             reducing._by_doubling = original
         return small
 
-    # rank 0 is in all five groups: four dtypes, three small shapes of more than one number; of one rank all sizes are small
+    # rank 0 is in all five groups: four dtypes, three small shapes of several numbers; of one rank all sizes are small
     assert five(program) == 5 * 4 * 3 + 4
 
 
