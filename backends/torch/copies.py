@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from keras_flow.placements import Placement
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
     """Check that ranks which should hold equal parts of a variable do. A collective of the placement's ranks.
@@ -55,12 +53,16 @@ def _is_copied(value: torch.Tensor, axis: int) -> bool:
 
 
 def _sum_of_bits(value: torch.Tensor) -> int:
+    """The sum of the memory in words of 64 bits, modulo 2 to the 64: as it lies there, so that nothing is converted."""
     local = value.detach()
     local = local.to_local() if isinstance(local, DTensor) else local
-    # torch has no view of booleans as integers
-    if local.dtype == torch.bool:
-        return int(local.sum())
-    return int(local.contiguous().view(_BITS[local.element_size()]).sum(dtype=torch.int64))
+    if not local.numel():
+        return 0
+    data = local.contiguous().reshape(-1).view(torch.uint8)
+    words, rest = data[: len(data) // 8 * 8], data[len(data) // 8 * 8 :]
+    if words.storage_offset() % 8:  # a part of another tensor, that begins within a word
+        words = words.clone()
+    return int(words.view(torch.int64).sum() + rest.sum(dtype=torch.int64))
 
 
 def _greatest(values: torch.Tensor, group: torch_distributed.ProcessGroup) -> torch.Tensor:
