@@ -44,7 +44,7 @@ def differ(facts: Mapping[str, object], balance: int = 0) -> bool:
 
     Args:
         facts: name -> numbers, texts, None, and lists of them. A process need not state what another one does.
-        balance: a whole number, of which the sum over the processes counts modulo 2 to the 64.
+        balance: an int; the sum over the processes is taken modulo 2**64.
 
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from benchmarks.parts import measured_apart
 
 TARGET = 1.3
 COLUMNS = 1024
@@ -130,11 +131,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=51)
     parser.add_argument("--backends", default="jax,tensorflow,torch")
     parser.add_argument("--steps", default="", help="numbers of ranks, with commas: measure training steps instead")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.here:
-        steps = options.steps and measure_steps(int(options.steps), 9)
-        print(json.dumps(steps or measure(options.elements, options.repeats)))
+    if options.one:
+        found = measure_steps(int(options.steps), 9) if options.steps else measure(options.elements, options.repeats)
+        options.one.write_text(json.dumps(found))
         return 0
     if options.steps:
         return print_steps(options.steps.split(","))
@@ -142,7 +143,8 @@ def main(arguments: list[str]) -> int:
     print("| engine | draw | ratio | a rank of four |\n|---|---|---|---|")
     worst = 0.0
     for backend in options.backends.split(","):
-        found = apart(backend, "--elements", str(options.elements), "--repeats", str(options.repeats))
+        sizes = ["--elements", str(options.elements), "--repeats", str(options.repeats)]
+        found: Any = measured_apart("benchmarks.random_draws", sizes, backend, Path("random_draws"))
         for name, (whole, quarter) in found.items():
             print(f"| {backend} | {name} | {whole:.2f} | {quarter:.2f} |", flush=True)
             worst = max(worst, whole)
@@ -154,19 +156,12 @@ def print_steps(ranks: list[str]) -> int:
     print("a transformer's step with draws by logical index : with the engine's own\n")
     print(f"| engine | {' ranks | '.join(ranks)} ranks |\n|---|{'---|' * len(ranks)}")
     for backend in ("jax", "tensorflow"):
-        ratios = [apart(backend, "--steps", count) for count in ranks]
+        ratios: list[Any] = [
+            measured_apart("benchmarks.random_draws", ["--steps", count], backend, Path("random_draws"))
+            for count in ranks
+        ]
         print(f"| {backend} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |", flush=True)
     return 0
-
-
-def apart(backend: str, *arguments: str) -> Any:
-    """What is measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.random_draws", "--here", *arguments]
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

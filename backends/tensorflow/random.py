@@ -183,7 +183,7 @@ def random_part(
     may_split = has_rows and not is_whole and not tf.executing_eagerly()
     if may_split and axis is not None and blocks > 1 and rows % blocks == 0:
         everything = tuple(slice(0, length) for length in shape)
-        return _RowsOnMesh(shape, everything, rows=dtensor.Layout([axis], view.mesh))
+        return _RowsOnMesh(shape, everything, axis=axis, mesh=view.mesh)
     return RandomPart.whole(shape, functools.partial(_whole, distribution=distribution))
 
 
@@ -192,10 +192,12 @@ class _RowsOnMesh(RandomPart):
     """All elements of a draw, of which each rank makes those of its rows.
 
     Attributes:
-        rows: the layout of a vector with a number for each row.
+        axis: the mesh axis that splits the rows.
+        mesh: of the step.
     """
 
-    rows: dtensor.Layout = field(kw_only=True)
+    axis: str = field(kw_only=True)
+    mesh: dtensor.Mesh = field(kw_only=True)
 
 
 def random_words(state: tf.Tensor) -> tuple[Any, Any]:
@@ -255,7 +257,7 @@ def _bits_by_rows(words: tuple[Any, Any], tag: int, part: _RowsOnMesh, dtype: tf
     A block of rows is a replicated tensor to DTensor, and differs between the ranks since the numbers of their blocks
     do. An addition to zeros that are split makes it what it is: of a tensor that is split.
     """
-    (axis,), mesh = part.rows.sharding_specs, part.rows.mesh
+    axis, mesh = part.axis, part.mesh
     blocks, inner = mesh.dim_size(axis), part.shape[1:]
     rows = part.shape[0] // blocks
     stride = math.prod((*inner[:-1], philox.counters_of_line(inner[-1])))

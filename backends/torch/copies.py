@@ -33,10 +33,7 @@ def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
     for axis in range(mesh.ndim):
         # a sum of bits, not of values: nan equals itself, and -0.0 differs from 0.0
         sums = torch.tensor([_sum_of_bits(v._value) if _is_copied(v._value, axis) else 0 for v in variables])
-        # the greatest of the negatives is the least: one all-reduce finds both
-        bounds = torch.stack([sums, -sums])
-        greatest = _greatest(bounds, mesh.get_group(axis))
-        differ |= (greatest[0] != -greatest[1]).to(torch.int64)
+        differ |= differ_between(sums, mesh.get_group(axis)).to(torch.int64)
     differ = _greatest(differ, layouts.group(placement.ranks))
     paths = [variable.path for variable, is_other in zip(variables, differ.tolist(), strict=True) if is_other]
     if paths:
@@ -48,12 +45,19 @@ def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
         )
 
 
+def differ_between(numbers: torch.Tensor, group: torch_distributed.ProcessGroup | None = None) -> torch.Tensor:
+    """Which of some int64 numbers are not equal on all ranks of a group (None: of the job). A collective of it."""
+    # the greatest of the negatives is the least: one all-reduce finds both
+    greatest = _greatest(torch.stack([numbers, -numbers]), group)
+    return greatest[0] != -greatest[1]
+
+
 def _is_copied(value: torch.Tensor, axis: int) -> bool:
     return not isinstance(value, DTensor) or value.placements[axis].is_replicate()
 
 
 def _sum_of_bits(value: torch.Tensor) -> int:
-    """The sum of the memory in words of 64 bits, modulo 2 to the 64: as it lies there, so that nothing is converted."""
+    """Sum of the local tensor's bytes read as int64, modulo 2**64; no dtype conversion, which would copy it."""
     local = value.detach()
     local = local.to_local() if isinstance(local, DTensor) else local
     if not local.numel():
@@ -65,7 +69,7 @@ def _sum_of_bits(value: torch.Tensor) -> int:
     return int(words.view(torch.int64).sum() + rest.sum(dtype=torch.int64))
 
 
-def _greatest(values: torch.Tensor, group: torch_distributed.ProcessGroup) -> torch.Tensor:
+def _greatest(values: torch.Tensor, group: torch_distributed.ProcessGroup | None) -> torch.Tensor:
     greatest = values.clone()
     torch_distributed.all_reduce(greatest, op=torch_distributed.ReduceOp.MAX, group=group)
     return greatest

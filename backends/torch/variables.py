@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import agreement, weights_files
-from keras_flow.backends.torch import creation, layouts, local_tensors
+from keras_flow.backends.torch import copies, creation, layouts, local_tensors
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
@@ -258,9 +258,7 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
     value = full.contiguous().cpu()
     # a checksum first: ranks that were seeded alike send no weights
     mine = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    most = torch.tensor([mine, -mine], dtype=torch.int64)
-    torch_distributed.all_reduce(most, torch_distributed.ReduceOp.MAX)
-    if int(most[0]) == -int(most[1]):
+    if not copies.differ_between(torch.tensor([mine])).any():
         return full
     sums = agreement.exchange(str(mine))
     torch_distributed.broadcast(value, src=0)

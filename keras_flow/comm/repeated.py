@@ -14,8 +14,8 @@ from keras_flow.comm.group import Group, Values, forget_compared
 from keras_flow.current import last_call
 from keras_flow.placements import Placement
 
-#: (call, how, group, dtype, shape) -> the result of this process's tensor
-_table: dict[tuple[Any, ...], Callable[[Any], Any]] = {}
+#: (call, how, group, dtype, shape) -> the result of this process's tensor; None where the engine has no such function
+_table: dict[tuple[Any, ...], Callable[[Any], Any] | None] = {}
 
 
 def find(call: str, how: object, group: object, given: object) -> Callable[[Any], Any] | None:
@@ -32,9 +32,8 @@ def find(call: str, how: object, group: object, given: object) -> Callable[[Any]
     is_known = (group is None or type(group) is Placement) and type(how) in (str, int)
     if not (is_known and len(local) == 1 and engine.is_array(given, local[0])):
         return None
-    value: Any = given
-    run = _table.get((call, how, group, value.dtype, engine.shape(value)))
-    if run is None or engine.is_recorded([value]):
+    run = _table.get(_key(call, how, group, given))
+    if run is None or engine.is_recorded([given]):
         return None
     last_call.enter(f"kf.comm.{call}")
     return run
@@ -46,15 +45,24 @@ def keep(call: str, how: str | int, group: Placement | None, members: Group, val
     if len(engine.world().local_ranks) > 1 or len(members.ranks) == 1 or members.order != members.ranks:
         return
     ((rank, value),) = values.items()
-    run = engine.direct(call, members.ranks, value, "sum" if how == "mean" else how)
+    key = _key(call, how, group, value)
+    if key in _table:  # calls that cannot take the short way come here each time
+        return
+    if how != "mean":
+        _table[key] = engine.direct(call, members.ranks, value, how)
+        return
+    total = engine.direct(call, members.ranks, value, "sum")
 
     def mean(value: Any) -> Any:
-        assert run is not None
+        assert total is not None
         with engine.on_rank(rank):
-            return run(value) / len(members.ranks)
+            return total(value) / len(members.ranks)
 
-    if run is not None:
-        _table[(call, how, group, value.dtype, engine.shape(value))] = mean if how == "mean" else run
+    _table[key] = total and mean
+
+
+def _key(call: str, how: object, group: object, value: Any) -> tuple[Any, ...]:
+    return call, how, group, value.dtype, tensor_engine().shape(value)
 
 
 def begin_anew() -> None:

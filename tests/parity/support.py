@@ -185,7 +185,7 @@ Refused:
 def _product_text(product: Sequence[dict]) -> str:
     if not product:
         return ""
-    good = [result for result in product if result["status"] == "ok"]
+    good = [result for result in product if is_expected(result)]
     worst = max(share for result in good for share in result["worst"].values())
     rest: dict[tuple[str, str, str], list[str]] = {}
     for result in product:
