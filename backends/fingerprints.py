@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 #: the table
 FILE = Path(__file__).with_name("fingerprints.json")
 
+#: fields of a syntax tree that say nothing of what it does
+_NOT_SOURCE = ("annotation", "returns", "ctx", "kind", "type_comment")
+
 #: name of an engine -> `module:name` -> fingerprint -> versions of its package that have it
 Table = dict[str, dict[str, dict[str, list[str]]]]
 
 
 def fingerprint(original: object) -> str:
-    """The signature of a function, and a hash of what its source does: comments and docstrings do not count.
+    """The signature of a function, and a hash of what its source does: no types, comments or docstrings.
 
     Example:
         >>> def first(a, b=1):
@@ -42,7 +45,9 @@ def fingerprint(original: object) -> str:
     """
     function: Any = original.fget if isinstance(original, property) else inspect.unwrap(original)  # type: ignore[arg-type]
     try:
-        signature = str(inspect.signature(function))
+        taken = inspect.signature(function)
+        bare = [parameter.replace(annotation=parameter.empty) for parameter in taken.parameters.values()]
+        signature = str(taken.replace(parameters=bare, return_annotation=taken.empty))
     except (TypeError, ValueError):
         signature = "(?)"  # of a compiled function
     try:
@@ -52,9 +57,20 @@ def fingerprint(original: object) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
-    # without positions, which move with every line above
-    digest = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(repr(_structure(tree)).encode()).hexdigest()[:12]
     return f"{signature} {digest}"
+
+
+def _structure(node: object) -> object:
+    """A syntax tree as nested tuples, the same in every version of Python.
+
+    Without positions, which move with every line above, and without empty fields, of which versions of Python have
+    more or fewer. (`ast.unparse` chooses quotes by the version, and `ast.dump` prints what it has.)
+    """
+    if isinstance(node, ast.AST):
+        fields = ((name, _structure(value)) for name, value in ast.iter_fields(node) if name not in _NOT_SOURCE)
+        return type(node).__name__, *((name, value) for name, value in fields if value not in (None, ()))
+    return tuple(map(_structure, node)) if isinstance(node, list) else node
 
 
 def of_hooks(hooks: Iterable[Hook]) -> dict[str, str]:

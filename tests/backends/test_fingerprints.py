@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -15,6 +18,8 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.fingerprints import fingerprint
 from keras_flow.errors import FlowError, FlowWarning
 from tests import sampling
+
+source_of = inspect.getsource
 
 HOOKS = (*backend().hooks(), *keras_hooks.hooks())
 
@@ -51,7 +56,7 @@ def test_an_engine_of_others_is_held_against_what_is_known_of_keras() -> None:
         fingerprints.require_fitting("numpy", keras_hooks.hooks())
 
 
-def test_comments_and_docstrings_do_not_count_and_everything_else_does() -> None:
+def test_comments_docstrings_and_types_do_not_count_and_everything_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(a, b=1):
         """One."""
         return a + b
@@ -66,10 +71,31 @@ def test_comments_and_docstrings_do_not_count_and_everything_else_does() -> None
     def fourth(a, b=2):
         return a + b
 
-    second.__name__ = third.__name__ = fourth.__name__ = "first"
-    texts = [fingerprint(function).replace("#", "") for function in (first, second, third, fourth)]
-    assert [text.rpartition(" ")[0] for text in texts] == ["(a, b=1)"] * 3 + ["(a, b=2)"]
+    def fifth(a: int, b: float = 1) -> float:
+        return a + b
+
+    functions = (first, second, third, fourth, fifth)
+    as_first = {each: re.sub(r"def \w+", "def first", inspect.getsource(each)) for each in functions}
+    monkeypatch.setattr(inspect, "getsource", lambda each: as_first[each] if each in as_first else source_of(each))
+    one, *others = [fingerprint(function) for function in functions]
+    assert one.startswith("(a, b=1) ")
+    assert [other == one for other in others] == [True, False, False, True]
     assert fingerprint(len).endswith("compiled")
+
+
+def test_every_python_makes_the_same_fingerprint() -> None:
+    """Python 3.12's `ast.unparse` chooses other quotes for f-strings, and its functions have a field more."""
+    (function,) = ast.parse("def f(a):\n    return f'{a!r:>8}'").body
+    value = ("FormattedValue", ("value", ("Name", ("id", "a"))), ("conversion", ord("r")))
+    form = ("format_spec", ("JoinedStr", ("values", (("Constant", ("value", ">8")),))))
+    returned = ("Return", ("value", ("JoinedStr", ("values", ((*value, form),)))))
+    arguments = ("arguments", ("args", (("arg", ("arg", "a")),)))
+    assert fingerprints._structure(function) == (
+        "FunctionDef",
+        ("name", "f"),
+        ("args", arguments),
+        ("body", (returned,)),
+    )
 
 
 def test_an_untested_version_whose_hooks_fit_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

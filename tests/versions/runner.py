@@ -92,7 +92,7 @@ CASES = (
     *(Case("jax", jax(version)) for version in ("0.8.0", "0.9.2")),
     Case("tensorflow", OLDEST["tensorflow"]),
     *(Case(engine, (OLDEST_KERAS, *texts)) for engine, texts in OLDEST.items() if texts),
-    Case("torch", ("torch==2.14.1",), is_later=True),
+    *(Case("torch", (f"torch=={version}",), is_later=True) for version in ("2.14.1", "2.15.0")),
 )
 
 
@@ -222,11 +222,13 @@ are not in the column of tolerances.)
 |---|---|---|---|---|---|
 {rows}
 
-torch 2.14.1 is a build for GPUs that brings 4 GB of libraries along: `python -m tests.versions.runner --later` runs it,
-on the CPU as all others.
+torch 2.14.1 and 2.15.0 are builds for GPUs that bring 4 GB of libraries along: `python -m tests.versions.runner
+--later` runs them, on the CPU as all others. JAX 0.11 needs Python 3.12, and is on no row: [gpus.md](gpus.md) has what
+was seen of JAX 0.11.2.
 
 Every hook into Keras and the engines has a fingerprint for each of these versions: the signature and a hash of the
-source of what it wraps (`backends/fingerprints.json`). With other versions all hooks are compared when the first
+source of what it wraps, without types and docstrings (`backends/fingerprints.json`). With other versions all hooks are
+compared when the first
 distribution is made. Where all fit there is one warning, that the version was not tested (`keras-flow doctor` runs a
 self-test, `dist.verify` checks a model); where one does not, an error names it, before anything is trained. Versions
 older than the oldest are refused.
@@ -238,7 +240,7 @@ A fingerprint says that the places that keras_flow wraps are the same. It does n
 def main() -> int:
     """Run rows and write the page; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--later", action="store_true", help="the later version of torch too")
+    parser.add_argument("--later", action="store_true", help="the later versions of torch too")
     parser.add_argument("--only", default="", help="the rows whose engine and requirements contain this")
     arguments = parser.parse_args()
     outcomes = {}
