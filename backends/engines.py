@@ -28,6 +28,7 @@ class Engine:
             launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
         rejoins: processes that are stuck in a collective can leave it and form their group anew, so that workers of a
             notebook stay usable after an interrupt.
+        on_cpu: the environment variable, and its value, by which it computes on the CPU of a host with GPUs.
         settings: environment variables that users set for it, which `keras-flow doctor` shows.
     """
 
@@ -40,6 +41,7 @@ class Engine:
     trains: bool = True
     lost_neighbour: tuple[str, ...] = ()
     rejoins: bool = False
+    on_cpu: str = ""
     settings: tuple[str, ...] = ()
 
 
@@ -56,6 +58,7 @@ ENGINES: dict[str, Engine] = {
             drives_all_ranks=True,
             # of its collectives on CPUs, and of the service that watches over the processes
             lost_neighbour=("Gloo", "CoordinationServiceError"),
+            on_cpu="JAX_PLATFORMS=cpu",
             settings=("JAX_PLATFORMS", "XLA_FLAGS", "NPROC"),
         ),
         Engine(
@@ -71,6 +74,7 @@ ENGINES: dict[str, Engine] = {
                 "UnavailableError",
                 "has ended the collectives of this process",
             ),
+            on_cpu="CUDA_VISIBLE_DEVICES=-1",
             settings=("TF_NUM_INTRAOP_THREADS",),
         ),
         Engine(
@@ -85,6 +89,7 @@ ENGINES: dict[str, Engine] = {
                 "sendBytes",
             ),  # functions of gloo, named when a connection breaks
             rejoins=True,
+            on_cpu="KERAS_TORCH_DEVICE=cpu",
             settings=("KERAS_TORCH_DEVICE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
         ),
         # the reference of boxing and of global tensors

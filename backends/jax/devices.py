@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
+import pkgutil
 import re
 
 import jax
 
+from keras_flow.backends.accelerators import own_accelerators
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.jax.processes import collectives_on, join
@@ -44,7 +48,7 @@ def init(devices: int | None, type: str | None) -> World:
         if type == "cpu" and not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
             jax.config.update("jax_platforms", "cpu")
     if not started:
-        join(described)
+        join(described, None if type == "cpu" else _own_gpus(own, described))
     with collectives_on(joining.own_address(described) if described.count > 1 else None):
         _start(own)
     try:
@@ -114,6 +118,26 @@ def _start(devices: int | None) -> None:
 def _threads() -> int:
     named = os.environ.get("NPROC", "")
     return int(named) if named.isdigit() else os.cpu_count() or 1
+
+
+def _own_gpus(share: int | None, described: processes.Processes) -> list[int] | None:
+    """The numbers of the NVIDIA GPUs that this process takes; None where JAX has none, or this process all of them.
+
+    JAX tells how many there are only once it has taken all of them, so CUDA's driver is asked.
+    """
+    platforms = jax.config.jax_platforms or "cuda"  # pyright: ignore[reportAttributeAccessIssue]
+    plugins = getattr(importlib.util.find_spec("jax_plugins"), "submodule_search_locations", None) or ()
+    has_plugin = any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(plugins))
+    if described.local_count == 1 or not has_plugin or "cuda" not in platforms.replace("gpu", "cuda"):
+        return None
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return None
+    return list(own_accelerators(count.value, share, described))
 
 
 def _announced_cpu_devices() -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,11 +26,15 @@ _HEARTBEAT_SECONDS = 5
 _PARTING_SECONDS = 5
 
 
-def join(described: processes.Processes) -> None:
+def join(described: processes.Processes, local_devices: Sequence[int] | None) -> None:
     """Connect to the coordination service, which process 0 serves at the coordinator's address.
 
     Not by `keras.distribution.initialize`, which takes no limits of time: a process that dies would be noticed after
     100 seconds.
+
+    Args:
+        described: this process, and the others.
+        local_devices: numbers of the host's accelerators that this process takes; None: all that it sees.
 
     Raises:
         FlowError: the coordinator cannot be reached in time.
@@ -44,6 +48,7 @@ def join(described: processes.Processes) -> None:
             described.coordinator,
             described.count,
             described.index,
+            None if local_devices is None else list(local_devices),
             initialization_timeout=int(limit),
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=_PARTING_SECONDS,

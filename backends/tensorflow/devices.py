@@ -15,6 +15,7 @@ os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
 import tensorflow as tf
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
+from keras_flow.backends.accelerators import own_accelerators
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.tensorflow.processes import JOB, join, joined
@@ -48,6 +49,9 @@ def init(devices: int | None, type: str | None) -> World:
         if own is not None:
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * own)
+    if chosen == "gpu" and not started:
+        gpus = tf.config.get_visible_devices("GPU")
+        tf.config.set_visible_devices([gpus[number] for number in own_accelerators(len(gpus), own, described)], "GPU")
     available = _count(chosen)
     if own is not None and available < own:
         raise FlowError(_too_few(own, available, chosen))
@@ -104,9 +108,9 @@ def _started() -> bool:
 
 
 def _chosen_type(type: str | None) -> str:
-    present = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+    present = "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
     wanted = type or present
-    if not tf.config.list_physical_devices(wanted.upper()):
+    if not tf.config.get_visible_devices(wanted.upper()):
         raise FlowError(
             f"kf.init was asked for devices of type {type!r}, but TensorFlow has none: its devices are of type "
             f"{present!r}. Use type={present!r}, or leave type out."
@@ -121,7 +125,7 @@ def _count(type: str) -> int:
         own = f"task:{joined().index}/" if joined().count > 1 else ""
         return len([device for device in tf.config.list_logical_devices(type.upper()) if own in device.name])
     count = 0
-    for device in tf.config.list_physical_devices(type.upper()):
+    for device in tf.config.get_visible_devices(type.upper()):
         virtual = tf.config.get_logical_device_configuration(device)
         count += len(virtual) if virtual else 1
     return count

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as torch_distributed
 from keras.src.backend.torch import core as keras_torch  # the device that Keras computes on has no public name
 
+from keras_flow.backends.accelerators import own_accelerators
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.torch.processes import join
@@ -38,8 +39,8 @@ def init(devices: int | None, type: str | None) -> World:
         raise FlowError(_wrong_size(devices, size))
     chosen = _chosen_type(type)
     # before the group is made: NCCL binds a rank to the device that is current
-    if chosen == "gpu":
-        _take_gpu(described)
+    if chosen == "gpu" and described.local_count > 1:
+        torch.cuda.set_device(own_accelerators(torch.cuda.device_count(), 1, described)[0])
     if size > 1 and not torch_distributed.is_initialized():
         join(described, chosen)
     _world = World(size=size, type=chosen, local_ranks=(rank,), process_index=rank, process_count=size)
@@ -68,7 +69,7 @@ def world() -> World:
 
 
 def rank_devices() -> tuple[torch.device, ...]:
-    """The device of each rank, in the order of ranks. That of another process's rank is not usable here."""
+    """The device of each rank, in the order of ranks. That of another process's rank is not known here."""
     return _devices(world())
 
 
@@ -76,7 +77,7 @@ def rank_devices() -> tuple[torch.device, ...]:
 def _devices(here: World) -> tuple[torch.device, ...]:
     if here.type == "cpu":
         return (torch.device("cpu"),) * here.size
-    return tuple(torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(here.size))
+    return (torch.device("cuda", torch.cuda.current_device()),) * here.size
 
 
 def _chosen_type(type: str | None) -> str:
@@ -97,17 +98,6 @@ def _chosen_type(type: str | None) -> str:
             f"imported, or leave type out."
         )
     return wanted
-
-
-def _take_gpu(described: processes.Processes) -> None:
-    available, ranks_here = torch.cuda.device_count(), described.local_count
-    if ranks_here > available:
-        raise FlowError(
-            f"the job has {ranks_here} ranks on this host, but torch has {available} device"
-            f"{'s' if available > 1 else ''} of type 'gpu'; a rank needs a device of its own. Ask for at most "
-            f"{available}, or compute on the CPU by KERAS_TORCH_DEVICE=cpu in the environment."
-        )
-    torch.cuda.set_device(described.local_index)
 
 
 def _wrong_size(devices: int, size: int) -> str:

@@ -6,12 +6,14 @@ of its own (`launch/nodes.py`). A node that Ray loses ends the job, and `restart
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from keras_flow.backends.accelerators import OWN_VARIABLE, cpu_setting
 from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
 from keras_flow.launch import environment, launcher
@@ -41,15 +43,26 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
     ray = _ray()
     if not ray.is_initialized():
         ray.init(logging_level="ERROR")
-    have = ray.cluster_resources().get("CPU", 0.0)
+    resources = ray.cluster_resources()
+    have = resources.get("CPU", 0.0)
     if have < job.processes:
         raise LaunchError(
             f"a job of {job.processes} processes needs as many CPUs of the Ray cluster, which has {have:g} on "
             f"{len(ray.nodes())} nodes. Start fewer (--ranks), or add nodes (ray start --address=...)."
         )
+    # a cluster with GPUs computes on them, unless the user's environment says otherwise
+    on_cpu = {name: value for name, value in cpu_setting().items() if os.environ.get(name) == value}
+    gpus = 0 if on_cpu or not resources.get("GPU") else job.devices or 1
+    if gpus * job.processes > resources.get("GPU", 0.0):
+        cpu = "=".join(*cpu_setting().items())
+        raise LaunchError(
+            f"a job of {job.processes} processes needs {gpus * job.processes} GPUs of the Ray cluster, which has "
+            f"{resources['GPU']:g}. Start fewer (--ranks), or compute on the CPU (environment: {cpu})."
+        )
+    job = replace(job, env={**job.env, **on_cpu, **({OWN_VARIABLE: "1"} if gpus else {})})
     for attempt in range(job.restarts + 1):
         try:
-            return _placed(ray, job, payload)
+            return _placed(ray, job, payload, gpus)
         except ray.exceptions.RayActorError as error:
             if attempt == job.restarts:
                 raise RankError(f"a node or process of the Ray cluster is gone: {error}", 0) from error
@@ -57,18 +70,21 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
     return None
 
 
-def _placed(ray: Any, job: Job, payload: bytes | None) -> bytes | None:
-    """Place one actor for each process, and wait until all have ended."""
+def _placed(ray: Any, job: Job, payload: bytes | None, gpus: int) -> bytes | None:
+    """Place one actor for each process, with GPUs of its own, and wait until all have ended."""
     # packed: as few nodes as can be, so that neighbouring ranks talk within a host
-    group = ray.util.placement_group([{"CPU": 1.0}] * job.processes, strategy="PACK")
+    group = ray.util.placement_group(
+        [{"CPU": 1.0, **({"GPU": float(gpus)} if gpus else {})}] * job.processes, strategy="PACK"
+    )
     try:
         if not group.wait(_PLACING_SECONDS):
             raise LaunchError(
-                f"Ray did not place {job.processes} processes within {_PLACING_SECONDS:g} s: other jobs hold its CPUs. "
+                f"Ray did not place {job.processes} processes within {_PLACING_SECONDS:g} s: other jobs hold its CPUs "
+                "or GPUs. "
                 f"Free are {ray.available_resources().get('CPU', 0.0):g}."
             )
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        make = ray.remote(num_cpus=1, max_restarts=0)(Host)
+        make = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Host)
         hosts = [
             make.options(scheduling_strategy=strategy(group, placement_group_bundle_index=place)).remote(place)
             for place in range(job.processes)

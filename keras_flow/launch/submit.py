@@ -86,12 +86,13 @@ def slurm(job: Submission) -> str:
         #SBATCH --nodes=2
     """
     launcher = _words(job.command("$SLURM_NODEID", "$MASTER_ADDR"))
+    gpus = job.processes * (job.devices or 1)
     return f"""#!/bin/bash
 #SBATCH --job-name={job.name}
 #SBATCH --nodes={job.nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --output={job.name}-%j.log
-# add what your cluster asks for: --partition, --account, --time, --cpus-per-task, --gpus-per-node={job.processes}
+# add what your cluster asks for: --partition, --account, --time, --cpus-per-task, --gpus-per-node={gpus}
 
 export KERAS_BACKEND={job.engine}
 # the secret of this job, by which its hosts know each other; srun passes it on in the environment

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_flow.backends.accelerators import OWN_VARIABLE, own_accelerators
+from keras_flow.current.processes import Processes
+from keras_flow.errors import FlowError
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(120)
@@ -115,6 +118,56 @@ print(devices.init(2, None).size, devices.must_await_steps())
     assert tell(body, "jax", XLA_FLAGS=flags, NPROC="4") == ["2 True"]
 
 
+ON_ONE_HOST = Processes(index=5, count=8, local_index=1, local_count=4, source="RANK and WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("available", "share", "environment", "expected"),
+    [
+        (4, None, {}, range(1, 2)),
+        (8, None, {}, range(2, 4)),
+        (8, 1, {}, range(1, 2)),
+        (9, None, {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7,8"}, range(2, 4)),
+        # each process sees its own: said by Slurm, by Ray through us, or plain from their number
+        (2, None, {"SLURM_GPUS_PER_TASK": "2"}, range(2)),
+        (1, 1, {"CUDA_VISIBLE_DEVICES": "3"}, range(1)),
+        (4, 4, {OWN_VARIABLE: "1", "KERAS_FLOW_JOB": "folder"}, range(4)),
+        # Slurm started a launcher, whose processes share what it was given
+        (4, 1, {"SLURM_GPUS_PER_TASK": "4", "KERAS_FLOW_JOB": "folder"}, range(1, 2)),
+    ],
+)
+def test_a_process_takes_its_part_of_the_accelerators_of_its_host(
+    available: int, share: int | None, environment: dict[str, str], expected: range
+) -> None:
+    assert own_accelerators(available, share, ON_ONE_HOST, environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("available", "share", "environment", "needed"),
+    [(3, None, {}, 4), (4, 2, {}, 8), (1, 1, {"CUDA_VISIBLE_DEVICES": "3", "TORCHELASTIC_RUN_ID": "x"}, 4)],
+)
+def test_too_few_accelerators(available: int, share: int | None, environment: dict[str, str], needed: int) -> None:
+    with pytest.raises(FlowError, match=rf"the job has {needed} ranks on this host, which has {available} device"):
+        own_accelerators(available, share, ON_ONE_HOST, environment)
+
+
+def test_jax_takes_its_part_of_the_gpus() -> None:
+    """A driver of two GPUs, seen through the plugin that brings JAX to them; JAX itself computes on the CPU here."""
+    body = """
+import ctypes, pkgutil, types
+devices.importlib.util.find_spec = lambda name: types.SimpleNamespace(submodule_search_locations=["plugins"])
+devices.pkgutil.iter_modules = lambda paths: [types.SimpleNamespace(name="xla_cuda13")]
+def count(number): number._obj.value = 2; return 0
+devices.ctypes.CDLL = lambda name: types.SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=count)
+from keras_flow.current.processes import Processes
+both = [Processes(index=n, count=2, local_index=n, local_count=2) for n in range(2)]
+print([devices._own_gpus(share, each) for share in (None, 1) for each in both], devices._own_gpus(None, Processes()))
+devices.jax.config.update("jax_platforms", "cpu")
+print(devices._own_gpus(None, both[0]))
+"""
+    assert tell(body, "jax", JAX_PLATFORMS="") == ["[[0], [1], [0], [1]] None", "None"]
+
+
 def test_torch() -> None:
     body = """
 def error(size, *arguments):
@@ -140,4 +193,4 @@ error("2", 2, None)
     assert "asked for devices of type 'gpu', but torch has none" in no_gpu
     assert "Keras computes on 'cpu'" in keras_on_cpu
     assert "KERAS_TORCH_DEVICE=cuda" in keras_on_cpu
-    assert "the job has 2 ranks on this host, but torch has 1 device of type 'gpu'" in few_gpus
+    assert "the job has 2 ranks on this host, which has 1 device of type 'gpu'" in few_gpus

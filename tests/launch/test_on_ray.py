@@ -66,6 +66,42 @@ def cluster() -> Iterator[str]:
     cluster.shutdown()
 
 
+SEES = """
+import os
+import keras_flow as kf
+from keras_flow.backends.accelerators import OWN_VARIABLE
+
+def main():
+    seen = (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(OWN_VARIABLE))
+    return kf.comm.all_gather_object(seen)
+
+if __name__ == "__main__":
+    print(kf.run(main, devices=2, on="ray"))
+    try:
+        kf.run(main, devices=3, on="ray")
+    except kf.LaunchError as error:
+        print(error)
+    os.environ["KERAS_TORCH_DEVICE"] = "cpu"
+    print(kf.run(main, devices=3, on="ray"))
+"""
+
+
+def test_gpus_of_a_cluster(tmp_path: Path) -> None:
+    """Ray is told of two GPUs: each process has one of its own, and there are none for a third."""
+    utilities = pytest.importorskip("ray.cluster_utils")
+    cluster = utilities.Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "num_gpus": 2})
+    try:
+        code, out, err = run([str(programs.write(tmp_path, SEES))], "torch", cluster.address)
+    finally:
+        cluster.shutdown()
+    assert code == 0, err
+    first, refused, on_cpu = [line for line in out.splitlines() if line.startswith(("[", "a job"))]
+    assert sorted(eval(first)) == [("0", "1"), ("1", "1")]
+    assert refused.startswith("a job of 3 processes needs 3 GPUs of the Ray cluster, which has 2.")
+    assert "KERAS_TORCH_DEVICE=cpu" in refused
+    assert {mine for _, mine in eval(on_cpu)} == {None}
+
+
 def run(command: list[str], backend: str, address: str) -> tuple[int, str, str]:
     # Ray's workers look for the package where this process found it
     variables = {"RAY_ADDRESS": address, "RAY_DEDUP_LOGS": "0", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

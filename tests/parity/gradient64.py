@@ -63,7 +63,7 @@ def _tensorflow(build, x, y, loss) -> dict[str, np.ndarray]:
 def _torch(build, x, y, loss) -> dict[str, np.ndarray]:
     model = build()
     loss()(y, model(x, training=False)).backward()
-    return {v.path: v.value.grad.numpy() for v in model.trainable_variables}
+    return {v.path: v.value.grad.cpu().numpy() for v in model.trainable_variables}
 
 
 _ENGINES = {"jax": _jax, "tensorflow": _tensorflow, "torch": _torch}

@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 
+from keras_flow.backends.accelerators import OWN_VARIABLE
 from tests import quick
 
 
@@ -27,12 +28,28 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--product", action="store_true", help="run models x optimizers x options instead of the cases")
     kinds.add_argument("--small", action="store_true", help="run the few cases of `make test-versions`")
+    parser.add_argument("--processes", type=int, help="that share the four ranks; left out: one, on torch four")
+    parser.add_argument("--one-gpu", action="store_true", help="every process takes the same NVIDIA GPU (docs/gpus.md)")
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args(arguments)
 
 
+#: every process believes that the GPU is its own; arithmetic that does not round to 10 bits and adds in one order
+ON_ONE_GPU = {
+    OWN_VARIABLE: "1",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+
+
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    if options.one_gpu:
+        options.processes = 4
+        os.environ |= ON_ONE_GPU
     quick.set_environment(options.backend)
     import keras_flow as kf
 
@@ -41,7 +58,7 @@ def main(arguments: list[str]) -> int:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-        kf.run(run_cases, devices=4, args=(vars(options), folder))
+        kf.run(run_cases, devices=4, processes=options.processes, args=(vars(options), folder))
     return 0
 
 
@@ -49,6 +66,9 @@ def run_cases(options: dict, folder: str) -> None:
     """Run on every rank: the cases in turn. Rank 0 has the reference and writes results."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     quick.set_options(options["backend"])
+    if options["one_gpu"]:
+        # NCCL refuses two ranks of one host on one GPU, so each says that it is a host of its own
+        os.environ["NCCL_HOSTID"] = f"rank{os.environ.get('RANK')}"
     from tests.parity.cases import CASES, product
     from tests.parity.support import SMALL
 

@@ -1,0 +1,71 @@
+"""Which of a host's accelerators a process takes, where several processes share the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from keras_flow.backends.active import checked_name
+from keras_flow.backends.engines import ENGINES
+from keras_flow.current.processes import Processes
+from keras_flow.errors import FlowError
+
+#: set by a launcher of ours that has given each process accelerators of its own (Ray does)
+OWN_VARIABLE = "KERAS_FLOW_OWN_ACCELERATORS"
+#: set by Slurm where it shows each process its own GPUs only
+_OF_SLURM = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
+#: what shows a process some of the GPUs
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def cpu_setting() -> dict[str, str]:
+    """The environment variable that makes the active engine compute on the CPU of a host with GPUs, and its value."""
+    name, _, value = ENGINES[checked_name()].on_cpu.partition("=")
+    return {name: value}
+
+
+def own_accelerators(
+    available: int, share: int | None, processes: Processes, environment: Mapping[str, str] | None = None
+) -> range:
+    """The numbers of a process's accelerators among those that it sees.
+
+    keras-flow, torchrun and mpirun show every process all accelerators of its host, of which the first process takes
+    the first ones, and so on. Slurm (`--gpus-per-task`), Ray and scripts around a program show each its own.
+
+    Args:
+        available: how many this process sees.
+        share: how many it takes; None: equally many for each process of the host.
+        processes: this process, and the others.
+        environment: the variables; None: those of this process.
+
+    Raises:
+        FlowError: there are too few.
+
+    Example:
+        >>> one = Processes(index=3, count=4, local_index=1, local_count=2, source="RANK and WORLD_SIZE")
+        >>> own_accelerators(8, None, one, {}), own_accelerators(8, 1, one, {})
+        (range(4, 8), range(1, 2))
+    """
+    count = processes.local_count
+    if count == 1 or _are_own(available, processes, os.environ if environment is None else environment):
+        return range(available)
+    each = share or max(1, available // count)
+    if each * count > available:
+        have = f"{available} device{'s' if available != 1 else ''} of type 'gpu'"
+        raise FlowError(
+            f"the job has {each * count} ranks on this host, which has {have}; a rank needs a device of its own. Ask "
+            f"for at most {available}, or compute on the CPU (environment: {ENGINES[checked_name()].on_cpu})."
+        )
+    return range(processes.local_index * each, (processes.local_index + 1) * each)
+
+
+def _are_own(available: int, processes: Processes, environment: Mapping[str, str]) -> bool:
+    """Whether a process sees its own accelerators only."""
+    if OWN_VARIABLE in environment:
+        return True
+    # those who start all processes of a host with one environment
+    if "KERAS_FLOW_JOB" in environment or "TORCHELASTIC_RUN_ID" in environment:
+        return False
+    if any(name in environment for name in _OF_SLURM):
+        return True
+    return available < processes.local_count and any(name in environment for name in _VISIBLE)
