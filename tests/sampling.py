@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -38,6 +38,21 @@ def is_of_today(number: int, every: int) -> bool:
 def in_turn(number: int, every: int) -> list[pytest.MarkDecorator]:
     """The marks of a test that is run once in so many days, and by `make test-full`."""
     return [] if is_of_today(number, every) else [pytest.mark.full]
+
+
+def in_turns(number: int, every: int) -> Callable[[T], T]:
+    """Decorator of a test that is run once in so many days, and by `make test-full`.
+
+    A test whose engine changes from day to day meets all of them only where `every` and their number have no common
+    divisor.
+    """
+
+    def marked(test: T) -> T:
+        for mark in in_turn(number, every):
+            test = mark(test)
+        return test
+
+    return marked
 
 
 def some(values: Sequence[Any], every: int = 2) -> list[Any]:

@@ -18,7 +18,7 @@ _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("engine", "page"), sampling.each_on_one(that_train(), PAGES, every=4), ids=lambda part: getattr(part, "stem", part)
+    ("engine", "page"), sampling.each_on_one(that_train(), PAGES, every=7), ids=lambda part: getattr(part, "stem", part)
 )
 def test_the_code_of_a_page_runs(engine: str, page: Path, tmp_path: Path) -> None:
     code = "\n".join(_CODE.findall(page.read_text()))

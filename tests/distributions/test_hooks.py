@@ -15,6 +15,7 @@ from keras_flow.backends import hooking, keras_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.jax import data
 from keras_flow.current.distribution import active
+from tests import sampling
 from tests.distributions import programs
 from tests.hooks import wrapped
 
@@ -96,6 +97,7 @@ def test_an_uneven_batch_stays_parallel(count: int, monkeypatch: pytest.MonkeyPa
     assert found["all-gather"] == found["all-to-all"] == 0
 
 
+@sampling.in_turns(0, 2)
 def test_uneven_batches_give_the_numbers_of_one_device() -> None:
     """Statistics of BatchNormalization and dropout masks included; 45 rows in batches of 13 over 4 ranks."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from keras_flow.backends.engines import that_train
+from tests import sampling
 from tests.launch import namespaces, programs
 
 pytestmark = [pytest.mark.timeout(180)]
@@ -54,6 +55,7 @@ def hosts() -> Iterator[namespaces.Hosts]:
         yield made
 
 
+@sampling.in_turns(0, 2)
 @pytest.mark.parametrize(
     "backend",
     [
@@ -91,6 +93,7 @@ with kf.DataParallel().scope():
 """
 
 
+@sampling.in_turns(1, 2)
 @pytest.mark.parametrize(
     "backend",
     [

@@ -59,7 +59,7 @@ def result(text: str) -> dict:
 
 
 @pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))
-@pytest.mark.parametrize("hosts", sampling.some([1, 2]))
+@pytest.mark.parametrize("hosts", sampling.some([1, 2], every=4))
 def test_a_checkpoint_before_the_end(backend: str, hosts: int, tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
     command = [

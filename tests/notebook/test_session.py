@@ -50,7 +50,7 @@ def test_processes_that_share_the_ranks(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("backend", sampling.some(("jax", "tensorflow"), every=3))
+@pytest.mark.parametrize("backend", sampling.some(("jax", "tensorflow"), every=5))
 def test_workers_on_engines_that_form_no_group_anew(backend: str, tmp_path: Path) -> None:
     """They stay usable where a rank is between collectives; a rank inside of one takes all workers with it."""
     with kernel(backend, str(tmp_path)) as notebook:

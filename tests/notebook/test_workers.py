@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import sampling
 from tests.notebook.kernel import TRAIN, WEIGHTS, Kernel, assert_children_end_with, kernel
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.xdist_group("workers of a notebook")]
@@ -113,6 +114,7 @@ def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kerne
     assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
 
 
+@sampling.in_turns(2, 3)
 def test_workers_of_other_versions_are_refused(notebook: Kernel) -> None:
     notebook.run("import keras\nversion, keras.__version__ = keras.__version__, '9.9.9'")
     shown = notebook.run("kf.notebook.restart()")

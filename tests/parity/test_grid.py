@@ -15,7 +15,7 @@ from tests.sampling import is_of_today, ordinal
 BACKENDS = ("tensorflow", "jax", "torch")
 EVERY_DAY = ("mlp", "cnn", "transformer", "odd batches")
 #: each other case is run once in so many
-DAYS = 4
+DAYS = 6
 
 
 def _today(row: int, number: int, name: str, layouts: tuple[str, ...], layout: str) -> bool:

@@ -37,7 +37,7 @@ def on_one_device(backend: str, folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("backend", "layout"),
     [
-        pytest.param(*case, marks=[pytest.mark.xdist_group(case[0]), *sampling.in_turn(number, 3)])
+        pytest.param(*case, marks=[pytest.mark.xdist_group(case[0]), *sampling.in_turn(number, 5)])
         for number, case in enumerate(PROCESSES)
     ],
 )

@@ -23,7 +23,7 @@ from tests.tensors.engines import ENGINES, on_engines, on_numpy
 
 LAYOUTS = ("B,B", "S(0),S(1)", "S(1),S(0)", "S(1),B", "P,S(0)")
 #: of how many cases an engine runs one a day; JAX compiles each primitive anew for each rank's device
-EVERY = {"jax": 16, "tensorflow": 4, "torch": 4}
+EVERY = {"jax": 16, "tensorflow": 8, "torch": 8}
 
 
 def random_layout(shape: tuple[int, ...], dtype: Any, chooser: random.Random) -> tuple[Any, Any]:

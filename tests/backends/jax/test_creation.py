@@ -21,7 +21,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", sampling.some(list(CASES), every=4))
+@pytest.mark.parametrize("name", sampling.some(list(CASES), every=8))
 def test_bits_are_those_of_one_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from keras_flow.backends.jax import creation
 

@@ -62,7 +62,7 @@ def test_rows_left_over_stay_split_in_loops_of_what_is_seen_right() -> None:
     assert not [note for note in found.notes if note.startswith("ComputedWhole")]
 
 
-@pytest.mark.parametrize("setting", sampling.some(SETTINGS, every=4), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", sampling.some(SETTINGS, every=8), ids=lambda setting: setting.name)
 def test_updates_are_those_of_one_device(setting: Setting) -> None:
     pieces = [PIECES[name] for name in NAMES]
     if setting.rows not in _references:

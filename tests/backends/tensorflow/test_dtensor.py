@@ -50,12 +50,12 @@ def names() -> list[str]:
     return list(programs.PROGRAMS)
 
 
-@pytest.mark.parametrize("name", sampling.some([*NAMES, *UNSPLIT, *FILES], every=4))
+@pytest.mark.parametrize("name", sampling.some([*NAMES, *UNSPLIT, *FILES], every=6))
 def test_program(name: str, on_ranks) -> None:
     on_ranks(ENGINE)(run, name)
 
 
-@pytest.mark.parametrize("name", sampling.some(ENDING, every=3))
+@pytest.mark.parametrize("name", sampling.some(ENDING, every=5))
 def test_program_that_may_end_collectives(name: str, on_ranks) -> None:
     pool = on_ranks(ENGINE)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import sampling
 from tests.ranks import Pool
 
 
@@ -16,6 +17,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool.close()
 
 
+@sampling.in_turns(0, 2)
 def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
     def program() -> int:
         import torch
