@@ -454,7 +454,7 @@ class Backend(TensorEngine, Protocol):
 
     # ---- probes.py
     def free_memory(self) -> int:
-        """Bytes that are free on the first device: the host's memory for CPUs, and where the engine cannot say."""
+        """Bytes that are free on the first device here: the host's memory for CPUs, and where the engine cannot say."""
         ...
 
     def devices_seen(self) -> list[str]:

@@ -14,7 +14,7 @@ from keras_flow.errors import FlowError
 
 
 def free_memory() -> int:
-    """Bytes that are free on the first device; the host's where that is a CPU, or the engine cannot say."""
+    """Bytes that are free on the first device here; the host's where that is a CPU, or the engine cannot say."""
     for device in jax.local_devices()[:1]:
         held = device.memory_stats() or {}  # a CPU has none
         if "bytes_limit" in held:

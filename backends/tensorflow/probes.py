@@ -16,7 +16,7 @@ from keras_flow.errors import FlowError
 
 
 def free_memory() -> int:
-    """Bytes that are free on the first device; the host's where that is a CPU, or the engine cannot say."""
+    """Bytes that are free on the first device here; the host's where that is a CPU, or the engine cannot say."""
     return psutil.virtual_memory().available  # TensorFlow 2.21 says how much of a GPU is used, not how much it has
 
 

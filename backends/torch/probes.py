@@ -13,9 +13,9 @@ from keras_flow.errors import FlowError
 
 
 def free_memory() -> int:
-    """Bytes that are free on the first device; the host's where that is a CPU, or the engine cannot say."""
+    """Bytes that are free on the first device here; the host's where that is a CPU, or the engine cannot say."""
     if devices.world().type == "gpu":
-        return torch.cuda.mem_get_info(0)[0]
+        return torch.cuda.mem_get_info()[0]
     return psutil.virtual_memory().available
 
 

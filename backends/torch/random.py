@@ -126,18 +126,73 @@ def random_words(state: torch.Tensor) -> tuple[int, int]:
 
 
 def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torch.Tensor:
-    """`philox.fractions` of the elements of a part: on the host."""
-    compiled = not logical_random.makes_variable()
-    return _placed(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices, compiled))
+    """`philox.fractions` of the elements of a part: float32."""
+    seed = words[0] | tag << 32
+    if _on_host():
+        compiled = not logical_random.makes_variable()
+        return _as_tensor(philox.fractions(seed, words[1], part.shape, part.slices, compiled))
+    bits = words_on_device(core.get_device(), seed, words[1], part.shape, part.slices) & philox.FRACTION_BITS
+    return bits.to(torch.float32).mul_(2.0**-23)
 
 
 def random_offsets(words: tuple[int, int], part: RandomPart, span: int) -> torch.Tensor:
-    """`philox.offsets` of the elements of a part, likewise."""
-    return _placed(philox.offsets(words[0], words[1], part.shape, part.slices, span, compiled=True))
+    """`philox.offsets` of the elements of a part: int32."""
+    if _on_host():
+        return _as_tensor(philox.offsets(*words, part.shape, part.slices, span, compiled=True))
+    return (words_on_device(core.get_device(), *words, part.shape, part.slices).mul_(span) >> 32).to(torch.int32)
 
 
-def _placed(drawn: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(drawn)).to(core.get_device())
+def _on_host() -> bool:
+    return torch.device(core.get_device()).type == "cpu"
+
+
+def words_on_device(
+    device: str | torch.device, seed: int, stream: int, shape: Sequence[int], slices: Sequence[slice]
+) -> torch.Tensor:
+    """`philox.words_of_block` by torch's operators, for devices to which a host's draws would have to be copied.
+
+    Words are int64, since torch has no arithmetic of uint32 on GPUs. A product of two of them wraps modulo 2**64, so
+    that its two halves are those of the unsigned one.
+
+    Args:
+        device: where.
+        seed: 64 bits.
+        stream: 64 bits more.
+        shape: logical shape.
+        slices: the block, one slice for each dim.
+
+    Returns:
+        int64 below 2**32, of the block's shape.
+    """
+    if not shape:
+        return words_on_device(device, seed, stream, (1,), (slice(0, 1),)).reshape(())
+    first, last = slices[-1].start // 4, philox.counters_of_line(slices[-1].stop)
+    lines = (*shape[:-1], philox.counters_of_line(shape[-1]))
+    counters = torch.zeros((), dtype=torch.int64, device=device)
+    stride = 1
+    for dim, part in reversed(list(enumerate((*slices[:-1], slice(first, max(first, last)))))):
+        along = torch.arange(part.start, part.stop, device=device) * stride
+        counters = counters + along.reshape(-1, *(1,) * (len(shape) - 1 - dim))
+        stride *= lines[dim]
+    low = 0xFFFFFFFF
+    one, two = counters & low, counters >> 32
+    three, four = (torch.full_like(counters, half) for half in (stream & low, stream >> 32 & low))
+    key, other_key = seed & low, seed >> 32 & low
+    for _ in range(philox.ROUNDS):
+        upper, lower = one * philox.MULTIPLIERS[0], three * philox.MULTIPLIERS[1]
+        one, two = (lower >> 32).bitwise_xor_(two).bitwise_xor_(key).bitwise_and_(low), lower.bitwise_and_(low)
+        three, four = (
+            (upper >> 32).bitwise_xor_(four).bitwise_xor_(other_key).bitwise_and_(low),
+            upper.bitwise_and_(low),
+        )
+        key, other_key = (key + philox.WEYL[0]) & low, (other_key + philox.WEYL[1]) & low
+    line = torch.stack([one, two, three, four], -1).flatten(-2)
+    shift = slices[-1].start - 4 * first
+    return line[..., shift : shift + slices[-1].stop - slices[-1].start]
+
+
+def _as_tensor(drawn: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(drawn, order="C"))
 
 
 def reorder(x: torch.Tensor, keys: torch.Tensor, axis: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ def test_draws_are_those_of_the_reference(engine: str, drawn_on: Callable[[str],
     np.testing.assert_array_equal(drawn["uniform"], fractions * 4 - 1)
     np.testing.assert_array_equal(drawn["second"], philox.fractions(7, 1, (5, 7), whole((5, 7))))
     np.testing.assert_array_equal(drawn["vector"], philox.fractions(7, 0, (6,), whole((6,))))
-    np.testing.assert_array_equal(drawn["number"], philox.fractions(7, 0, (), ()))
+    np.testing.assert_array_equal(drawn["number"], philox.fractions(7, 0, (), ()), strict=True)
     kept = fractions >= np.float32(0.3)
     np.testing.assert_allclose(drawn["dropout"], np.where(kept, 1 / 0.7, 0), rtol=1e-6)
     assert (drawn["dropout"] == 0).tolist() == (~kept).tolist()
@@ -356,6 +356,42 @@ def test_a_rank_draws_its_own_elements() -> None:
             if len(shape) > 1:
                 slices = (cut, *(slice(1, length) for length in shape[1:]))
                 np.testing.assert_array_equal(philox.words_of_block(11, 2, shape, slices), every[slices])
+
+
+def words_on_device() -> None:
+    """Of blocks that begin and end anywhere, and of counters above 2**32."""
+    import random
+
+    from keras_flow.backends.torch.random import words_on_device
+
+    chooser = random.Random(sampling.day())
+    for _ in range(60):
+        shape = tuple(chooser.randint(1, 9) for _ in range(chooser.randint(0, 4)))
+        if shape and chooser.random() < 0.3:
+            shape = (1 << 33, *shape[1:])
+        starts = [chooser.randint(max(0, length - 9), length - 1) for length in shape]
+        slices = tuple(slice(start, chooser.randint(start, n)) for start, n in zip(starts, shape, strict=True))
+        seed, stream = chooser.getrandbits(64), chooser.getrandbits(64)
+        found = words_on_device("cpu", seed, stream, shape, slices).numpy()
+        np.testing.assert_array_equal(found, philox.words_of_block(seed, stream, shape, slices), err_msg=f"{shape}")
+
+
+def draws_on_device() -> dict[str, np.ndarray]:
+    """`draws` as on a GPU, whose arithmetic a CPU does as well."""
+    from unittest import mock
+
+    from keras_flow.backends.torch import random
+
+    with mock.patch.object(random, "_on_host", lambda: False):
+        return draws()
+
+
+def test_draws_on_a_gpu_are_those_of_the_host(on_ranks, drawn_on: Callable[[str], dict[str, np.ndarray]]) -> None:
+    on_ranks("torch")(words_on_device)
+    expected, found = drawn_on("torch"), on_ranks("torch")(draws_on_device)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
 
 
 def test_compiled_words_are_those_of_numpy() -> None:
