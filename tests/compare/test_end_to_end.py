@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sampling
 from tests.launch import programs
 
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -29,6 +30,7 @@ def compare(out: Path, layouts: str, *options: str) -> tuple[int, str, str]:
     return programs.finish(programs.start([*command, "--steps", "6", "--batch-size", "14", *options], "jax"), 180)
 
 
+@sampling.in_turns(2, 3)
 def test_layouts_that_agree(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "1,dp2,tp2")
     assert code == 0, out + err

@@ -72,7 +72,7 @@ def test_loops_are_not_cut_where_devices_keep_all_cores_busy(eight_ranks: dict) 
     assert eight_ranks["parallel tasks"] == {"ours": has_idle_cores, "plain": True}
 
 
-@sampling.in_turns(0, 3)
+@sampling.in_turns(2, 3)
 def test_tensorflow_sends_between_processes_what_the_plan_says() -> None:
     command = [sys.executable, "-m", "keras_flow.launch", "--nproc_per_node", "2", "--devices_per_proc", "2"]
     command += ["--timeout", "60", "-m", "tests.conformance.processes_job"]

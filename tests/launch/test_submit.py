@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from keras_flow.launch import submit
+from tests import sampling
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(150)
@@ -79,6 +80,7 @@ if kf.env.is_main_process():
 """
 
 
+@sampling.in_turns(0, 2)
 @pytest.mark.xdist_group("torch")
 def test_mpirun_runs_it(tmp_path: Path) -> None:
     program = programs.write(tmp_path, PROGRAM)
