@@ -12,8 +12,8 @@ from keras_flow.errors import FlowError
 
 #: set by a launcher of ours that has given each process accelerators of its own (Ray does)
 OWN_VARIABLE = "KERAS_FLOW_OWN_ACCELERATORS"
-#: set by Slurm where it shows each process its own GPUs only
-_OF_SLURM = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
+#: set where a Slurm job asked for so many GPUs for each process; by default it shows each process its own only
+_OF_SLURM = "SLURM_GPUS_PER_TASK"
 #: what shows a process some of the GPUs
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
@@ -30,11 +30,12 @@ def own_accelerators(
     """The numbers of a process's accelerators among those that it sees.
 
     keras-flow, torchrun and mpirun show every process all accelerators of its host, of which the first process takes
-    the first ones, and so on. Slurm (`--gpus-per-task`), Ray and scripts around a program show each its own.
+    the first ones, and so on. Slurm (`--gpus-per-task`), Ray and scripts around a program show each its own, of which
+    it takes the first; where it was taken for one of these and sees all, its place is right all the same.
 
     Args:
         available: how many this process sees.
-        share: how many it takes; None: equally many for each process of the host.
+        share: how many it takes; None: equally many for each process of the host, and all of its own.
         processes: this process, and the others.
         environment: the variables; None: those of this process.
 
@@ -46,10 +47,15 @@ def own_accelerators(
         >>> own_accelerators(8, None, one, {}), own_accelerators(8, 1, one, {})
         (range(4, 8), range(1, 2))
     """
-    count = processes.local_count
-    if count == 1 or _are_own(available, processes, os.environ if environment is None else environment):
+    # Slurm tells the number of processes on the first host, where another may have more
+    count = max(processes.local_count, processes.local_index + 1)
+    are_own = count == 1 or _are_own(available, count, os.environ if environment is None else environment)
+    if are_own and (share is None or share >= available):
         return range(available)
     each = share or max(1, available // count)
+    if are_own:
+        first = processes.local_index * each % available
+        return range(first, first + each) if first + each <= available else range(each)
     if each * count > available:
         have = f"{available} device{'s' if available != 1 else ''} of type 'gpu'"
         raise FlowError(
@@ -59,13 +65,15 @@ def own_accelerators(
     return range(processes.local_index * each, (processes.local_index + 1) * each)
 
 
-def _are_own(available: int, processes: Processes, environment: Mapping[str, str]) -> bool:
-    """Whether a process sees its own accelerators only."""
+def _are_own(available: int, count: int, environment: Mapping[str, str]) -> bool:
+    """Whether each of `count` processes of a host sees its own accelerators only."""
     if OWN_VARIABLE in environment:
         return True
     # those who start all processes of a host with one environment
     if "KERAS_FLOW_JOB" in environment or "TORCHELASTIC_RUN_ID" in environment:
         return False
-    if any(name in environment for name in _OF_SLURM):
+    # a number, or a type and a number: "2", "a100:2"
+    asked = environment.get(_OF_SLURM, "").rpartition(":")[2]
+    if asked.isdigit() and available < int(asked) * count:
         return True
-    return available < processes.local_count and any(name in environment for name in _VISIBLE)
+    return available < count and any(name in environment for name in _VISIBLE)

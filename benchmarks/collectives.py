@@ -12,6 +12,7 @@ above 1.05, or an overhead above 50 us.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -144,11 +145,12 @@ def measure(backend: str, repeats: int) -> dict[str, list[dict[str, list[float]]
             }
             results = [engine.as_numpy(way(x)) for way in ways.values()]
             np.testing.assert_array_equal(results[0], results[1], err_msg=f"{name} of {size}")
+            orders = list(itertools.permutations(ways))
             times: dict[str, list[float]] = {way: [] for way in ways}
             own_times: dict[str, list[float]] = {way: [] for way in ways}
             for turn in range(repeats + 3):
-                first = turn % len(ways)
-                for way in [*list(ways)[first:], *list(ways)[:first]]:
+                # each way comes after each other one equally often
+                for way in orders[turn % len(orders)]:
                     kf.comm.barrier()
                     begin, begin_own = time.perf_counter(), time.thread_time()
                     for _ in range(IN_A_ROW[size]):

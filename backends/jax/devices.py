@@ -61,7 +61,8 @@ def init(devices: int | None, type: str | None) -> World:
         ) from error
     if devices is not None and len(available) < devices:
         raise FlowError(_too_few(devices, available))
-    _world, _devices = _as_world(available[:devices]), tuple(available[:devices])
+    taken = _of_each_process(available, own)
+    _world, _devices = _as_world(taken), tuple(taken)
     return _world
 
 
@@ -98,6 +99,17 @@ def must_await_steps() -> bool:
     return (_pool_threads or _threads()) < 2 * count
 
 
+def _of_each_process(available: list[jax.Device], share: int | None) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]
+    """So many devices of each process, which may have more; None: all."""
+    numbers: dict[int, int] = {}
+    taken = []
+    for device in available:
+        numbers[device.process_index] = numbers.get(device.process_index, 0) + 1
+        if share is None or numbers[device.process_index] <= share:
+            taken.append(device)
+    return taken
+
+
 def _started() -> bool:
     from jax._src import xla_bridge  # private: JAX has no public name for this (checked with jax 0.10)
 
@@ -128,7 +140,10 @@ def _own_gpus(share: int | None, described: processes.Processes) -> list[int] | 
     platforms = jax.config.jax_platforms or "cuda"  # pyright: ignore[reportAttributeAccessIssue]
     plugins = getattr(importlib.util.find_spec("jax_plugins"), "submodule_search_locations", None) or ()
     has_plugin = any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(plugins))
-    if described.local_count == 1 or not has_plugin or "cuda" not in platforms.replace("gpu", "cuda"):
+    if described.count == 1 or not has_plugin or "cuda" not in platforms.replace("gpu", "cuda"):
+        return None
+    # the user has chosen by JAX's own means
+    if any(os.environ.get(name) for name in ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES")):
         return None
     count = ctypes.c_int(0)
     try:

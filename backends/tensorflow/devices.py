@@ -51,7 +51,9 @@ def init(devices: int | None, type: str | None) -> World:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * own)
     if chosen == "gpu" and not started:
         gpus = tf.config.get_visible_devices("GPU")
-        tf.config.set_visible_devices([gpus[number] for number in own_accelerators(len(gpus), own, described)], "GPU")
+        if len(gpus) == len(tf.config.list_physical_devices("GPU")):  # else the program has chosen
+            mine = own_accelerators(len(gpus), own, described)
+            tf.config.set_visible_devices([gpus[number] for number in mine], "GPU")
     available = _count(chosen)
     if own is not None and available < own:
         raise FlowError(_too_few(own, available, chosen))

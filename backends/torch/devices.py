@@ -39,7 +39,7 @@ def init(devices: int | None, type: str | None) -> World:
         raise FlowError(_wrong_size(devices, size))
     chosen = _chosen_type(type)
     # before the group is made: NCCL binds a rank to the device that is current
-    if chosen == "gpu" and described.local_count > 1:
+    if chosen == "gpu" and described.count > 1:
         torch.cuda.set_device(own_accelerators(torch.cuda.device_count(), 1, described)[0])
     if size > 1 and not torch_distributed.is_initialized():
         join(described, chosen)

@@ -129,8 +129,13 @@ ON_ONE_HOST = Processes(index=5, count=8, local_index=1, local_count=4, source="
         (8, 1, {}, range(1, 2)),
         (9, None, {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7,8"}, range(2, 4)),
         # each process sees its own: said by Slurm, by Ray through us, or plain from their number
-        (2, None, {"SLURM_GPUS_PER_TASK": "2"}, range(2)),
+        (2, None, {"SLURM_GPUS_PER_TASK": "a100:2"}, range(2)),
         (1, 1, {"CUDA_VISIBLE_DEVICES": "3"}, range(1)),
+        # asked for, and not bound to them (`--gpu-bind=none`): all processes see all
+        (4, None, {"SLURM_GPUS_PER_TASK": "1"}, range(1, 2)),
+        (4, 1, {"SLURM_GPUS_PER_TASK": "1"}, range(1, 2)),
+        # Ray told not to set what is visible
+        (4, 1, {OWN_VARIABLE: "1"}, range(1, 2)),
         (4, 4, {OWN_VARIABLE: "1", "KERAS_FLOW_JOB": "folder"}, range(4)),
         # Slurm started a launcher, whose processes share what it was given
         (4, 1, {"SLURM_GPUS_PER_TASK": "4", "KERAS_FLOW_JOB": "folder"}, range(1, 2)),
@@ -140,6 +145,22 @@ def test_a_process_takes_its_part_of_the_accelerators_of_its_host(
     available: int, share: int | None, environment: dict[str, str], expected: range
 ) -> None:
     assert own_accelerators(available, share, ON_ONE_HOST, environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("processes", "available", "share", "expected"),
+    [
+        # one process on each host
+        (Processes(index=1, count=2), 8, None, range(8)),
+        (Processes(index=1, count=2), 8, 4, range(4)),
+        # Slurm's "1,2" on the second host: it says the number of the first
+        (Processes(index=2, count=3, local_index=1, local_count=1), 2, 1, range(1, 2)),
+    ],
+)
+def test_accelerators_of_several_hosts(
+    processes: Processes, available: int, share: int | None, expected: range
+) -> None:
+    assert own_accelerators(available, share, processes, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,10 +183,53 @@ devices.ctypes.CDLL = lambda name: types.SimpleNamespace(cuInit=lambda flags: 0,
 from keras_flow.current.processes import Processes
 both = [Processes(index=n, count=2, local_index=n, local_count=2) for n in range(2)]
 print([devices._own_gpus(share, each) for share in (None, 1) for each in both], devices._own_gpus(None, Processes()))
+os.environ["JAX_LOCAL_DEVICE_IDS"] = "1"
+print(devices._own_gpus(None, both[0]))
+del os.environ["JAX_LOCAL_DEVICE_IDS"]
+devices.processes.find = lambda: both[1]
+def joined(described, local_devices): raise FlowError(f"joins with {local_devices}")
+devices.join = joined
+try: devices.init(None, None)
+except FlowError as error: print(error)
 devices.jax.config.update("jax_platforms", "cpu")
 print(devices._own_gpus(None, both[0]))
 """
-    assert tell(body, "jax", JAX_PLATFORMS="") == ["[[0], [1], [0], [1]] None", "None"]
+    assert tell(body, "jax", JAX_PLATFORMS="") == ["[[0], [1], [0], [1]] None", "None", "joins with [1]", "None"]
+
+
+def test_jax_takes_as_many_devices_of_each_process() -> None:
+    """Of two processes with three virtual devices each, two of each: not the first four."""
+    body = """
+from types import SimpleNamespace
+there = [SimpleNamespace(process_index=process, number=number) for process in range(2) for number in range(3)]
+print([(each.process_index, each.number) for each in devices._of_each_process(there, 2)])
+print(devices._of_each_process(there, None) == there)
+"""
+    assert tell(body, "jax") == ["[(0, 0), (0, 1), (1, 0), (1, 1)]", "True"]
+
+
+def test_tensorflow_takes_its_part_of_the_gpus() -> None:
+    """Four GPUs that TensorFlow would see; what follows needs real ones."""
+    body = """
+from keras_flow.current.processes import Processes
+tf, seen = devices.tf, ["GPU:0", "GPU:1", "GPU:2", "GPU:3"]
+real = tf.config.list_physical_devices
+tf.config.list_physical_devices = lambda type=None: seen if type == "GPU" else real(type)
+visible = list(seen)
+tf.config.get_visible_devices = lambda type=None: visible if type == "GPU" else real(type)
+def set_visible(taken, type): raise FlowError(f"takes {taken}")
+tf.config.set_visible_devices = set_visible
+devices.processes.find = lambda: Processes(index=1, count=2, local_index=1, local_count=2)
+try: devices.init(None, None)
+except FlowError as error: print(error)
+del visible[2:]
+devices._count = lambda type: len(visible)
+def joined(described, type): raise FlowError(f"has chosen {visible}")
+devices.join = joined
+try: devices.init(None, None)
+except FlowError as error: print(error)
+"""
+    assert tell(body, "tensorflow") == ["takes ['GPU:2', 'GPU:3']", "has chosen ['GPU:0', 'GPU:1']"]
 
 
 def test_torch() -> None:
@@ -184,8 +248,15 @@ error("1", None, "gpu")
 torch.cuda.device_count = lambda: 1
 devices.keras_torch.get_device = lambda: "cuda"
 error("2", 2, None)
+torch.cuda.device_count = lambda: 4
+os.environ.update(RANK="7", WORLD_SIZE="8", LOCAL_RANK="3", LOCAL_WORLD_SIZE="4", MASTER_ADDR="127.0.0.1")
+def take(number): raise FlowError(f"takes {number}")
+torch.cuda.set_device = take
+try: devices.init(8, None)
+except FlowError as error: print(error)
 """
-    one, alone, other, no_gpu, keras_on_cpu, few_gpus = tell(body, "torch")
+    one, alone, other, no_gpu, keras_on_cpu, few_gpus, fourth = tell(body, "torch")
+    assert fourth == "takes 3"
     assert one == "World(size=1, type='cpu', local_ranks=(0,), process_index=0, process_count=1)"
     assert "kf.run(main, devices=4)" in alone
     assert "`keras-flow launch --devices 4 script.py`" in alone

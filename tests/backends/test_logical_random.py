@@ -361,8 +361,11 @@ def test_a_rank_draws_its_own_elements() -> None:
 def words_on_device() -> None:
     """Of blocks that begin and end anywhere, and of counters above 2**32."""
     import random
+    from unittest import mock
 
-    from keras_flow.backends.torch.random import words_on_device
+    import torch
+
+    from keras_flow.backends.torch import random as on_torch
 
     chooser = random.Random(sampling.day())
     for _ in range(60):
@@ -371,9 +374,10 @@ def words_on_device() -> None:
             shape = (1 << 33, *shape[1:])
         starts = [chooser.randint(max(0, length - 9), length - 1) for length in shape]
         slices = tuple(slice(start, chooser.randint(start, n)) for start, n in zip(starts, shape, strict=True))
-        seed, stream = chooser.getrandbits(64), chooser.getrandbits(64)
-        found = words_on_device("cpu", seed, stream, shape, slices).numpy()
-        np.testing.assert_array_equal(found, philox.words_of_block(seed, stream, shape, slices), err_msg=f"{shape}")
+        words = chooser.getrandbits(64), chooser.getrandbits(64)
+        with mock.patch.object(on_torch, "_COUNTERS", chooser.choice([5, 1 << 20])):
+            found = on_torch.on_device("cpu", words, shape, slices, lambda word: word, torch.int64).numpy()
+        np.testing.assert_array_equal(found, philox.words_of_block(*words, shape, slices), err_msg=f"{shape}")
 
 
 def draws_on_device() -> dict[str, np.ndarray]:

@@ -147,7 +147,7 @@ NAMES = {
         "gradients_of small_all_reduce": "the messages are our own on torch; the others' are made by the compiler",
     },
     "random": {
-        "words_on_device": "others' draws are part of their programs; torch's are made on the host, or so on a GPU",
+        "on_device": "others' draws are part of their programs; torch's are made on the host, or so on a GPU",
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"
         ),

@@ -98,7 +98,7 @@ def test_gpus_of_a_cluster(tmp_path: Path) -> None:
     assert code == 0, err
     first, refused, on_cpu = [line for line in out.splitlines() if line.startswith(("[", "a job"))]
     assert sorted(eval(first)) == [("0", "1"), ("1", "1")]
-    assert refused.startswith("a job of 3 processes needs 3 GPUs of the Ray cluster, which has 2.")
+    assert refused.startswith("a job of 3 processes with 1 GPU each does not fit the Ray cluster, whose nodes have 2.")
     assert "KERAS_TORCH_DEVICE=cpu" in refused
     assert {mine for _, mine in eval(on_cpu)} == {None}
 

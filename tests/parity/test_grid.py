@@ -1,7 +1,7 @@
 """The grid: every feature on every backend under dp4, tp4 and 2x2 gives the numbers of one device.
 
-Each day some models on every backend under one layout each, and a quarter of the other cases on one backend, so that a
-case meets all backends and layouts within 36 days; all of them in `make test-full`.
+Each day some models on every backend under one layout each, and a sixth of the other cases on one backend, so that a
+case meets all backends and layouts within 54 days; all of them in `make test-full`.
 """
 
 from __future__ import annotations

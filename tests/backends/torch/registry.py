@@ -21,8 +21,8 @@ MODULES = (
 CHECKS: dict[str, Callable[[], None]] = {}
 
 
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
+def check(function: Callable[[], None], name: str = "") -> Callable[[], None]:
+    CHECKS[name or function.__name__] = function
     return function
 
 
