@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from keras_flow.backends.active import checked_name
 from keras_flow.backends.engines import ENGINES
-from keras_flow.current.processes import Processes
+from keras_flow.current.processes import INNER, Processes
 from keras_flow.errors import FlowError
 
 #: set by a launcher of ours that has given each process accelerators of its own (Ray does)
@@ -18,10 +18,9 @@ _OF_SLURM = "SLURM_GPUS_PER_TASK"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
-def cpu_setting() -> dict[str, str]:
-    """The environment variable that makes the active engine compute on the CPU of a host with GPUs, and its value."""
-    name, _, value = ENGINES[checked_name()].on_cpu.partition("=")
-    return {name: value}
+def cpu_setting() -> str:
+    """`NAME=value` of the environment variable that makes the active engine compute on the CPU of a host with GPUs."""
+    return ENGINES[checked_name()].on_cpu
 
 
 def own_accelerators(
@@ -29,9 +28,10 @@ def own_accelerators(
 ) -> range:
     """The numbers of a process's accelerators among those that it sees.
 
-    keras-flow, torchrun and mpirun show every process all accelerators of its host, of which the first process takes
-    the first ones, and so on. Slurm (`--gpus-per-task`), Ray and scripts around a program show each its own, of which
-    it takes the first; where it was taken for one of these and sees all, its place is right all the same.
+    Under keras-flow, torchrun and mpirun every process sees all accelerators of its host: they are assigned by local
+    index, `share` to each process. Under Slurm (`--gpus-per-task`), Ray and wrapper scripts a process may see its own
+    accelerators only. The local index, modulo what is visible, then selects from those, so that the assignment is also
+    right where all of them turn out to be visible.
 
     Args:
         available: how many this process sees.
@@ -60,7 +60,7 @@ def own_accelerators(
         have = f"{available} device{'s' if available != 1 else ''} of type 'gpu'"
         raise FlowError(
             f"the job has {each * count} ranks on this host, which has {have}; a rank needs a device of its own. Ask "
-            f"for at most {available}, or compute on the CPU (environment: {ENGINES[checked_name()].on_cpu})."
+            f"for at most {available}, or compute on the CPU (environment: {cpu_setting()})."
         )
     return range(processes.local_index * each, (processes.local_index + 1) * each)
 
@@ -70,7 +70,7 @@ def _are_own(available: int, count: int, environment: Mapping[str, str]) -> bool
     if OWN_VARIABLE in environment:
         return True
     # those who start all processes of a host with one environment
-    if "KERAS_FLOW_JOB" in environment or "TORCHELASTIC_RUN_ID" in environment:
+    if any(name in environment for name in INNER):
         return False
     # a number, or a type and a number: "2", "a100:2"
     asked = environment.get(_OF_SLURM, "").rpartition(":")[2]

@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 #: set by launchers that may themselves be started by Slurm or mpirun, one on each host: torchrun, keras-flow launch.
 #: What these say of the launchers is then not said of the processes
-_INNER = ("TORCHELASTIC_RUN_ID", "KERAS_FLOW_JOB")
+INNER = ("TORCHELASTIC_RUN_ID", "KERAS_FLOW_JOB")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def find(environment: Mapping[str, str] | None = None) -> Processes:
         process 1 of 2, 1 of 2 on this host, coordinator 127.0.0.1:29500 (RANK and WORLD_SIZE)
     """
     environment = os.environ if environment is None else environment
-    if any(name in environment for name in _INNER) and (inner := _of_rank(environment)) is not None:
+    if any(name in environment for name in INNER) and (inner := _of_rank(environment)) is not None:
         return inner
     found = [processes for read in _READERS if (processes := read(environment)) is not None]
     several = [processes for processes in found if processes.count > 1]

@@ -51,18 +51,18 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
             f"{len(ray.nodes())} nodes. Start fewer (--ranks), or add nodes (ray start --address=...)."
         )
     # a cluster with GPUs computes on them, unless the user's environment says otherwise
-    on_cpu = {name: value for name, value in cpu_setting().items() if os.environ.get(name) == value}
+    name, _, value = cpu_setting().partition("=")
+    on_cpu = {name: value} if os.environ.get(name) == value else {}
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         on_cpu["CUDA_VISIBLE_DEVICES"] = ""
     gpus = 0 if on_cpu or not resources.get("GPU") else job.devices or 1
     nodes = [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
     # a process has all of its GPUs on one node
     if gpus and job.processes > sum(int(each // gpus) for each in nodes):
-        cpu = "=".join(*cpu_setting().items())
         raise LaunchError(
             f"a job of {job.processes} processes with {gpus} GPU{'s' if gpus > 1 else ''} each does not fit the Ray "
             f"cluster, whose nodes have {', '.join(f'{each:g}' for each in nodes)}. Start fewer (--ranks), or compute "
-            f"on the CPU (environment: {cpu})."
+            f"on the CPU (environment: {cpu_setting()})."
         )
     job = replace(job, env={**job.env, **on_cpu, **({OWN_VARIABLE: "1"} if gpus else {})})
     for attempt in range(job.restarts + 1):
@@ -85,8 +85,7 @@ def _placed(ray: Any, job: Job, payload: bytes | None, gpus: int) -> bytes | Non
         if not group.wait(_PLACING_SECONDS):
             raise LaunchError(
                 f"Ray did not place {job.processes} processes within {_PLACING_SECONDS:g} s: other jobs hold its CPUs "
-                "or GPUs. "
-                f"Free are {ray.available_resources().get('CPU', 0.0):g} CPUs and "
+                f"or GPUs. Free are {ray.available_resources().get('CPU', 0.0):g} CPUs and "
                 f"{ray.available_resources().get('GPU', 0.0):g} GPUs."
             )
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy

@@ -228,10 +228,9 @@ was seen of JAX 0.11.2.
 
 Every hook into Keras and the engines has a fingerprint for each of these versions: the signature and a hash of the
 source of what it wraps, without types and docstrings (`backends/fingerprints.json`). With other versions all hooks are
-compared when the first
-distribution is made. Where all fit there is one warning, that the version was not tested (`keras-flow doctor` runs a
-self-test, `dist.verify` checks a model); where one does not, an error names it, before anything is trained. Versions
-older than the oldest are refused.
+compared when the first distribution is made. Where all fit there is one warning, that the version was not tested
+(`keras-flow doctor` runs a self-test, `dist.verify` checks a model); where one does not, an error names it, before
+anything is trained. Versions older than the oldest are refused.
 
 A fingerprint says that the places that keras_flow wraps are the same. It does not say that everything they call is.
 """
