@@ -32,16 +32,19 @@ def tensor_parallel(
 def _loop(model: nn.Module, x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], object]:
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     inputs, labels = torch.tensor(x), torch.tensor(y).long()
+    # Keras's layers do not ask whether a module is in training mode: statistics would be those of inference
+    is_keras = isinstance(getattr(model, "module", model), keras.Model)
+    mode = {"training": True} if is_keras else {}
 
     def epoch() -> object:
         model.train()
         for start in range(0, len(inputs), batch):
             optimizer.zero_grad()
-            logits = model(inputs[start : start + batch])
+            logits = model(inputs[start : start + batch], **mode)
             loss = nn.functional.cross_entropy(logits.flatten(0, -2), labels[start : start + batch].flatten())
             loss.backward()
             optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return epoch
 

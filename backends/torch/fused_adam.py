@@ -18,9 +18,6 @@ from keras.src.backend.torch.optimizers import torch_adam
 from torch.distributed.tensor import DTensor
 from torch.optim.adam import adam
 
-#: without its annotations, which have the None of backends that lack an operation
-ops: Any = keras.ops
-
 #: a step after which torch's corrections are 1: 0.999999 to this power is 0
 _LATE = 1e9
 _DTYPES = (torch.float32, torch.float64)
@@ -56,10 +53,7 @@ def update(
     # it reads memory as it comes, and compares no shapes
     if not all(_is_as(each, value, first.dtype) for part in lists for each, value in zip(part, lists[0], strict=True)):
         return False
-    # as Keras computes it, in the variables' dtype: near t = 1 the rounding of 1 - b2^t shows in the sixth digit
-    step = ops.cast(optimizer.iterations + 1, first.dtype)
-    power_1, power_2 = (ops.power(ops.cast(each, first.dtype), step) for each in (optimizer.beta_1, optimizer.beta_2))
-    alpha = ops.cast(learning_rate, first.dtype) * ops.sqrt(1 - power_2) / (1 - power_1)
+    alpha = _alpha(optimizer, learning_rate, first)
     late = torch.tensor(_LATE, device=first.device)
     params, gradients, momentums, velocities, *highest = lists
     adam(
@@ -73,12 +67,28 @@ def update(
         amsgrad=optimizer.amsgrad,
         beta1=optimizer.beta_1,
         beta2=optimizer.beta_2,
-        lr=alpha.to_local() if isinstance(alpha, DTensor) else alpha,
+        lr=alpha,
         weight_decay=0.0,  # Keras has taken it off already
         eps=optimizer.epsilon,
         maximize=False,
     )
     return True
+
+
+def _alpha(optimizer: Any, learning_rate: object, like: torch.Tensor) -> torch.Tensor:
+    """The rate with the correction for the first steps, a number in the dtype of a variable."""
+    # operator by operator as Keras has it, in this dtype: near t = 1 the rounding of 1 - b2^t shows in the sixth digit
+    def number(value: object) -> torch.Tensor:
+        value = _local(value) if isinstance(value, keras.Variable) else value
+        if isinstance(value, DTensor):
+            value = value._local_tensor
+        if isinstance(value, torch.Tensor):
+            return value.to(like.dtype)
+        return torch.tensor(value, dtype=like.dtype, device=like.device)
+
+    step = number(_local(optimizer.iterations) + 1)
+    power_1, power_2 = (torch.pow(number(beta), step) for beta in (optimizer.beta_1, optimizer.beta_2))
+    return number(learning_rate) * torch.sqrt(1 - power_2) / (1 - power_1)
 
 
 def _is_as(each: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> bool:

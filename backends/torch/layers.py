@@ -15,7 +15,7 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves
-from keras_flow.backends.torch import data, layouts, local_tensors, mirrored, rowwise_calls, variables
+from keras_flow.backends.torch import data, layouts, local_tensors, mirrored, rowwise_calls, short_calls, variables
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
@@ -60,14 +60,14 @@ def call(
     step = context
     # a layer within a layer that computes this rank's rows already
     if step.inside is not None:
-        return original(layer, *args, **kwargs)
+        return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
     with step.within(layer.path or layer.name):
         # on plain tensors where that is exact: DTensor costs some ten microseconds for each operator
         if rowwise_calls.can_run(layer, args, kwargs):
             return rowwise_calls.call(original, step, layer, args, kwargs)
-        outputs = original(layer, *args, **kwargs)
+        outputs = short_calls.call(original, layer, args, kwargs)
     outputs = leaves.mapped(pin, outputs)
     # after a sum has been reduced, since a sum belongs to no rank's rows
     return rowwise_calls.by_rows_again(outputs, (args, kwargs)) if step.distribution.mirrored_view else outputs

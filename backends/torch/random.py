@@ -13,14 +13,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from keras_flow import philox
 from keras_flow.backends import agreement, logical_random
 from keras_flow.backends.interface import RandomPart
-from keras_flow.backends.torch import layouts, local_tensors
+from keras_flow.backends.torch import device_draws, layouts, local_tensors
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
 from keras_flow.current.models import layer_in_call
-
-_LOW = 0xFFFFFFFF
-#: counters that a device works on at a time, so that their words take 200 MB at most
-_COUNTERS = 1 << 22
 
 
 def align() -> None:
@@ -135,81 +131,18 @@ def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torc
     if _on_host():
         compiled = not logical_random.makes_variable()
         return _as_tensor(philox.fractions(seed, words[1], part.shape, part.slices, compiled))
-    return on_device(core.get_device(), (seed, words[1]), part.shape, part.slices, _fraction, torch.float32)
+    return device_draws.fractions(core.get_device(), (seed, words[1]), part.shape, part.slices)
 
 
 def random_offsets(words: tuple[int, int], part: RandomPart, span: int) -> torch.Tensor:
     """`philox.offsets` of the elements of a part: int32."""
     if _on_host():
         return _as_tensor(philox.offsets(*words, part.shape, part.slices, span, compiled=True))
-    offset = lambda word: (word * span) >> 32  # noqa: E731
-    return on_device(core.get_device(), words, part.shape, part.slices, offset, torch.int32)
-
-
-def _fraction(word: torch.Tensor) -> torch.Tensor:
-    return (word & philox.FRACTION_BITS).to(torch.float32).mul_(2.0**-23)
+    return device_draws.offsets(core.get_device(), words, part.shape, part.slices, span)
 
 
 def _on_host() -> bool:
     return torch.device(core.get_device()).type == "cpu"
-
-
-def on_device(
-    device: str | torch.device,
-    words: tuple[int, int],
-    shape: Sequence[int],
-    slices: Sequence[slice],
-    of_word: Callable[[torch.Tensor], torch.Tensor],
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Draws by torch's operators, for devices to which a host's draws would have to be copied.
-
-    Words are int64, since torch has no arithmetic of uint32 on GPUs. A product of two of them wraps modulo 2**64, so
-    that its two halves are those of the unsigned one. Counters are worked on some at a time: a word takes twice the
-    memory of what is made of it.
-
-    Args:
-        device: where.
-        words: seed and stream, as `philox.words_of_block` takes them.
-        shape: logical shape.
-        slices: the block, one slice for each dim.
-        of_word: what is made of words, int64 below 2**32.
-        dtype: of that.
-
-    Returns:
-        The values of the block, of its shape.
-    """
-    if not shape:
-        return on_device(device, words, (1,), (slice(0, 1),), of_word, dtype).reshape(())
-    first, last = slices[-1].start // 4, philox.counters_of_line(slices[-1].stop)
-    lines = (*shape[:-1], philox.counters_of_line(shape[-1]))
-    counters = torch.zeros((), dtype=torch.int64, device=device)
-    stride = 1
-    for dim, part in reversed(list(enumerate((*slices[:-1], slice(first, max(first, last)))))):
-        along = torch.arange(part.start, part.stop, device=device) * stride
-        counters = counters + along.reshape(-1, *(1,) * (len(shape) - 1 - dim))
-        stride *= lines[dim]
-    out = torch.empty((counters.numel(), 4), dtype=dtype, device=device)
-    for some, rows in zip(counters.reshape(-1).split(_COUNTERS), out.split(_COUNTERS), strict=True):
-        for place, word in enumerate(_words(*words, some)):
-            rows[:, place] = of_word(word)
-    line = out.reshape(*counters.shape[:-1], 4 * counters.shape[-1])
-    shift = slices[-1].start - 4 * first
-    return line[..., shift : shift + slices[-1].stop - slices[-1].start]
-
-
-def _words(seed: int, stream: int, counters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """`philox.words` of counters [n]: four tensors of int64 [n]."""
-    one, two = counters & _LOW, counters >> 32
-    three, four = (torch.full_like(counters, half) for half in (stream & _LOW, stream >> 32 & _LOW))
-    key, other_key = seed & _LOW, seed >> 32 & _LOW
-    for _ in range(philox.ROUNDS):
-        upper, lower = one * philox.MULTIPLIERS[0], three * philox.MULTIPLIERS[1]
-        one = (lower >> 32).bitwise_xor_(two).bitwise_xor_(key).bitwise_and_(_LOW)
-        three = (upper >> 32).bitwise_xor_(four).bitwise_xor_(other_key).bitwise_and_(_LOW)
-        two, four = lower.bitwise_and_(_LOW), upper.bitwise_and_(_LOW)
-        key, other_key = (key + philox.WEYL[0]) & _LOW, (other_key + philox.WEYL[1]) & _LOW
-    return one, two, three, four
 
 
 def _as_tensor(drawn: np.ndarray) -> torch.Tensor:

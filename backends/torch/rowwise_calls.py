@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import leaves, row_interaction
-from keras_flow.backends.torch import data, layouts, local_tensors, variables
+from keras_flow.backends.torch import data, layouts, local_tensors, short_calls, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def call(
     rows = rows_of(*layout)
     args, kwargs = data.map_call(to_local, args, kwargs)
     with computing(step, rows), _plain_weights(layer, placements):
-        outputs = original(layer, *args, **kwargs)
+        outputs = short_calls.call(original, layer, args, kwargs)
     return leaves.mapped(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
 
 

@@ -365,8 +365,10 @@ def words_on_device() -> None:
 
     import torch
 
-    from keras_flow.backends.torch import random as on_torch
+    from keras_flow.backends.torch import device_draws
 
+    # as on a GPU, without its kernels: a program that is traced with sizes that change
+    traced = torch.compile(device_draws._words, backend="aot_eager", dynamic=True)
     chooser = random.Random(sampling.day())
     for _ in range(60):
         shape = tuple(chooser.randint(1, 9) for _ in range(chooser.randint(0, 4)))
@@ -375,8 +377,9 @@ def words_on_device() -> None:
         starts = [chooser.randint(max(0, length - 9), length - 1) for length in shape]
         slices = tuple(slice(start, chooser.randint(start, n)) for start, n in zip(starts, shape, strict=True))
         words = chooser.getrandbits(64), chooser.getrandbits(64)
-        with mock.patch.object(on_torch, "_COUNTERS", chooser.choice([5, 1 << 20])):
-            found = on_torch.on_device("cpu", words, shape, slices, lambda word: word, torch.int64).numpy()
+        program = chooser.choice([device_draws._words, traced])
+        with mock.patch.object(device_draws, "_COUNTERS", chooser.choice([5, 1 << 20])):
+            found = device_draws._of_block(program, torch.int64, "cpu", words, shape, slices).numpy()
         np.testing.assert_array_equal(found, philox.words_of_block(*words, shape, slices), err_msg=f"{shape}")
 
 

@@ -55,6 +55,7 @@ FILES = {
     # torch
     "call_order": (("torch",), "a rank is a process of its own, and may run another program"),
     "copies": (("torch",), "a rank is a process of its own, and may hold another copy of a weight"),
+    "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or so on a GPU"),
     "embedding": (("torch",), "a handler in the place of DTensor's"),
     "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
     "gathering": (("torch",), "handlers gather below autograd"),
@@ -72,6 +73,7 @@ FILES = {
     "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
     "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
+    "short_calls": (("torch",), "layers are called in each step; on the others once, as it is traced"),
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
     "simulated": (("torch",), "ranks that one process plays; on the others it has virtual devices"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
@@ -147,7 +149,6 @@ NAMES = {
         "gradients_of small_all_reduce": "the messages are our own on torch; the others' are made by the compiler",
     },
     "random": {
-        "on_device": "others' draws are part of their programs; torch's are made on the host, or so on a GPU",
         "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
             "draws are operations of the step's graph"
         ),

@@ -14,6 +14,7 @@ MODULES = (
     "partial",
     "reads",
     "rows",
+    "short",
     "split_weights",
     "updates",
     "values",
