@@ -89,14 +89,15 @@ def digest(leaf: object) -> Digest:
 
 def digest_of_part(part: PartOfRows, text: str, digest: Callable[[object], Digest]) -> Digest:
     """The same of a value that was read by rows: of the own rows, and of those that the next process computes."""
-    sums = {"batch": part.number, _name(part.start, part.own): digest(part.own).sums["all"]}
+    sums = {"batch": part.number, **_sums(part.start, part.own, digest)}
     if part.compared is None:
         return Digest(text, sums)
-    return Digest(text, sums, {_name(part.compared_start, part.compared): digest(part.compared).sums["all"]})
+    return Digest(text, sums, _sums(part.compared_start, part.compared, digest))
 
 
-def _name(start: int, rows: Any) -> str:
-    return f"{start}:{start + len(rows)}"
+def _sums(start: int, rows: Any, digest: Callable[[object], Digest]) -> dict[str, int]:
+    found = digest(rows).sums  # of a sparse tensor there are none
+    return {f"{start}:{start + rows.shape[0]}": found["all"]} if "all" in found else {}
 
 
 class BatchWatch:

@@ -9,6 +9,9 @@ turns in one run, so that their ratios hold when the machine's speed drifts; med
 and 10 million parameters: data parallel at most 1.15x, 1.00x and 1.00x of (b) on torch, 1.3x, 1.02x and 1.02x on JAX,
 1.3x, 1.00x and 1.00x on TensorFlow; tensor parallel at most 1.3x, 1.25x and 1.1x; a placement of one rank within 2 % of
 a plain `fit`, or within the spread of two plain ones.
+
+The CNN's loops on torch are two: with BatchNormalization's statistics of all rows, as one device and keras_flow have
+them, and with those of each rank's own, as DistributedDataParallel has them and `batch_statistics="replica"`.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ TARGETS = {
     ("tensor", ""): (1.3, 1.25, 1.1),
 }
 PLAIN, AGAIN, OURS = "one device", "one device, again", "keras_flow"
+#: a model with BatchNormalization, each rank with the statistics of its own rows: another model than one device's
+OF_OWN_ROWS, OURS_OF_OWN_ROWS = "DDP, statistics of own rows", 'keras_flow, batch_statistics="replica"'
 
 
 def main(arguments: list[str]) -> int:
@@ -118,6 +123,8 @@ def _case(backend: str, family: str, size: float, kind: str, rounds: int, second
     else:
         ways = {PLAIN: _alone(backend, plain), **fit_ways.WAYS[backend](family, size, kind, x, y)}
         ways[OURS] = fit_ways.ours(family, size, kind, x, y)
+        if OF_OWN_ROWS in ways:
+            ways[OURS_OF_OWN_ROWS] = fit_ways.ours(family, size, kind, x, y, batch_statistics="replica")
     for epoch in ways.values():  # compiled, and warm
         epoch()
         epoch()
@@ -231,7 +238,8 @@ def table(records: list[dict], ranks: int) -> str:
         "# Training steps",
         "",
         f"Written by `python -m benchmarks.fit`: {ranks} ranks, medians of interleaved rounds, milliseconds of a step;",
-        "in brackets least and most. A ratio is keras_flow's median by the other's.",
+        "in brackets least and most. A ratio is keras_flow's median by the other's; beside statistics of own rows that",
+        'of `kf.DataParallel(batch_statistics="replica")`.',
         "",
         "| engine, model, parameters | kind | ms: keras_flow | against | ms | ratio | target |",
         "|---|---|---|---|---|---|---|",
@@ -246,8 +254,9 @@ def table(records: list[dict], ranks: int) -> str:
         else:
             again = statistics.median(times.pop(AGAIN)) / statistics.median(times[PLAIN])
             limit = max(1.02, again, 1 / again)
-        own = times.pop(OURS)
+        ours, of_own_rows = times.pop(OURS), times.pop(OURS_OF_OWN_ROWS, [])
         for name, values in times.items():
+            own = of_own_rows if name == OF_OWN_ROWS else ours
             ratio = statistics.median(own) / statistics.median(values)
             target = ""
             if record["kind"] == "one" or name not in (PLAIN, *UNTARGETED):
@@ -267,7 +276,7 @@ def _where(profiles: dict[str, dict[str, float]], name: str) -> str:
     """The operations or functions in which a step takes longest beyond the other way's."""
     if name not in profiles:
         return ""
-    ours, theirs = profiles[OURS], profiles[name]
+    ours, theirs = profiles[OURS_OF_OWN_ROWS if name == OF_OWN_ROWS else OURS], profiles[name]
     more = sorted(((ours[one] - theirs.get(one, 0.0), one) for one in ours), reverse=True)[:4]
     return "; more time in " + ", ".join(f"{one} ({ms:+.1f} ms)" for ms, one in more)
 

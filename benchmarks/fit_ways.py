@@ -32,11 +32,11 @@ def fit(family: str, size: float, x: np.ndarray, y: np.ndarray, scope: contextli
     return lambda: _finished(model, model.fit(x, y, batch_size=BATCH[family], shuffle=False, verbose=0))
 
 
-def ours(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarray) -> Epoch:
-    """`fit` under a scope of keras_flow, on all ranks."""
+def ours(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarray, **options: str) -> Epoch:
+    """`fit` under a scope of keras_flow, on all ranks; `options` of `kf.DataParallel`."""
     ranks = range(kf.env.get_world_size())
     if kind == "data":
-        return fit(family, size, x, y, kf.DataParallel(kf.Placement(ranks, axis_names=("data",))).scope())
+        return fit(family, size, x, y, kf.DataParallel(kf.Placement(ranks, axis_names=("data",)), **options).scope())
     rules = {pattern: {"model": kf.sbp.split(dim)} for pattern, dim in RULES[family].items()}
     mesh = kf.Placement(ranks, axis_names=("model",))
     return fit(family, size, x, y, kf.ModelParallel(mesh, rules=rules).scope())
@@ -157,13 +157,13 @@ def torch_ways(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarray
     from benchmarks.fit_torch import StatisticsOfAllRows, data_parallel, plain_module, tensor_parallel
 
     if kind == "data":
+        parts = Parts(norm=StatisticsOfAllRows)
         ways = {
-            "DDP by hand": data_parallel(build(family, size), family, x, y),
-            "DDP, plain modules": data_parallel(plain_module(family, size, Parts()), family, x, y),
+            "DDP by hand": data_parallel(build(family, size, parts), family, x, y),
+            "DDP, plain modules": data_parallel(plain_module(family, size, parts), family, x, y),
         }
         if family == "cnn":
-            exact = build(family, size, Parts(norm=StatisticsOfAllRows))
-            ways["DDP, statistics of all rows"] = data_parallel(exact, family, x, y)
+            ways["DDP, statistics of own rows"] = data_parallel(build(family, size), family, x, y)
         return ways
     return {
         "collectives by hand": tensor_parallel(lambda parts: build(family, size, parts), family, x, y),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras.src import tree
 
 from keras_flow import sbp
@@ -51,11 +52,11 @@ class Uneven:
         return self.rows
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.buffer)[: self.rows].astype(np.dtype(dtype or self.dtype))  # type: ignore[arg-type]  # run_eagerly computes it whole
+        return np.asarray(self.__jax_array__()).astype(np.dtype(dtype or self.dtype))  # type: ignore[arg-type]
 
     def __jax_array__(self) -> jax.Array:
-        # `jnp.asarray` of JAX 0.8 asks a pytree for nothing else
-        return jax.numpy.asarray(np.asarray(self))
+        # run_eagerly computes it whole
+        return _whole_rows(self.sharding.mesh)(self)
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[int, NamedSharding]]:
         """Children and the rest, as `jax.tree_util.register_pytree_node_class` wants them."""
@@ -78,6 +79,12 @@ class Uneven:
         return jax.lax.with_sharding_constraint(self.buffer[: self.rows], self.sharding)
 
 
+@functools.cache
+def _whole_rows(mesh: Mesh) -> Callable[[Uneven], jax.Array]:
+    """What gives the logical rows outside of a jitted step, all of them on every device of a mesh."""
+    return jax.jit(lambda uneven: uneven.logical(whole=True), out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
 def distribute_data_input(
     distribution: Distribution, original: Callable[..., object], batch: object, *args: object, **kwargs: object
 ) -> object:
@@ -88,7 +95,7 @@ def distribute_data_input(
     """
     if batch is None:
         return None
-    if isinstance(batch, JAXSparse):
+    if isinstance(batch.own if isinstance(batch, PartOfRows) else batch, JAXSparse):
         raise FlowError(
             f"a sparse input of shape {list(batch.shape)} cannot be split over the ranks on JAX: convert it to a dense "
             "array, or keep it sparse on a single device"

@@ -97,6 +97,12 @@ def _trainer() -> tuple[Hook, ...]:
         ),
         Hook(
             f"{_KERAS}.trainer",
+            "JAXTrainer.make_predict_function",
+            trainer.make_predict_function,
+            "several processes: the rows of an eager step's outputs are on all of them; JAX raises as they are read",
+        ),
+        Hook(
+            f"{_KERAS}.trainer",
             "JAXTrainer.predict_on_batch",
             trainer.predict_on_batch,
             "the batch would be computed whole on every device",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
@@ -94,6 +94,30 @@ def predict_on_batch(
     Keras hands it to the step as it is, and every device would compute it whole.
     """
     return original(model, data.put_batch(x, distribution))
+
+
+def make_predict_function(
+    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+) -> object:
+    """Hook on `JAXTrainer.make_predict_function`: of several processes each gets the whole outputs of an eager step.
+
+    Those of a jitted one are whole: see `jit`.
+    """
+    original(model, force)
+    function: Any = model.predict_function
+    is_jitted = model.jit_compile and not model.run_eagerly
+    # Keras keeps a function that is made
+    if is_jitted or jax.process_count() == 1 or hasattr(function, "keras_flow_whole"):
+        return function
+    whole = jax.jit(lambda outputs: outputs, out_shardings=layouts.on_every_rank(distribution.placement))
+
+    def step(state: object, iterator: object) -> tuple[object, object]:
+        outputs, state = function(state, iterator)
+        return whole(outputs), state
+
+    step.keras_flow_whole = True  # type: ignore[attr-defined]
+    model.predict_function = step  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    return step
 
 
 def forget_steps(model: keras.Model) -> None:

@@ -58,7 +58,7 @@ def initialize_with_initializer(
     if isinstance(initializer, DRAWN):
         return original(variable, initializer)
     # else the whole value would be made on device 0, which may not have room for it
-    with jax.default_device(jax.devices("cpu")[0]):
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
         value = np.asarray(initializer(variable._shape, dtype=variable._dtype))
     variable._value = from_logical(value, sharding)
     return None

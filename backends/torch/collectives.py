@@ -103,12 +103,22 @@ def direct(
 
         return gathered
 
+    # the methods of a group, which take what `dist.all_reduce` and `dist.broadcast` make anew for each call
+    assert group is not None
+    options: Any
+    if call == "all_reduce":
+        run, options = group.allreduce, dist.AllreduceOptions()
+        options.reduceOp = _OPS[str(how)]
+    else:
+        run, options = group.broadcast, dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = ranks.index(int(how)), 0
+    options.asyncOp = False
+
     def written(value: torch.Tensor) -> torch.Tensor:
         result = value.clone(memory_format=torch.contiguous_format)
-        if call == "all_reduce":
-            dist.all_reduce(result, _OPS[str(how)], group=group)
-        else:
-            dist.broadcast(result, int(how), group=group)
+        work = run([result], options)
+        if work is not None:
+            work.wait()
         return result
 
     return written

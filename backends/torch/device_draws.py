@@ -9,6 +9,7 @@ On NVIDIA's GPUs `torch.compile` makes one kernel of the operators; one by one, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,12 +21,14 @@ _LOW = 0xFFFFFFFF
 #: counters whose words are made at a time where nothing compiles, so that these take 200 MB at most
 _COUNTERS = 1 << 21
 
+#: 64 bits: a number, or an int64 scalar on the device
+Word = int | torch.Tensor
 #: (counters [n], numbers: the halves of seed and stream, and a span) -> draws [n, 4]
 Program = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def fractions(
-    device: str | torch.device, words: tuple[int, int], shape: Sequence[int], slices: Sequence[slice]
+    device: str | torch.device, words: tuple[Word, Word], shape: Sequence[int], slices: Sequence[slice]
 ) -> torch.Tensor:
     """`philox.fractions` of a block, of its shape, on a device: float32.
 
@@ -39,7 +42,7 @@ def fractions(
 
 
 def offsets(
-    device: str | torch.device, words: tuple[int, int], shape: Sequence[int], slices: Sequence[slice], span: int
+    device: str | torch.device, words: tuple[Word, Word], shape: Sequence[int], slices: Sequence[slice], span: int
 ) -> torch.Tensor:
     """`philox.offsets` of a block, of its shape, on a device: int32; the other arguments as those of `fractions`."""
     return _of_block(_offsets, torch.int32, device, words, shape, slices, span)
@@ -75,7 +78,7 @@ def _of_block(
     program: Program,
     dtype: torch.dtype,
     device: str | torch.device,
-    words: tuple[int, int],
+    words: tuple[Word, Word],
     shape: Sequence[int],
     slices: Sequence[slice],
     span: int = 0,
@@ -85,18 +88,27 @@ def _of_block(
         return _of_block(program, dtype, device, words, (1,), (slice(0, 1),), span).reshape(())
     first, last = slices[-1].start // 4, philox.counters_of_line(slices[-1].stop)
     lines = (*shape[:-1], philox.counters_of_line(shape[-1]))
-    counters = torch.zeros((), dtype=torch.int64, device=device)
-    stride = 1
-    for dim, part in reversed(list(enumerate((*slices[:-1], slice(first, max(first, last)))))):
-        along = torch.arange(part.start, part.stop, device=device) * stride
-        counters = counters + along.reshape(-1, *(1,) * (len(shape) - 1 - dim))
-        stride *= lines[dim]
+    own = (*slices[:-1], slice(first, max(first, last)))
     seed, stream = words
-    halves = (seed & _LOW, seed >> 32 & _LOW, stream & _LOW, stream >> 32 & _LOW, span)
-    drawn = _run(program, dtype, counters.reshape(-1), torch.tensor(halves, dtype=torch.int64, device=device))
-    line = drawn.reshape(*counters.shape[:-1], 4 * counters.shape[-1])
+    numbers = torch.empty(5, dtype=torch.int64, device=device)  # written one by one: a copy from the host waits
+    for place, number in enumerate((seed & _LOW, seed >> 32 & _LOW, stream & _LOW, stream >> 32 & _LOW, span)):
+        numbers[place] = number
+    drawn = _run(program, dtype, _counters(lines, own, device), numbers)
+    line = drawn.reshape(*(part.stop - part.start for part in own[:-1]), 4 * (own[-1].stop - first))
     shift = slices[-1].start - 4 * first
     return line[..., shift : shift + slices[-1].stop - slices[-1].start]
+
+
+def _counters(lines: Sequence[int], own: Sequence[slice], device: str | torch.device) -> torch.Tensor:
+    """The place of each counter of a block among all: int64 [n]."""
+    inner = math.prod(lines[1:])
+    if all(part == slice(0, length) for part, length in zip(own[1:], lines[1:], strict=True)):  # rows
+        return torch.arange(own[0].start * inner, own[0].stop * inner, device=device)
+    counters = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, part in enumerate(own):
+        along = torch.arange(part.start, part.stop, device=device) * math.prod(lines[dim + 1 :])
+        counters = counters + along.reshape(-1, *(1,) * (len(own) - 1 - dim))
+    return counters.reshape(-1)
 
 
 #: programs that could not be compiled here
@@ -115,8 +127,8 @@ def _run(program: Program, dtype: torch.dtype, counters: torch.Tensor, numbers: 
             _operator_by_operator.add(program)
             reason = str(error).strip().partition("\n")[0]
             warn(
-                f"torch.compile cannot make a kernel of the random draws ({reason}): they are made operator by operator, "
-                'at some 20 times the time. A C compiler beside Triton mends this; random="stock" draws by torch'
+                f"torch.compile cannot make a kernel of random draws ({reason}): they are made operator by operator, "
+                'some 20 times slower. A C compiler beside Triton mends this; random="stock" draws by torch'
             )
     drawn = torch.empty((len(counters), 4), dtype=dtype, device=counters.device)
     for some, rows in zip(counters.split(_COUNTERS), drawn.split(_COUNTERS), strict=True):

@@ -77,6 +77,7 @@ def update(
 
 def _alpha(optimizer: Any, learning_rate: object, like: torch.Tensor) -> torch.Tensor:
     """The rate with the correction for the first steps, a number in the dtype of a variable."""
+
     # operator by operator as Keras has it, in this dtype: near t = 1 the rounding of 1 - b2^t shows in the sixth digit
     def number(value: object) -> torch.Tensor:
         value = _local(value) if isinstance(value, keras.Variable) else value

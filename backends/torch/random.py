@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -119,13 +119,17 @@ def _part_of_mask(shape: tuple[int, ...], inputs: DTensor) -> RandomPart:
     return RandomPart(shape, slices, lambda values: local_tensors.from_local(values, shape, mesh, placements))
 
 
-def random_words(state: torch.Tensor) -> tuple[int, int]:
-    """The two 32-bit words of a seed."""
-    first, second = (int(word) & 0xFFFFFFFF for word in to_logical(state).tolist())
+def random_words(state: torch.Tensor) -> tuple[device_draws.Word, device_draws.Word]:
+    """The two 32-bit words of a seed; on a GPU they stay there, since who reads a number waits for all before it."""
+    logical = to_logical(state)
+    if _on_host():
+        first, second = (int(word) & 0xFFFFFFFF for word in logical.tolist())
+    else:
+        first, second = logical.to(torch.int64) & 0xFFFFFFFF
     return first, second
 
 
-def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torch.Tensor:
+def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> torch.Tensor:
     """`philox.fractions` of the elements of a part: float32."""
     seed = words[0] | tag << 32
     if _on_host():
@@ -134,7 +138,7 @@ def random_fractions(words: tuple[int, int], tag: int, part: RandomPart) -> torc
     return device_draws.fractions(core.get_device(), (seed, words[1]), part.shape, part.slices)
 
 
-def random_offsets(words: tuple[int, int], part: RandomPart, span: int) -> torch.Tensor:
+def random_offsets(words: tuple[Any, Any], part: RandomPart, span: int) -> torch.Tensor:
     """`philox.offsets` of the elements of a part: int32."""
     if _on_host():
         return _as_tensor(philox.offsets(*words, part.shape, part.slices, span, compiled=True))

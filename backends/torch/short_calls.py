@@ -9,8 +9,7 @@ name scope, `training` as the layers around have it, masks that a layer makes, a
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +25,8 @@ from keras.src.utils import traceback_utils
 from torch.distributed.tensor import DTensor
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, DTensor)
+#: inputs of a layer that are remembered
+_MOST = 256
 _global_hooks = torch.nn.modules.module._has_any_global_hook  # private: who listens to all modules
 
 
@@ -57,9 +58,7 @@ class _Way:
 _ways: WeakKeyDictionary[keras.Layer, _Way] = WeakKeyDictionary()
 
 
-def call(
-    original: Callable[..., object], layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
+def call(original: Callable[..., object], layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Call a layer within another layer's call, the short way where it was called alike before.
 
     Args:
@@ -87,17 +86,21 @@ def call(
     if way is None or way.policy is not layer._dtype_policy:
         way = _ways[layer] = _way_of(layer)
     if way.is_there and _binds_alike(layer, args, kwargs):
+        if len(way.seen) >= _MOST:  # sequences of any length, say: the last ones may come again
+            way.seen.clear()
         way.seen.add(inputs)
     return outputs
 
 
-def _described(args: tuple[object, ...], kwargs: dict[str, object]) -> object | None:
-    """Shapes and dtypes of all inputs; None where one is not a tensor without a mask."""
+def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
+    """Shapes and dtypes of all inputs; None where one is not a tensor without a mask, or none is by position."""
+    if not args:
+        return None
     found: list[object] = []
     for value in args:
         if type(value) in (list, tuple):
-            found.append(len(value))  # type: ignore[arg-type]
-            parts: Sequence[Any] = value  # type: ignore[assignment]
+            found.append(len(value))
+            parts: Any = value
         else:
             parts = (value,)
         for part in parts:
@@ -106,7 +109,7 @@ def _described(args: tuple[object, ...], kwargs: dict[str, object]) -> object | 
             found += (part.shape, part.dtype)
     for name, value in kwargs.items():
         if type(value) in _TENSORS and get_keras_mask(value) is None:
-            found += (name, value.shape, value.dtype)  # type: ignore[attr-defined]
+            found += (name, value.shape, value.dtype)
         elif value is None or value is True or value is False:
             found += (name, value)
         else:
@@ -133,9 +136,7 @@ def _changes_nothing(layer: keras.Layer, way: _Way) -> bool:
     return not way.is_mixed if scope is None else way.dtype is not None and scope.dtype == way.dtype
 
 
-def _call(
-    layer: keras.Layer, way: _Way, context: Any, args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
+def _call(layer: keras.Layer, way: _Way, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     # as `Layer._resolve_and_populate_arg`: given, else of the layers around, else the default
     if "training" in kwargs:
         training = kwargs["training"]
@@ -157,12 +158,12 @@ def _call(
         if layout:
             outputs = distribution_lib.distribute_tensor(outputs, layout)
     if way.makes_masks:
-        first = args[0] if args else next(iter(kwargs.values()))
+        first = args[0]
         layer._set_mask_metadata(first, outputs, [None] * len(first) if type(first) in (list, tuple) else None)
     return outputs
 
 
-def _explained(layer: keras.Layer, error: Exception, args: tuple[object, ...], kwargs: dict[str, object]) -> Exception:
+def _explained(layer: keras.Layer, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
     """An error of `call` as Keras words it, with the arguments."""
 
     @functools.wraps(layer.call)
@@ -196,7 +197,7 @@ def _way_of(layer: keras.Layer) -> _Way:
     )
 
 
-def _binds_alike(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+def _binds_alike(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether `call` gets these arguments as they are, with no mask beside them that is not its default."""
     parameters = layer._call_signature.parameters
     if not layer.built or layer.quantization_mode is not None:

@@ -27,6 +27,10 @@ class World:
     process_count: int = 1
     is_simulated: bool = field(default=False, repr=False)
 
+    def process_of(self, rank: int) -> int:
+        """The process that drives a rank: all drive as many, in order."""
+        return rank * self.process_count // self.size
+
     def require_real(self, what: str) -> None:
         """Refuse what simulated ranks cannot do.
 

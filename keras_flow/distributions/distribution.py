@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from keras_flow.backends.interface import Backend, Capabilities
+    from keras_flow.current.world import World
 
 _LOST = (
     "the distribution was taken away inside its scope: keras.utils.clear_session() clears it with all else that Keras "
@@ -89,7 +90,7 @@ class FlowDistribution(Distribution):
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
             )
-        _check_ranks(placement, engine_world.size, engine_world.type, engine)
+        _check_ranks(placement, engine_world, engine)
         unknown = [axis for axis in batch_axes if axis not in placement.axis_names]
         if unknown:
             raise FlowError(f"batch_axes names {unknown}, the placement's axes are {list(placement.axis_names)}")
@@ -362,7 +363,8 @@ def is_seed(path: str) -> bool:
     return path.endswith("seed_generator_state")
 
 
-def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) -> None:
+def _check_ranks(placement: Placement, world: World, engine: Backend) -> None:
+    size, type = world.size, world.type
     if placement.type != type:
         raise FlowError(
             f"the placement is of type {placement.type!r}, this job runs on {type!r} devices: "
@@ -380,4 +382,15 @@ def _check_ranks(placement: Placement, size: int, type: str, engine: Backend) ->
                 if engine.capabilities.drives_all_ranks
                 else ""
             )
+        )
+    if not engine.capabilities.drives_all_ranks:
+        return
+    # a process of these engines takes part in a step by its devices, or not at all
+    taking_part = {world.process_of(rank) for rank in placement.ranks}
+    if len(taking_part) < world.process_count:
+        without = next(rank for rank in range(size) if world.process_of(rank) not in taking_part)
+        raise FlowError(
+            f"no rank of the placement {list(placement.ranks)} is of the process that drives rank {without}. On "
+            f"{engine.name} each process of a job takes part in every step: name a rank of each, or start one process, "
+            f"`keras-flow launch --nproc_per_node 1 --devices_per_proc {size} script.py`"
         )

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
+from keras_flow.backends.active import backend
+from keras_flow.current.world import World
 from tests.distributions import programs
 
 
@@ -29,6 +31,19 @@ def test_more_ranks_than_devices() -> None:
     assert (
         "kf.run(main, devices=8) or `keras-flow launch --devices 8 script.py`, or call kf.init(devices=8) before"
         in text
+    )
+
+
+def test_processes_without_a_rank_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of two processes sees it; `tests/parity/test_processes.py` has jobs."""
+    two = World(size=4, type="cpu", local_ranks=(0, 1), process_index=0, process_count=2)
+    monkeypatch.setattr(backend(), "world", lambda: two)
+    with pytest.raises(kf.FlowError) as error:
+        kf.DataParallel(kf.Placement([3, 2]))
+    assert str(error.value) == (
+        "no rank of the placement [3, 2] is of the process that drives rank 0. On jax each process of a job takes part "
+        "in every step: name a rank of each, or start one process, "
+        "`keras-flow launch --nproc_per_node 1 --devices_per_proc 4 script.py`"
     )
 
 

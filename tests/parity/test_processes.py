@@ -8,6 +8,8 @@ import pytest
 
 from tests import sampling
 from tests.launch import programs
+from tests.parity.results import Grid
+from tests.parity.support import SMALL
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -76,6 +78,21 @@ def test_several_processes_give_the_numbers_of_one_device(
     assert sorted(path.name for path in tmp_path.glob("*.keras")) == ["epoch-1.keras", "epoch-2.keras"]
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3, "a heading and two epochs"
     assert (tmp_path / "backup" / "latest.weights.h5").exists()
+
+
+@sampling.in_turns(2, 3)
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
+def test_two_processes_give_the_grids_numbers(backend: str) -> None:
+    """The small grid under one layout; under one, a placement too of which a process has no rank."""
+    layout = ("dp4", "2x2", "tp4")[sampling.ordinal() // 3 % 3]
+    options = ("--processes", "2", "--layouts", layout, "--trace")
+    only = "|".join(f"^{name}$" for name in (*SMALL, "rnn", "two placements"))
+    found = Grid(backend, *options, "--only", only, limit=230).start().finish()
+    refused = {line["case"]: str(line.get("over") or line["error"]) for line in found if line["status"] != "ok"}
+    if layout == "tp4":
+        assert refused.pop("two placements").startswith("no rank of the placement [0, 1] is of the process that drives")
+    assert not refused
+    assert len(found) >= len(SMALL) - 1
 
 
 OTHER_DATA = """

@@ -95,7 +95,9 @@ def _layers_have_the_bits_of_whole_calls(part: int) -> None:
 
 
 for _part in range(_PARTS):
-    check(functools.partial(_layers_have_the_bits_of_whole_calls, _part), f"layers_have_the_bits_of_whole_calls_{_part}")
+    check(
+        functools.partial(_layers_have_the_bits_of_whole_calls, _part), f"layers_have_the_bits_of_whole_calls_{_part}"
+    )
 
 
 @check
