@@ -92,7 +92,7 @@ def direct(
     """torch's own, of dtypes that gloo and NCCL both know; scalars have no dim 0 to gather along."""
     if world().is_simulated or not like.ndim or not like.numel() or like.dtype not in _REDUCED:
         return None
-    group = process_group(ranks)
+    group = process_group(ranks) or dist.group.WORLD
     if call == "all_gather_into_tensor":
         joined = (len(ranks) * like.shape[0], *like.shape[1:])
 

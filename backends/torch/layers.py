@@ -225,6 +225,8 @@ def batch_normalization(
         return by_groups(original, layer, inputs, replicas, training, mask)  # type: ignore[return-value]
     output = original(layer, inputs, training=training, mask=mask)  # the own rows are the group
     with torch.no_grad():
-        for variable in (layer.moving_mean, layer.moving_variance):
-            variable.assign(mirrored.all_sum(variable.value.detach(), rows) / rows.count)
+        both = torch.stack([layer.moving_mean.value.detach(), layer.moving_variance.value.detach()])
+        mean, variance = mirrored.all_sum(both, rows) / rows.count
+        layer.moving_mean.assign(mean)
+        layer.moving_variance.assign(variance)
     return output
