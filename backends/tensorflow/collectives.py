@@ -81,9 +81,11 @@ def direct(
     what, place = f"kf.comm: {kind.partition(' ')[0]}", rank_devices()[mine[0]]
 
     def run(value: tf.Tensor) -> tf.Tensor:
+        result = run_within_limit(what, function, [value])[0]
+        if not gathers or len(here) == 1:
+            return result
         with tf.device(place):
-            result = run_within_limit(what, function, [value])[0]
-            return reshape(result, joined) if gathers else result
+            return reshape(result, joined)
 
     return run
 
@@ -286,19 +288,20 @@ def _operation(
     """The operation of one rank, on whose device it is."""
     dtype = value.dtype
     what, _, how = kind.partition(" ")
-    flat = tf.reshape(value, [-1])
+    flat = value if value.shape.rank == 1 else tf.reshape(value, [-1])  # each operation of a program costs time
     ordered: dict[str, Any] = {"ordering_token": [], "is_stateless": False}
     if what == "all_reduce":
         keys = _keys(ranks, f"{kind} {dtype.name} {_length(flat)}")
         reduced = tf.raw_ops.CollectiveReduceV2(input=flat, merge_op=_OPS[how], final_op="Id", **ordered, **keys)
-        return tf.reshape(reduced, value.shape)
+        return reduced if value.shape.rank == 1 else tf.reshape(reduced, value.shape)
     if what in ("exchange", "all_to_all"):
         return _exchanged(ranks, rank, flat, table, is_even=what == "all_to_all")
     if what == "gather" and dtype in _GATHERED:
         keys = _keys(ranks, f"{kind} {dtype.name} {_length(flat)}")
         return tf.raw_ops.CollectiveGatherV2(input=flat, **ordered, **keys)
-    words = _to_words(flat)
-    keys = _keys(ranks, f"{kind} {_length(words)}")
+    is_known = what == "broadcast" and dtype in _GATHERED
+    words = flat if is_known else _to_words(flat)
+    keys = _keys(ranks, f"{kind} {words.dtype.name} {_length(words)}")
     if what == "gather":
         got = tf.raw_ops.CollectiveGatherV2(input=words, **ordered, **keys)
         if _length(flat) * dtype.size % 4 == 0:  # nothing is padded
@@ -308,7 +311,8 @@ def _operation(
         got = tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
     else:
         got = tf.raw_ops.CollectiveBcastRecvV2(T=words.dtype, shape=tf.shape(words), **keys)
-    return tf.reshape(_from_words(got, _length(flat), dtype), value.shape)
+    got = got if is_known else _from_words(got, _length(flat), dtype)
+    return got if value.shape.rank == 1 else tf.reshape(got, value.shape)
 
 
 def _joined(pieces: Sequence[tf.Tensor], counts: Sequence[int], dtype: tf.DType) -> tf.Tensor:
