@@ -256,7 +256,8 @@ def table(records: list[dict], ranks: int) -> str:
             limit = max(1.02, again, 1 / again)
         ours, of_own_rows = times.pop(OURS), times.pop(OURS_OF_OWN_ROWS, [])
         for name, values in times.items():
-            own = of_own_rows if name == OF_OWN_ROWS else ours
+            # torch's own BatchNormalization has those of own rows, too
+            own = of_own_rows if of_own_rows and name in (OF_OWN_ROWS, "DDP, plain modules") else ours
             ratio = statistics.median(own) / statistics.median(values)
             target = ""
             if record["kind"] == "one" or name not in (PLAIN, *UNTARGETED):

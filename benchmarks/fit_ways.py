@@ -160,7 +160,7 @@ def torch_ways(family: str, size: float, kind: str, x: np.ndarray, y: np.ndarray
         parts = Parts(norm=StatisticsOfAllRows)
         ways = {
             "DDP by hand": data_parallel(build(family, size, parts), family, x, y),
-            "DDP, plain modules": data_parallel(plain_module(family, size, parts), family, x, y),
+            "DDP, plain modules": data_parallel(plain_module(family, size, Parts()), family, x, y),
         }
         if family == "cnn":
             ways["DDP, statistics of own rows"] = data_parallel(build(family, size), family, x, y)

@@ -95,9 +95,10 @@ def distribute_data_input(
     """
     if batch is None:
         return None
-    if isinstance(batch.own if isinstance(batch, PartOfRows) else batch, JAXSparse):
+    given: Any = batch.own if isinstance(batch, PartOfRows) else batch
+    if isinstance(given, JAXSparse):
         raise FlowError(
-            f"a sparse input of shape {list(batch.shape)} cannot be split over the ranks on JAX: convert it to a dense "
+            f"a sparse input of shape {list(given.shape)} cannot be split over the ranks on JAX: convert it to a dense "
             "array, or keep it sparse on a single device"
         )
     # on the host, so that each device is given its rows alone

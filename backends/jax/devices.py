@@ -172,6 +172,7 @@ def _as_world(devices: list[jax.Device]) -> World:  # pyright: ignore[reportInva
         local_ranks=mine,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
+        processes=tuple(device.process_index for device in devices),
     )
 
 

@@ -109,11 +109,14 @@ def make_predict_function(
     # Keras keeps a function that is made
     if is_jitted or jax.process_count() == 1 or hasattr(function, "keras_flow_whole"):
         return function
-    whole = jax.jit(lambda outputs: outputs, out_shardings=layouts.on_every_rank(distribution.placement))
+    gather = jax.jit(lambda output: output, out_shardings=layouts.on_every_rank(distribution.placement))
+
+    def whole(output: object) -> object:
+        return gather(output) if isinstance(output, jax.Array) and not output.is_fully_addressable else output
 
     def step(state: object, iterator: object) -> tuple[object, object]:
         outputs, state = function(state, iterator)
-        return whole(outputs), state
+        return jax.tree.map(whole, outputs), state
 
     step.keras_flow_whole = True  # type: ignore[attr-defined]
     model.predict_function = step  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]

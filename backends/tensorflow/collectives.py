@@ -81,11 +81,9 @@ def direct(
     what, place = f"kf.comm: {kind.partition(' ')[0]}", rank_devices()[mine[0]]
 
     def run(value: tf.Tensor) -> tf.Tensor:
-        result = run_within_limit(what, function, [value])[0]
-        if not gathers or len(here) == 1:
-            return result
-        with tf.device(place):
-            return reshape(result, joined)
+        with tf.device(place):  # of the outputs
+            result = run_within_limit(what, function, [value])[0]
+            return reshape(result, joined) if gathers and len(here) > 1 else result
 
     return run
 

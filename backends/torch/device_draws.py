@@ -111,20 +111,20 @@ def _counters(lines: Sequence[int], own: Sequence[slice], device: str | torch.de
     return counters.reshape(-1)
 
 
-#: programs that could not be compiled here
-_operator_by_operator: set[Program] = set()
+#: a program that could not be compiled here: then none can
+_uncompiled: list[Program] = []
 
 
 @torch.no_grad()
 def _run(program: Program, dtype: torch.dtype, counters: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     # with one, or none, torch would compile another kernel
-    if counters.device.type == "cuda" and len(counters) > 1 and program not in _operator_by_operator:
+    if counters.device.type == "cuda" and len(counters) > 1 and not _uncompiled:
         try:
             return _compiled(program)(counters, numbers)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # of Triton, which needs a C compiler on the host
-            _operator_by_operator.add(program)
+            _uncompiled.append(program)
             reason = str(error).strip().partition("\n")[0]
             warn(
                 f"torch.compile cannot make a kernel of random draws ({reason}): they are made operator by operator, "

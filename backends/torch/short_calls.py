@@ -21,10 +21,13 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.distribution import distribution_lib
-from keras.src.utils import traceback_utils
+from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
+from keras.src.utils import python_utils, traceback_utils
 from torch.distributed.tensor import DTensor
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, DTensor)
+#: methods that someone may have replaced on a layer
+_REPLACED = ("call", "forward", "compute_mask")
 #: inputs of a layer that are remembered
 _MOST = 256
 _global_hooks = torch.nn.modules.module._has_any_global_hook  # private: who listens to all modules
@@ -37,6 +40,8 @@ class _Way:
     Attributes:
         is_there: a short way can be.
         policy: its policy of dtypes as this was found.
+        autocast: whether it casts its inputs, likewise.
+        input_spec: what it says of its inputs, likewise.
         dtype: what it computes in, where variables have the same; None where it casts none of them.
         is_mixed: its variables have another dtype.
         has_training: `call` takes `training`.
@@ -47,6 +52,8 @@ class _Way:
 
     is_there: bool
     policy: object
+    autocast: bool
+    input_spec: object
     dtype: str | None
     is_mixed: bool
     has_training: bool
@@ -83,7 +90,7 @@ def call(original: Callable[..., object], layer: keras.Layer, args: tuple[Any, .
     ):
         return _call(layer, way, context, args, kwargs)
     outputs = original(layer, *args, **kwargs)
-    if way is None or way.policy is not layer._dtype_policy:
+    if way is None or not _is_as_found(layer, way):
         way = _ways[layer] = _way_of(layer)
     if way.is_there and _binds_alike(layer, args, kwargs):
         if len(way.seen) >= _MOST:  # sequences of any length, say: the last ones may come again
@@ -108,10 +115,12 @@ def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
                 return None
             found += (part.shape, part.dtype)
     for name, value in kwargs.items():
-        if type(value) in _TENSORS and get_keras_mask(value) is None:
-            found += (name, value.shape, value.dtype)
-        elif value is None or value is True or value is False:
+        if name == "mask" and value is not None:  # it becomes that of the outputs
+            return None
+        if value is None or value is True or value is False:
             found += (name, value)
+        elif type(value) in _TENSORS and get_keras_mask(value) is None:
+            found += (name, value.shape, value.dtype)
         else:
             return None
     return tuple(found)
@@ -120,8 +129,9 @@ def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
 def _changes_nothing(layer: keras.Layer, way: _Way) -> bool:
     """Whether nothing was asked of the layer that only the whole way does."""
     if (
-        layer._dtype_policy is not way.policy
-        or "call" in layer.__dict__
+        not _is_as_found(layer, way)
+        or not layer.built
+        or not layer.__dict__.keys().isdisjoint(_REPLACED)
         or layer.activity_regularizer is not None
         or layer._remat_mode is not None
         or layer._compiled_call_impl is not None
@@ -134,6 +144,10 @@ def _changes_nothing(layer: keras.Layer, way: _Way) -> bool:
         return False
     scope = backend.get_autocast_scope()
     return not way.is_mixed if scope is None else way.dtype is not None and scope.dtype == way.dtype
+
+
+def _is_as_found(layer: keras.Layer, way: _Way) -> bool:
+    return layer._dtype_policy is way.policy and layer.autocast is way.autocast and layer._input_spec is way.input_spec
 
 
 def _call(layer: keras.Layer, way: _Way, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -152,6 +166,8 @@ def _call(layer: keras.Layer, way: _Way, context: Any, args: tuple[Any, ...], kw
         try:
             outputs = layer.call(*args, **kwargs)
         except Exception as error:
+            if not traceback_utils.is_traceback_filtering_enabled():
+                raise
             raise _explained(layer, error, args, kwargs) from None
         distribution = distribution_lib.distribution()
         layout = distribution.get_tensor_layout(current_path() + "/output") if distribution is not None else None
@@ -183,17 +199,21 @@ def _way_of(layer: keras.Layer) -> _Way:
     parameters = layer._call_signature.parameters.values()
     is_there = (
         type(layer).__call__ is keras.Layer.__call__
+        and type(layer).forward is keras.Layer.forward
+        and not isinstance(layer._dtype_policy, DTypePolicyMap)  # changed in place
         and layer._call_context_args == {"training"}
         and not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters)
     )
     return _Way(
         is_there,
         layer._dtype_policy,
+        layer.autocast,
+        layer._input_spec,
         dtype if layer.autocast and backend.is_float_dtype(dtype) else None,
         dtype != layer.variable_dtype,
         training is not None,
         training.default if training is not None else None,
-        layer.supports_masking and type(layer).compute_mask is not keras.Layer.compute_mask,
+        layer.supports_masking and not python_utils.is_default(layer.compute_mask),
     )
 
 

@@ -17,6 +17,7 @@ class World:
         local_ranks: the ranks that this process drives.
         process_index: index of this process.
         process_count: number of processes.
+        processes: the process of each rank; empty where all drive as many, in order.
         is_simulated: this process plays ranks that are processes of their own on its engine, for looking and learning.
     """
 
@@ -25,11 +26,12 @@ class World:
     local_ranks: tuple[int, ...]
     process_index: int = 0
     process_count: int = 1
+    processes: tuple[int, ...] = field(default=(), repr=False)
     is_simulated: bool = field(default=False, repr=False)
 
     def process_of(self, rank: int) -> int:
-        """The process that drives a rank: all drive as many, in order."""
-        return rank * self.process_count // self.size
+        """The process that drives a rank."""
+        return self.processes[rank] if self.processes else rank * self.process_count // self.size
 
     def require_real(self, what: str) -> None:
         """Refuse what simulated ranks cannot do.

@@ -168,7 +168,90 @@ def what_only_whole_calls_do_is_done() -> None:
         layer.fails = True
         return [error_of(lambda: model(torch.ones(2, 4), training=True)) for _ in range(2)]
 
-    for program, least in ((masks, 0), (own, 4), (mixed, 3), (errors, 2)):
+    def explicit_masks() -> list[Any]:
+        class Inner(keras.layers.Layer):
+            def build(self, shape: Any) -> None:
+                self.norm, self.pool = keras.layers.BatchNormalization(), keras.layers.GlobalAveragePooling1D()
+                self.first, self.second = (keras.layers.LSTM(3, return_sequences=True) for _ in range(2))
+                self.norm.build(shape)
+                self.first.build(shape)
+                self.second.build((*shape[:-1], 3))
+
+            def call(self, x: Any) -> Any:
+                mask = keras.ops.cast(x[..., 0] < 5, "bool")
+                runs = self.second(self.first(x, mask=mask))
+                return keras.ops.concatenate([self.pool(self.norm(x, mask=mask)), self.pool(runs)], -1)
+
+        inputs = keras.Input((4, 2))
+        model = keras.Model(inputs, Inner()(inputs))
+        x = np.arange(16, dtype="float32").reshape(2, 4, 2)
+        return [keras.ops.convert_to_numpy(model(x)) for _ in range(3)]
+
+    def changed() -> list[Any]:
+        """What is changed on a layer after it was called."""
+        inputs = keras.Input((4,))
+        found: list[Any] = []
+
+        def seen(change: Callable[[Any], None], x: Any = None, **options: Any) -> None:
+            layer = keras.layers.Dense(4, activation="relu", **options)
+            model = keras.Model(
+                inputs, keras.layers.GlobalAveragePooling1D()(keras.layers.Reshape((2, 2))(layer(inputs)))
+            )
+            x = np.ones((2, 4), "float32")
+            for _ in range(2):
+                model(x)
+            change(layer)
+            found.append(error_of(lambda: found.append(keras.ops.convert_to_numpy(model(x)))).partition("\n")[0])
+            found.append(error_of(lambda: found.append(str(layer(x).dtype))).partition("\n")[0])
+
+        def forward(layer: Any) -> None:
+            whole = layer.forward
+            layer.forward = lambda *args, **kwargs: whole(*args, **kwargs) * 0
+
+        def anew(layer: Any) -> None:
+            layer.built = False
+
+        seen(forward)
+        seen(anew)
+        seen(lambda layer: setattr(layer, "input_spec", keras.InputSpec(ndim=4)))
+        seen(lambda layer: setattr(layer, "autocast", False), dtype="mixed_bfloat16")
+        seen(
+            lambda layer: setattr(layer, "dtype_policy", "mixed_bfloat16"), dtype=keras.dtype_policies.DTypePolicyMap()
+        )
+        seen(lambda layer: setattr(layer, "compute_mask", lambda inputs, mask: mask))
+        return found
+
+    def causes() -> list[Any]:
+        class Fails(keras.layers.Layer):
+            fails = False
+
+            def call(self, x: Any) -> Any:
+                if self.fails:
+                    raise ValueError("today") from KeyError("why")
+                return x
+
+        layer = Fails()
+        model = keras.Sequential([keras.Input((4,)), layer])
+        model(torch.ones(2, 4))
+        layer.fails = True
+        keras.config.disable_traceback_filtering()
+        try:
+            model(torch.ones(2, 4))
+        except ValueError as error:
+            return [repr(error), repr(error.__cause__)]
+        finally:
+            keras.config.enable_traceback_filtering()
+        return []
+
+    for program, least in (
+        (masks, 0),
+        (own, 4),
+        (mixed, 3),
+        (explicit_masks, 0),
+        (changed, 6),
+        (causes, 1),
+        (errors, 2),
+    ):
         whole, found, short = _twice(program)
         assert len(short) >= least, (program.__name__, short)
         assert str(whole) == str(found), (program.__name__, whole, found)
