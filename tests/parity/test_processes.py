@@ -1,6 +1,7 @@
 """Several processes give the numbers of one device: training, callbacks, files, rows that do not divide."""
 
 import functools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -83,16 +84,18 @@ def test_several_processes_give_the_numbers_of_one_device(
 @sampling.in_turns(2, 3)
 @pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
 def test_two_processes_give_the_grids_numbers(backend: str) -> None:
-    """The small grid under one layout; under one, a placement too of which a process has no rank."""
-    layout = ("dp4", "2x2", "tp4")[sampling.ordinal() // 3 % 3]
+    """Half of the small grid under one layout; under one, a placement too of which a process has no rank."""
+    layouts, half = divmod(sampling.ordinal() // 6, 2)
+    layout = ("dp4", "2x2", "tp4")[layouts % 3]
     options = ("--processes", "2", "--layouts", layout, "--trace")
-    only = "|".join(f"^{name}$" for name in (*SMALL, "rnn", "two placements"))
+    chosen = (*SMALL, "rnn")[half::2]
+    only = "|".join(f"^{re.escape(name)}$" for name in (*chosen, "two placements"))
     found = Grid(backend, *options, "--only", only, limit=230).start().finish()
     refused = {line["case"]: str(line.get("over") or line["error"]) for line in found if line["status"] != "ok"}
     if layout == "tp4":
         assert refused.pop("two placements").startswith("no rank of the placement [0, 1] is of the process that drives")
     assert not refused
-    assert len(found) >= len(SMALL) - 1
+    assert len(found) >= len(chosen) - 1
 
 
 OTHER_DATA = """

@@ -14,7 +14,7 @@ import numpy as np
 from tests.backends.torch.registry import check, error_of, rank
 
 #: the layers are many: some in each check
-_PARTS = 5
+_PARTS = 8
 
 
 @contextlib.contextmanager

@@ -12,6 +12,6 @@ def run(name: str) -> None:
     registry.load()[name]()
 
 
-@pytest.mark.parametrize("name", sampling.some(list(registry.load()), every=4))
+@pytest.mark.parametrize("name", sampling.some(list(registry.load()), every=5))
 def test_check(name: str, on_ranks) -> None:
     on_ranks(ENGINE)(run, name)
