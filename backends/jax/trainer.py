@@ -11,7 +11,7 @@ import jax
 from packaging.version import Version
 
 from keras_flow.backends import agreement
-from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning
+from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning, variables
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def predict_on_batch(
 
 
 def make_predict_function(
-    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
+    _: object, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> object:
     """Hook on `JAXTrainer.make_predict_function`: of several processes each gets the whole outputs of an eager step.
 
@@ -109,10 +109,9 @@ def make_predict_function(
     # Keras keeps a function that is made
     if is_jitted or jax.process_count() == 1 or hasattr(function, "keras_flow_whole"):
         return function
-    gather = jax.jit(lambda output: output, out_shardings=layouts.on_every_rank(distribution.placement))
 
     def whole(output: object) -> object:
-        return gather(output) if isinstance(output, jax.Array) and not output.is_fully_addressable else output
+        return variables.gathered(output) if isinstance(output, jax.Array) else output
 
     def step(state: object, iterator: object) -> tuple[object, object]:
         outputs, state = function(state, iterator)

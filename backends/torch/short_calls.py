@@ -9,7 +9,7 @@ name scope, `training` as the layers around have it, masks that a layer makes, a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +26,7 @@ from keras.src.utils import python_utils, traceback_utils
 from torch.distributed.tensor import DTensor
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, DTensor)
+_MANY = (list, tuple)
 #: methods that someone may have replaced on a layer
 _REPLACED = ("call", "forward", "compute_mask")
 #: inputs of a layer that are remembered
@@ -105,12 +106,9 @@ def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
         return None
     found: list[object] = []
     for value in args:
-        if type(value) in (list, tuple):
+        if type(value) in _MANY:
             found.append(len(value))
-            parts: Any = value
-        else:
-            parts = (value,)
-        for part in parts:
+        for part in _parts(value):
             if type(part) not in _TENSORS or get_keras_mask(part) is not None:
                 return None
             found += (part.shape, part.dtype)
@@ -124,6 +122,10 @@ def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object | None:
         else:
             return None
     return tuple(found)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if type(value) in _MANY else (value,)
 
 
 def _changes_nothing(layer: keras.Layer, way: _Way) -> bool:
@@ -175,7 +177,7 @@ def _call(layer: keras.Layer, way: _Way, context: Any, args: tuple[Any, ...], kw
             outputs = distribution_lib.distribute_tensor(outputs, layout)
     if way.makes_masks:
         first = args[0]
-        layer._set_mask_metadata(first, outputs, [None] * len(first) if type(first) in (list, tuple) else None)
+        layer._set_mask_metadata(first, outputs, [None] * len(first) if type(first) in _MANY else None)
     return outputs
 
 
@@ -224,14 +226,13 @@ def _binds_alike(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, An
         return False
     kwargs = {name: value for name, value in kwargs.items() if name != "training" or name in parameters}
     bound = layer._call_signature.bind(*args, **kwargs).arguments
-    tensors = {name: value for name, value in bound.items() if type(value) in (*_TENSORS, list, tuple)}
+    tensors = {name: value for name, value in bound.items() if type(value) in (*_TENSORS, *_MANY)}
     masks = [parameters[name] for name in ("mask", *(f"{each}_mask" for each in tensors)) if name in parameters]
     # masks of a list are a list, though it be one of None
-    if any(each.default is not None for each in masks) or (
-        masks and any(type(value) in (list, tuple) for value in tensors.values())
-    ):
+    has_list = any(type(value) in _MANY for value in tensors.values())
+    if any(each.default is not None for each in masks) or (masks and has_list):
         return False
-    leaves = [leaf for value in tensors.values() for leaf in (value if type(value) in (list, tuple) else (value,))]
+    leaves = [leaf for value in tensors.values() for leaf in _parts(value)]
     return not layer._convert_input_args or all(
         not leaf.is_floating_point() or backend.standardize_dtype(leaf.dtype) == layer.input_dtype for leaf in leaves
     )
