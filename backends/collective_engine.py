@@ -63,8 +63,11 @@ def longest(table: Sequence[Sequence[int]]) -> tuple[int, ...]:
 class CollectiveEngine(Protocol):
     """Each engine's `collectives.py`."""
 
-    def is_array(self, value: object, rank: int) -> bool:
-        """Whether it is the engine's array on the device of a rank, so that nothing is converted or moved."""
+    def key_of(self, value: object, rank: int) -> tuple[Any, ...] | None:
+        """The dtype and shape, to find calls by, of the engine's own array on the device of a rank.
+
+        None where it has to be converted or moved, or where its gradient may be asked for.
+        """
         ...
 
     def exchange(self, ranks: tuple[int, ...], values: Mapping[int, Any], counts: Counts) -> Pending:
@@ -99,17 +102,18 @@ class CollectiveEngine(Protocol):
         """
         ...
 
-    def direct(self, call: str, ranks: tuple[int, ...], like: Any, how: str | int) -> Callable[[Any], Any] | None:
-        """A collective as one function of this process's array, for loops: it blocks, and nobody asks for gradients.
+    def direct(self, call: str, ranks: tuple[int, ...], like: Any, how: tuple[Any, ...]) -> Callable[[Any], Any] | None:
+        """A call of `kf.comm` as one function of what this process gives, for loops: it blocks, and has no gradient.
 
         Args:
-            call: `"all_reduce"` and `"broadcast"`, as for `native`, or `"all_gather_into_tensor"`.
-            ranks: the group, of which this process drives one.
-            like: an array of the dtype and shape that it will be called with.
-            how: as for `native`.
+            call: the name in `kf.comm`.
+            ranks: the group, of which this process drives one, and each other process one, too.
+            like: an array, or a list of arrays, of the dtype and shape of what it will be called with; where it is
+                called with None, of what another rank gives: a part of a scatter, or a message.
+            how: the op; the rank that gives to all, or gets from all; of a reduce both; of `send` and `recv` the other.
 
         Returns:
-            None where the engine has not that collective for such arrays.
+            None where the engine has no such function of such arrays.
         """
         ...
 

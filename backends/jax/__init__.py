@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.jax.boxing import redistribute as redistribute
 from keras_flow.backends.jax.capabilities import capabilities as capabilities
-from keras_flow.backends.jax.collectives import direct as direct
 from keras_flow.backends.jax.collectives import exchange as exchange
 from keras_flow.backends.jax.collectives import fold as fold
 from keras_flow.backends.jax.collectives import gather_all as gather_all
-from keras_flow.backends.jax.collectives import is_array as is_array
 from keras_flow.backends.jax.collectives import is_recorded as is_recorded
 from keras_flow.backends.jax.collectives import join as join
+from keras_flow.backends.jax.collectives import key_of as key_of
 from keras_flow.backends.jax.collectives import native as native
 from keras_flow.backends.jax.collectives import reshape as reshape
 from keras_flow.backends.jax.collectives import shape as shape
@@ -22,6 +21,7 @@ from keras_flow.backends.jax.collectives import with_gradient as with_gradient
 from keras_flow.backends.jax.devices import init as init
 from keras_flow.backends.jax.devices import simulate as simulate
 from keras_flow.backends.jax.devices import world as world
+from keras_flow.backends.jax.direct_collectives import direct as direct
 from keras_flow.backends.jax.hooks import hooks as hooks
 from keras_flow.backends.jax.layouts import constrain as constrain
 from keras_flow.backends.jax.layouts import engine_layout as engine_layout

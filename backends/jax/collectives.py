@@ -21,16 +21,19 @@ from keras_flow.backends.collective_engine import Counts, Pending
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.errors import FlowError
 
-_AXIS = "ranks"
+#: of the mesh of a group
+AXIS = "ranks"
 _NATIVE = {"sum": lax.psum, "min": lax.pmin, "max": lax.pmax}
 #: bytes up to which a broadcast is a tree, whose source sends the tensor log2(n) times, but in one program
 _BY_TREE = 1 << 21
 _FOLDS = {"sum": jnp.sum, "min": jnp.min, "max": jnp.max, "product": jnp.prod}
 
 
-def is_array(value: object, rank: int) -> bool:
-    """An array with values, on the one device of the rank."""
-    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.device == rank_devices()[rank]
+def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
+    """Of an array with values, on the one device of the rank."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.device != rank_devices()[rank]:
+        return None
+    return value.dtype, value.shape
 
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: Counts) -> Pending:
@@ -78,36 +81,18 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, jax.Array], counts: 
 
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], how: str | int) -> Pending | None:
-    """XLA's all-reduce, except for products; and broadcasts, which XLA has not on CPUs, of small arrays."""
+    """All-reduces, and broadcasts of small arrays."""
     value = next(iter(values.values()))
-    found = _one_program(kind, ranks, value, how)
-    if found is None:
+    if not value.size or (kind == "broadcast" and not goes_by_tree(value, len(ranks))):
         return None
-    program, place = found
-    flat = _run(program, ranks, {rank: reshape(each, (-1,)) for rank, each in values.items()}, place)
+    place = ranks.index(int(how)) if kind == "broadcast" else how
+    flat = _run(kind, ranks, {rank: reshape(each, (-1,)) for rank, each in values.items()}, place)
     return Pending(lambda: {rank: reshape(each, value.shape) for rank, each in flat.items()})
 
 
-def direct(
-    call: str, ranks: tuple[int, ...], like: jax.Array, how: str | int
-) -> Callable[[jax.Array], jax.Array] | None:
-    """One program on arrays as they are: scalars have no dim to lie along."""
-    found = ("all_gather", 0) if call == "all_gather_into_tensor" else _one_program(call, ranks, like, how)
-    if found is None or not like.ndim or not like.size:
-        return None
-    run, sharding = _program(found[0], ranks, found[1])
-    whole = (len(ranks) * like.shape[0], *like.shape[1:])
-    place = jax.make_array_from_single_device_arrays
-    return lambda value: run(place(whole, sharding, [value])).addressable_data(0)
-
-
-def _one_program(kind: str, ranks: tuple[int, ...], value: jax.Array, how: str | int) -> tuple[str, int] | None:
-    """The kind and place of `_program` that does an all-reduce or a broadcast, where one does."""
-    if not value.size:
-        return None
-    if kind == "broadcast":
-        return (kind, ranks.index(int(how))) if value.nbytes <= _BY_TREE or len(ranks) == 2 else None
-    return (str(how), 0) if how in _NATIVE and value.dtype.kind not in "bc" else None
+def goes_by_tree(value: jax.Array, count: int) -> bool:
+    """Whether an array is broadcast by `by_tree`, whose source sends it log2(n) times."""
+    return value.nbytes <= _BY_TREE or count == 2
 
 
 @functools.partial(jax.jit, static_argnames="op")
@@ -147,10 +132,10 @@ def with_gradient(
     values: Sequence[Any],
 ) -> list[Any]:
     """By `jax.custom_vjp`, whose two functions run with values, outside of `jax.jit`."""
-    function = jax.custom_vjp(lambda *given: tuple(forward(_known(given))))
+    function = jax.custom_vjp(lambda *given: tuple(forward(known(given))))
     function.defvjp(
-        lambda *given: (tuple(forward(_known(given))), None),
-        lambda _, cotangents: tuple(backward(_known(cotangents))),
+        lambda *given: (tuple(forward(known(given))), None),
+        lambda _, cotangents: tuple(backward(known(cotangents))),
     )
     return list(function(*values))
 
@@ -175,7 +160,12 @@ def _without_padding(joined: jax.Array, size: int, counts: tuple[int, ...]) -> j
     return jnp.concatenate([joined[place * size : place * size + count] for place, count in enumerate(counts)])
 
 
-def _known(values: Sequence[Any]) -> Sequence[Any]:
+def known(values: Sequence[Any]) -> Sequence[Any]:
+    """Arrays that have values.
+
+    Raises:
+        FlowError: they have none.
+    """
     if any(isinstance(value, Tracer) for value in values):
         raise FlowError(
             "kf.comm is called inside jax.jit (or vmap, scan), where ranks have no values yet. Call it outside of the "
@@ -184,10 +174,10 @@ def _known(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], place: int = 0) -> dict[int, jax.Array]:
+def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], place: Any = 0) -> dict[int, jax.Array]:
     """A program on flat arrays of one length; `place` is what each kind makes of it in `_program`."""
     devices = rank_devices()
-    blocks = list(_known(list(values.values())))
+    blocks = list(known(list(values.values())))
     run, sharding = _program(kind, ranks, place)
     for at, rank in enumerate(values):
         if blocks[at].device != devices[rank]:
@@ -200,33 +190,47 @@ def _run(kind: str, ranks: tuple[int, ...], values: Mapping[int, jax.Array], pla
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(kind: str, ranks: tuple[int, ...], place: int):
+def _program(kind: str, ranks: tuple[int, ...], place: Any):
     """The compiled program of a collective, and how its argument lies."""
-    mesh = Mesh(np.array([rank_devices()[rank] for rank in ranks]), (_AXIS,))
-    spec = PartitionSpec(_AXIS)
 
     def body(block: jax.Array) -> jax.Array:
         if kind == "all_to_all":
-            return lax.all_to_all(block.reshape(len(ranks), -1), _AXIS, 0, 0).reshape(-1)
+            return lax.all_to_all(block.reshape(len(ranks), -1), AXIS, 0, 0).reshape(-1)
         if kind == "all_gather":
-            return lax.all_gather(block, _AXIS, tiled=True)
+            return lax.all_gather(block, AXIS, tiled=True)
         if kind == "permute":
-            return lax.ppermute(block, _AXIS, [(one, (one + place) % len(ranks)) for one in range(len(ranks))])
+            return lax.ppermute(block, AXIS, [(one, (one + place) % len(ranks)) for one in range(len(ranks))])
         if kind == "broadcast":
-            return _by_tree(block, len(ranks), place)
-        return _NATIVE[kind](block, _AXIS)
+            return by_tree(block, len(ranks), place)
+        return all_reduced(block, str(place), len(ranks))
 
+    return compiled(body, ranks)
+
+
+def compiled(body: Callable[..., Any], ranks: tuple[int, ...]) -> tuple[Callable[..., Any], NamedSharding]:
+    """A program that each rank of a group runs on its block, and how what it is given lies."""
+    mesh = Mesh(np.array([rank_devices()[rank] for rank in ranks]), (AXIS,))
+    spec = PartitionSpec(AXIS)
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     return run, NamedSharding(mesh, spec)
 
 
-def _by_tree(block: jax.Array, count: int, source: int) -> jax.Array:
+def all_reduced(block: jax.Array, op: str, count: int) -> jax.Array:
+    """XLA's all-reduce; of what it does not reduce, parts that are exchanged, reduced by `fold` and gathered."""
+    if op in _NATIVE and block.dtype.kind not in "bc":
+        return _NATIVE[op](block, AXIS)
+    padded = jnp.pad(block.reshape(-1), (0, -block.size % count)).reshape(count, -1)
+    reduced = fold(lax.all_to_all(padded, AXIS, 0, 0), op)
+    return lax.all_gather(reduced, AXIS, tiled=True)[: block.size].reshape(block.shape)
+
+
+def by_tree(block: jax.Array, count: int, source: int) -> jax.Array:
     """A broadcast by the binomial tree: in each round all who have the array send it to one who has not."""
-    turn = (lax.axis_index(_AXIS) - source) % count
+    turn = (lax.axis_index(AXIS) - source) % count
     have = 1
     while have < count:
         pairs = [((source + one) % count, (source + one + have) % count) for one in range(min(have, count - have))]
-        received = lax.ppermute(block, _AXIS, pairs)
+        received = lax.ppermute(block, AXIS, pairs)
         block = jnp.where((turn >= have) & (turn < 2 * have), received, block)
         have *= 2
     return block

@@ -10,9 +10,9 @@ from keras_flow.backends.numpy.collectives import direct as direct
 from keras_flow.backends.numpy.collectives import exchange as exchange
 from keras_flow.backends.numpy.collectives import fold as fold
 from keras_flow.backends.numpy.collectives import gather_all as gather_all
-from keras_flow.backends.numpy.collectives import is_array as is_array
 from keras_flow.backends.numpy.collectives import is_recorded as is_recorded
 from keras_flow.backends.numpy.collectives import join as join
+from keras_flow.backends.numpy.collectives import key_of as key_of
 from keras_flow.backends.numpy.collectives import native as native
 from keras_flow.backends.numpy.collectives import reshape as reshape
 from keras_flow.backends.numpy.collectives import shape as shape

@@ -10,9 +10,8 @@ import numpy as np
 from keras_flow.backends.collective_engine import Counts, Pending
 
 
-def is_array(value: object, rank: int) -> bool:
+def key_of(value: object, rank: int) -> None:
     """Never: an array of the caller's can be written into, so it is copied."""
-    return False
 
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, np.ndarray], counts: Counts) -> Pending:
@@ -34,7 +33,7 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, np.ndarray], 
     """numpy has none: here `kf.comm` shows what it puts together."""
 
 
-def direct(call: str, ranks: tuple[int, ...], like: np.ndarray, how: str | int) -> None:
+def direct(call: str, ranks: tuple[int, ...], like: np.ndarray | list[np.ndarray], how: tuple[Any, ...]) -> None:
     """numpy has none."""
 
 

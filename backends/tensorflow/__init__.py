@@ -9,13 +9,12 @@ from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.shared_files import write_alone as write_alone
 from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
 from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
-from keras_flow.backends.tensorflow.collectives import direct as direct
 from keras_flow.backends.tensorflow.collectives import exchange as exchange
 from keras_flow.backends.tensorflow.collectives import fold as fold
 from keras_flow.backends.tensorflow.collectives import gather_all as gather_all
-from keras_flow.backends.tensorflow.collectives import is_array as is_array
 from keras_flow.backends.tensorflow.collectives import is_recorded as is_recorded
 from keras_flow.backends.tensorflow.collectives import join as join
+from keras_flow.backends.tensorflow.collectives import key_of as key_of
 from keras_flow.backends.tensorflow.collectives import native as native
 from keras_flow.backends.tensorflow.collectives import reshape as reshape
 from keras_flow.backends.tensorflow.collectives import shape as shape
@@ -23,6 +22,7 @@ from keras_flow.backends.tensorflow.collectives import with_gradient as with_gra
 from keras_flow.backends.tensorflow.devices import init as init
 from keras_flow.backends.tensorflow.devices import simulate as simulate
 from keras_flow.backends.tensorflow.devices import world as world
+from keras_flow.backends.tensorflow.direct_collectives import direct as direct
 from keras_flow.backends.tensorflow.hooks import hooks as hooks
 from keras_flow.backends.tensorflow.layouts import constrain as constrain
 from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layout

@@ -18,21 +18,23 @@ import tensorflow as tf
 from tensorflow.python.eager import context, record
 
 from keras_flow.backends.collective_engine import Counts, Pending
-from keras_flow.backends.tensorflow.devices import rank_devices, world
+from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.current import joining
 from keras_flow.errors import FlowError
 
 #: what the runtime's all-reduce knows
-_REDUCED = frozenset([tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64])
+REDUCED = frozenset([tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64])
 #: and its all-gather
-_GATHERED = frozenset([tf.float32, tf.float64, tf.float16, tf.int32, tf.int64])
+GATHERED = frozenset([tf.float32, tf.float64, tf.float16, tf.int32, tf.int64])
 _OPS = {"sum": "Add", "min": "Min", "max": "Max", "product": "Mul"}
 _FOLDS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max, "product": tf.reduce_prod}
 
 
-def is_array(value: object, rank: int) -> bool:
-    """A tensor with values; those of another device TensorFlow copies itself."""
-    return isinstance(value, tf.Tensor) and hasattr(value, "numpy")
+def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
+    """Of a tensor with values, where no tape sees operations; from another device TensorFlow copies it itself."""
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy") or is_followed():
+        return None
+    return value.dtype, shape(value)
 
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Counts) -> Pending:
@@ -61,31 +63,10 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], h
     """Between processes the runtime's all-reduce and broadcast."""
     value = next(iter(values.values()))
     is_empty = 0 in shape(value)
-    if len(values) == len(ranks) or is_empty or (kind == "all_reduce" and value.dtype not in _REDUCED):
+    if len(values) == len(ranks) or is_empty or (kind == "all_reduce" and value.dtype not in REDUCED):
         return None
     arrived = _run(f"{kind} {how}", ranks, values)
     return Pending(lambda: arrived)
-
-
-def direct(
-    call: str, ranks: tuple[int, ...], like: tf.Tensor, how: str | int
-) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """The runtime's own, of dtypes that it knows."""
-    here, gathers = shape(like), call == "all_gather_into_tensor"
-    if 0 in here or not here or like.dtype not in (_GATHERED if gathers else _REDUCED):
-        return None
-    kind = "gather" if gathers else f"{call} {how}"
-    joined = (len(ranks) * here[0], *here[1:])
-    mine = world().local_ranks
-    function = _function(kind, ranks, mine, like.dtype, (here,), ())
-    what, place = f"kf.comm: {kind.partition(' ')[0]}", rank_devices()[mine[0]]
-
-    def run(value: tf.Tensor) -> tf.Tensor:
-        with tf.device(place):  # of the outputs
-            result = run_within_limit(what, function, [value])[0]
-            return reshape(result, joined) if gathers and len(here) > 1 else result
-
-    return run
 
 
 def fold(rows: tf.Tensor, op: str) -> tf.Tensor:
@@ -119,7 +100,7 @@ def is_recorded(values: Sequence[tf.Tensor]) -> bool:
             "kf.comm is called inside a tf.function (or a compiled Keras step), where ranks have no values yet. Call "
             "it outside, or compile with run_eagerly=True"
         )
-    return _is_recorded()
+    return is_followed()
 
 
 def with_gradient(
@@ -221,9 +202,9 @@ class _TimeLimit:
 _limit = _TimeLimit()
 
 
-def _is_recorded() -> bool:
-    """Whether a tape sees operations. Private, since TensorFlow has no public question."""
-    return record.could_possibly_record()
+def is_followed() -> bool:
+    """Whether a tape sees operations, or a program is traced. Private, since TensorFlow has no public question."""
+    return record.could_possibly_record() or not tf.executing_eagerly()
 
 
 def _run(
@@ -232,7 +213,7 @@ def _run(
     """A collective between processes."""
     mine, devices = tuple(values), rank_devices()
     given = list(values.values())
-    if _is_recorded():
+    if is_followed():
         # gradients are those of `with_gradient`: a tape that saw these operations would ask for one of each, and fail
         given = [tf.stop_gradient(value) for value in given]
     shapes = tuple(shape(value) for value in given)
@@ -260,7 +241,7 @@ def _function(
     """The function of a collective: one operation for each rank of this process, which run side by side.
 
     Args:
-        kind: of `_operation`.
+        kind: of `operation`.
         ranks: the group.
         mine: those of this process.
         dtype: that of all tensors.
@@ -273,31 +254,45 @@ def _function(
         out = []
         for rank, value in zip(mine, given, strict=True):
             with tf.device(devices[rank]):
-                out.append(_operation(kind, ranks, rank, value, table))
+                out.append(operation(kind, ranks, rank, value, table))
         return tuple(out)
 
     # not tf.function: it passes every output through the first device
     return tf.compat.v1.wrap_function(run, [tf.TensorSpec(shape, dtype) for shape in shapes])
 
 
-def _operation(
-    kind: str, ranks: tuple[int, ...], rank: int, value: tf.Tensor, table: Sequence[Sequence[int]]
+def operation(
+    kind: str,
+    ranks: tuple[int, ...],
+    rank: int,
+    value: tf.Tensor,
+    table: Sequence[Sequence[int]] = (),
 ) -> tf.Tensor:
-    """The operation of one rank, on whose device it is."""
-    dtype = value.dtype
+    """The operation of one rank in a program, on whose device it is.
+
+    Args:
+        kind: `"all_reduce"` or `"broadcast"` with how, or `"gather"`, `"exchange"` or `"all_to_all"`.
+        ranks: the group.
+        rank: the one.
+        value: its tensor.
+        table: `Counts.table` of an exchange; an all-to-all sends equal parts.
+    """
     what, _, how = kind.partition(" ")
+    if what == "exchange":
+        return exchanged(ranks, rank, tf.split(value, table[ranks.index(rank)]), table)
+    dtype = value.dtype
     flat = value if value.shape.rank == 1 else tf.reshape(value, [-1])  # each operation of a program costs time
     ordered: dict[str, Any] = {"ordering_token": [], "is_stateless": False}
     if what == "all_reduce":
         keys = _keys(ranks, f"{kind} {dtype.name} {_length(flat)}")
         reduced = tf.raw_ops.CollectiveReduceV2(input=flat, merge_op=_OPS[how], final_op="Id", **ordered, **keys)
         return reduced if value.shape.rank == 1 else tf.reshape(reduced, value.shape)
-    if what in ("exchange", "all_to_all"):
-        return _exchanged(ranks, rank, flat, table, is_even=what == "all_to_all")
-    if what == "gather" and dtype in _GATHERED:
+    if what == "all_to_all":
+        return _exchanged_evenly(ranks, flat)
+    if what == "gather" and dtype in GATHERED:
         keys = _keys(ranks, f"{kind} {dtype.name} {_length(flat)}")
         return tf.raw_ops.CollectiveGatherV2(input=flat, **ordered, **keys)
-    is_known = what == "broadcast" and dtype in _GATHERED
+    is_known = what == "broadcast" and dtype in GATHERED
     words = flat if is_known else _to_words(flat)
     keys = _keys(ranks, f"{kind} {words.dtype.name} {_length(words)}")
     if what == "gather":
@@ -315,23 +310,37 @@ def _operation(
 
 def _joined(pieces: Sequence[tf.Tensor], counts: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     """Words of several members as elements, one after the other."""
-    return tf.concat([_from_words(piece, count, dtype) for piece, count in zip(pieces, counts, strict=True)], 0)
+    found = [_from_words(piece, count, dtype) for piece, count in zip(pieces, counts, strict=True) if count]
+    if not found:
+        return tf.zeros([0], dtype)
+    return tf.concat(found, 0) if len(found) > 1 else found[0]
 
 
-def _exchanged(
-    ranks: tuple[int, ...], rank: int, flat: tf.Tensor, table: Sequence[Sequence[int]], is_even: bool
+def _exchanged_evenly(ranks: tuple[int, ...], flat: tf.Tensor) -> tf.Tensor:
+    """Equal parts for each member: an all-to-all."""
+    count = len(ranks)
+    if flat.dtype in REDUCED:  # as it is
+        rows, what = tf.reshape(flat, [count, -1]), f"{flat.dtype.name} {_length(flat)}"
+    else:
+        parts = [_to_words(part) for part in tf.split(flat, count)]
+        rows, what = tf.stack(parts), f"words {count * _length(parts[0])}"
+    keys = _keys(ranks, f"all_to_all {what}")
+    got = tf.raw_ops.CollectiveAllToAllV2(input=rows, ordering_token=[], is_stateless=False, **keys)
+    if flat.dtype in REDUCED:
+        return tf.reshape(got, [-1])
+    return _joined(tf.unstack(got, count), [_length(flat) // count] * count, flat.dtype)
+
+
+def exchanged(
+    ranks: tuple[int, ...], rank: int, pieces: Sequence[tf.Tensor], table: Sequence[Sequence[int]]
 ) -> tf.Tensor:
-    """Parts for each member: an all-to-all of equal ones; else broadcasts in groups of two, which pad nothing."""
-    place = ranks.index(rank)
-    parts = [_to_words(part) for part in tf.split(flat, table[place])]
+    """Flat pieces for each member, and what they send, joined: broadcasts in groups of two, which pad nothing."""
+    place, count = ranks.index(rank), len(ranks)
+    dtype, parts = pieces[0].dtype, [_to_words(piece) for piece in pieces]
     counts = [row[place] for row in table]
-    if is_even:
-        keys = _keys(ranks, f"all_to_all {len(ranks) * _length(parts[0])}")
-        got = tf.raw_ops.CollectiveAllToAllV2(input=tf.stack(parts), ordering_token=[], is_stateless=False, **keys)
-        return _joined(tf.unstack(got, len(ranks)), counts, flat.dtype)
-    sizes = [_words_of(count, flat.dtype) for count in counts]
+    sizes = [_words_of(count, dtype) for count in counts]
     # of itself, and of who sends nothing
-    found = {other: parts[place] if other == place else tf.zeros([0], tf.int32) for other in range(len(ranks))}
+    found = {other: parts[place] if other == place else tf.zeros([0], tf.int32) for other in range(count)}
     sent = []
     for other, member in enumerate(ranks):
         if other == place:
@@ -341,7 +350,7 @@ def _exchanged(
         if sizes[other]:
             found[other] = _received(sizes[other], member, rank)
     with tf.control_dependencies(sent):  # a function drops operations that nobody reads
-        return _joined([tf.identity(found[other]) for other in range(len(ranks))], counts, flat.dtype)
+        return _joined([tf.identity(found[other]) for other in range(count)], counts, dtype)
 
 
 def send(flat: tf.Tensor, sender: int, receiver: int, what: str) -> tf.Tensor:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from keras_flow.backends.torch.boxing import redistribute as redistribute
 from keras_flow.backends.torch.capabilities import capabilities as capabilities
-from keras_flow.backends.torch.collectives import direct as direct
 from keras_flow.backends.torch.collectives import exchange as exchange
 from keras_flow.backends.torch.collectives import fold as fold
 from keras_flow.backends.torch.collectives import gather_all as gather_all
-from keras_flow.backends.torch.collectives import is_array as is_array
 from keras_flow.backends.torch.collectives import is_recorded as is_recorded
 from keras_flow.backends.torch.collectives import join as join
+from keras_flow.backends.torch.collectives import key_of as key_of
 from keras_flow.backends.torch.collectives import native as native
 from keras_flow.backends.torch.collectives import reshape as reshape
 from keras_flow.backends.torch.collectives import shape as shape
@@ -21,6 +20,7 @@ from keras_flow.backends.torch.collectives import with_gradient as with_gradient
 from keras_flow.backends.torch.devices import init as init
 from keras_flow.backends.torch.devices import simulate as simulate
 from keras_flow.backends.torch.devices import world as world
+from keras_flow.backends.torch.direct_collectives import direct as direct
 from keras_flow.backends.torch.hooks import hooks as hooks
 from keras_flow.backends.torch.layouts import constrain as constrain
 from keras_flow.backends.torch.layouts import engine_layout as engine_layout

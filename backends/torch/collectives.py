@@ -17,10 +17,11 @@ from keras_flow.backends.torch import simulated
 from keras_flow.backends.torch.devices import rank_devices, world
 
 #: what gloo and NCCL both know
-_REDUCED = frozenset(
+REDUCED = frozenset(
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64]
 )
-_OPS = {
+#: op -> torch's
+OPS = {
     "sum": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
@@ -28,9 +29,11 @@ _OPS = {
 }
 
 
-def is_array(value: object, rank: int) -> bool:
-    """A tensor that is no parameter and no DTensor, where the rank computes."""
-    return type(value) is torch.Tensor and value.device == rank_devices()[rank]
+def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
+    """Of a tensor that is no parameter and no DTensor, where the rank computes, and that autograd does not follow."""
+    if type(value) is not torch.Tensor or value.requires_grad or value.device != rank_devices()[rank]:
+        return None
+    return value.dtype, value.shape
 
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts: Counts) -> Pending:
@@ -63,7 +66,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], count
     if len(set(counts)) > 1:
         copies = torch.cat([value] * len(ranks))
         return exchange(ranks, {rank: copies}, Counts.of([[count] * len(ranks) for count in counts]))
-    data = value.detach().contiguous() if value.dtype in _REDUCED else _bytes(value)
+    data = value.detach().contiguous() if value.dtype in REDUCED else _bytes(value)
     joined = data.new_empty(data.numel() * len(ranks))
     work = dist.all_gather_single(joined, data, group=process_group(ranks), async_op=True) if data.numel() else None
     return _begun(work, lambda: {rank: joined.view(value.dtype)}, data)
@@ -78,50 +81,12 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, torch.Tensor]
     if not result.numel():
         return Pending(lambda: {rank: result})
     if kind == "all_reduce":
-        if result.dtype not in _REDUCED:
+        if result.dtype not in REDUCED:
             return None
-        work = dist.all_reduce(result, _OPS[str(how)], group=process_group(ranks), async_op=True)
+        work = dist.all_reduce(result, OPS[str(how)], group=process_group(ranks), async_op=True)
     else:
         work = dist.broadcast(_bytes(result), int(how), group=process_group(ranks), async_op=True)
     return _begun(work, lambda: {rank: result})
-
-
-def direct(
-    call: str, ranks: tuple[int, ...], like: torch.Tensor, how: str | int
-) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """torch's own, of dtypes that gloo and NCCL both know; scalars have no dim 0 to gather along."""
-    if world().is_simulated or not like.ndim or not like.numel() or like.dtype not in _REDUCED:
-        return None
-    group = process_group(ranks) or dist.group.WORLD
-    if call == "all_gather_into_tensor":
-        joined = (len(ranks) * like.shape[0], *like.shape[1:])
-
-        def gathered(value: torch.Tensor) -> torch.Tensor:
-            result = value.new_empty(joined)
-            dist.all_gather_single(result, value.contiguous(), group=group)
-            return result
-
-        return gathered
-
-    # the methods of a group, which take what `dist.all_reduce` and `dist.broadcast` make anew for each call
-    assert group is not None
-    options: Any
-    if call == "all_reduce":
-        run, options = group.allreduce, dist.AllreduceOptions()
-        options.reduceOp = _OPS[str(how)]
-    else:
-        run, options = group.broadcast, dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = ranks.index(int(how)), 0
-    options.asyncOp = False
-
-    def written(value: torch.Tensor) -> torch.Tensor:
-        result = value.clone(memory_format=torch.contiguous_format)
-        work = run([result], options)
-        if work is not None:
-            work.wait()
-        return result
-
-    return written
 
 
 def fold(rows: torch.Tensor, op: str) -> torch.Tensor:

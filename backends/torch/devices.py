@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.distributed as torch_distributed
 from keras.src.backend.torch import core as keras_torch  # the device that Keras computes on has no public name
@@ -16,6 +14,7 @@ from keras_flow.current import processes
 from keras_flow.errors import FlowError
 
 _world: World | None = None
+_devices: tuple[torch.device, ...] = ()
 
 
 def init(devices: int | None, type: str | None) -> World:
@@ -24,7 +23,6 @@ def init(devices: int | None, type: str | None) -> World:
     Raises:
         FlowError: the job has another number of ranks than asked for, or this host too few devices of the type.
     """
-    global _world
     # asked again without wishes: the answer stands
     if _world is not None and devices is None and type is None:
         return _world
@@ -43,8 +41,7 @@ def init(devices: int | None, type: str | None) -> World:
         torch.cuda.set_device(own_accelerators(torch.cuda.device_count(), 1, described)[0])
     if size > 1 and not torch_distributed.is_initialized():
         join(described, chosen)
-    _world = World(size=size, type=chosen, local_ranks=(rank,), process_index=rank, process_count=size)
-    return _world
+    return _begun(World(size=size, type=chosen, local_ranks=(rank,), process_index=rank, process_count=size))
 
 
 def simulate(devices: int) -> World:
@@ -53,14 +50,12 @@ def simulate(devices: int) -> World:
     Raises:
         FlowError: this process is a rank of a job, or Keras computes on another device than the CPU.
     """
-    global _world
     if processes.find().count > 1 or torch_distributed.is_initialized():
         raise FlowError(
             f"kf.init({devices}, simulate=True) plays ranks in one process, and this one is a rank of a job already. "
             "Leave simulate out."
         )
-    _world = World(size=devices, type=_chosen_type("cpu"), local_ranks=tuple(range(devices)), is_simulated=True)
-    return _world
+    return _begun(World(size=devices, type=_chosen_type("cpu"), local_ranks=tuple(range(devices)), is_simulated=True))
 
 
 def world() -> World:
@@ -70,14 +65,16 @@ def world() -> World:
 
 def rank_devices() -> tuple[torch.device, ...]:
     """The device of each rank, in the order of ranks. That of another process's rank is not known here."""
-    return _devices(world())
+    if not _devices:
+        world()
+    return _devices
 
 
-@functools.cache
-def _devices(here: World) -> tuple[torch.device, ...]:
-    if here.type == "cpu":
-        return (torch.device("cpu"),) * here.size
-    return (torch.device("cuda", torch.cuda.current_device()),) * here.size
+def _begun(here: World) -> World:
+    global _world, _devices
+    device = torch.device("cpu") if here.type == "cpu" else torch.device("cuda", torch.cuda.current_device())
+    _world, _devices = here, (device,) * here.size
+    return here
 
 
 def _chosen_type(type: str | None) -> str:

@@ -91,7 +91,7 @@ class Group:
         """Rank -> array, of what the caller gave for the ranks of this process."""
         engine = tensor_engine()
         # asked first, because it is what a loop gives
-        if self.mine == engine.world().local_ranks and len(self.mine) == 1 and engine.is_array(given, self.mine[0]):
+        if self.mine == engine.world().local_ranks and len(self.mine) == 1 and engine.key_of(given, self.mine[0]):
             return {self.mine[0]: given}
         return {rank: as_tensor(value, rank, call) for rank, value in self.of_ranks(given, call).items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from keras_flow.comm.group import (
     shapes_of_all,
 )
 from keras_flow.comm.work import Work
+from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype
 
@@ -32,7 +33,7 @@ Shape = tuple[int, ...]
 Shaped = Callable[[Values], Values]
 
 
-def all_gather(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
+def all_gather(x: object, group: Placement | None = None, async_op: bool = False, same_shape: bool = False) -> Any:
     """The tensors of all ranks, on each: a list in the group's order. Shapes may differ.
 
     Its gradient sums over the ranks what each has for this rank's tensor.
@@ -41,9 +42,11 @@ def all_gather(x: object, group: Placement | None = None, async_op: bool = False
         x: this rank's tensor, of one dtype on all.
         group: the ranks that take part.
         async_op: return a `Work` at once.
+        same_shape: all tensors have one shape, as the engines' own calls want it. Otherwise each call asks for shapes,
+            which takes a message more.
 
     Raises:
-        FlowError: a rank calls something else, or has another dtype.
+        FlowError: a rank calls something else, or has another dtype; or shape, where that is the same.
 
     Example:
         >>> import keras_flow as kf
@@ -51,12 +54,16 @@ def all_gather(x: object, group: Placement | None = None, async_op: bool = False
         >>> kf.comm.all_gather({0: [1, 2], 1: [3]}, group=kf.Placement([0, 1]))[1]
         [Array([1, 2], dtype=int32), Array([3], dtype=int32)]
     """
+    goes_straight = same_shape and not async_op
+    if goes_straight and (run := repeated.find("all_gather", (), group, x)):
+        return run(x)
     members = Group.of(group, "all_gather")
     values = members.tensors(x, "all_gather")
     if not values:
         return None
-    require_same(members, {rank: f"all_gather {dtype_name(value)}" for rank, value in values.items()})
-    shapes = list(shapes_of_all(members, values).values())
+    shapes = _shapes(members, values, "all_gather", same_shape)
+    if goes_straight and (run := repeated.keep("all_gather", (), group, members, values)):
+        return run(*values.values())
 
     def cut(values: Values) -> Values:
         return on_each(values, lambda value: members.in_order(parts_of(value, shapes)))
@@ -83,14 +90,15 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
         >>> kf.comm.all_gather_into_tensor({0: [1, 2], 1: [3, 4]}, group=kf.Placement([0, 1]))[0]
         Array([1, 2, 3, 4], dtype=int32)
     """
-    if not async_op and (run := repeated.find("all_gather_into_tensor", "", group, x)):
+    if not async_op and (run := repeated.find("all_gather_into_tensor", (), group, x)):
         return run(x)
     members = Group.of(group, "all_gather_into_tensor")
     values = members.tensors(x, "all_gather_into_tensor")
     if not values:
         return None
     _check_equal(members, values, "all_gather_into_tensor")
-    repeated.keep("all_gather_into_tensor", "", group, members, values)
+    if not async_op and (run := repeated.keep("all_gather_into_tensor", (), group, members, values)):
+        return run(*values.values())
     shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
     joined = (count * shape[0], *shape[1:]) if shape else (count,)
 
@@ -103,7 +111,7 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
     return _gathered(members, values, [shape] * count, async_op, shaped)
 
 
-def all_to_all(x: object, group: Placement | None = None, async_op: bool = False) -> Any:
+def all_to_all(x: object, group: Placement | None = None, async_op: bool = False, same_shape: bool = False) -> Any:
     """Each rank gives a tensor for every rank, and gets those that all gave for it, in the group's order.
 
     Its gradient sends cotangents back.
@@ -112,9 +120,11 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
         x: a list with one tensor for each rank of the group, of any shapes and one dtype.
         group: the ranks that take part.
         async_op: return a `Work` at once.
+        same_shape: all tensors of all ranks have one shape, as the engines' own calls want it. Otherwise each call asks
+            for shapes, which takes two messages more.
 
     Raises:
-        FlowError: a rank calls something else, or has another dtype.
+        FlowError: a rank calls something else, or has another dtype; or shape, where that is the same.
 
     Example:
         >>> import keras_flow as kf
@@ -122,18 +132,31 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
         >>> kf.comm.all_to_all({0: [[1], [2, 3]], 1: [[4, 5], []]}, group=kf.Placement([0, 1]))[0]
         [Array([1], dtype=int32), Array([4, 5], dtype=int32)]
     """
+    goes_straight = same_shape and not async_op
+    if goes_straight and (run := repeated.find("all_to_all", (), group, x)):
+        return run(x)
     members = Group.of(group, "all_to_all")
     lists = members.lists(x, "all_to_all")
     if not lists:
         return None
-    engine = tensor_engine()
-    require_same(
-        members,
-        {rank: "all_to_all " + " ".join(sorted({dtype_name(each) for each in row})) for rank, row in lists.items()},
-    )
+    engine, count = tensor_engine(), len(members.ranks)
     sent = {rank: [shape_of(each) for each in tensors] for rank, tensors in lists.items()}
-    received = exchanged_shapes(members, sent)
-    counts = _counts(members, sent, received)
+    if same_shape:
+        for rank, shapes in sent.items():
+            if len(set(shapes)) > 1:
+                raise FlowError(
+                    f"kf.comm.all_to_all: with same_shape all tensors have one; rank {rank} gives "
+                    f"{[list(each) for each in shapes]}"
+                )
+        _check_equal(members, {rank: row[0] for rank, row in lists.items()}, "all_to_all of same_shape")
+        if goes_straight and (run := repeated.keep("all_to_all", (), group, members, lists)):
+            return run(*lists.values())
+        received = sent
+        counts = Counts.of([[elements(next(iter(sent.values()))[0])] * count] * count)
+    else:
+        require_same(members, {rank: f"all_to_all {dtype_name(row[0])}" for rank, row in lists.items()})
+        received = exchanged_shapes(members, sent)
+        counts = _counts(members, sent, received)
     flat = on_each(lists, lambda tensors: engine.join([engine.reshape(each, (-1,)) for each in tensors]))
 
     def finish(results: Mapping[int, Any]) -> Any:
@@ -155,11 +178,19 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
     )
 
 
-def gather(x: object, dst: int, group: Placement | None = None) -> Any:
+def gather(x: object, dst: int, group: Placement | None = None, same_shape: bool = False) -> Any:
     """The tensors of all ranks, on rank `dst`: a list in the group's order. The others get None. Shapes may differ.
 
+    Args:
+        x: this rank's tensor, of one dtype on all.
+        dst: the rank that gets them.
+        group: the ranks that take part.
+        same_shape: all tensors have one shape, as the engines' own calls want it. Otherwise each call asks for shapes,
+            which takes a message more.
+
     Raises:
-        FlowError: a rank calls something else, or has another dtype; `dst` is not in the group.
+        FlowError: a rank calls something else, or has another dtype; or shape, where that is the same. `dst` is not in
+            the group.
 
     Example:
         >>> import keras_flow as kf
@@ -167,13 +198,16 @@ def gather(x: object, dst: int, group: Placement | None = None) -> Any:
         >>> kf.comm.gather({0: [1, 2], 1: [3]}, dst=1, group=kf.Placement([0, 1]))
         {0: None, 1: [Array([1, 2], dtype=int32), Array([3], dtype=int32)]}
     """
+    if same_shape and (run := repeated.find("gather", (dst,), group, x)):
+        return run(x)
     members = Group.of(group, "gather")
     members.check_member(dst, "gather")
     values = members.tensors(x, "gather")
     if not values:
         return None
-    require_same(members, {rank: f"gather to {dst} {dtype_name(value)}" for rank, value in values.items()})
-    shapes = list(shapes_of_all(members, values).values())
+    shapes = _shapes(members, values, f"gather to {dst}", same_shape)
+    if same_shape and (run := repeated.keep("gather", (dst,), group, members, values)):
+        return run(*values.values())
     place = members.ranks.index(dst)
     counts = [[elements(shape) if to == place else 0 for to in range(len(shapes))] for shape in shapes]
     flat = reshaped(values, (-1,))
@@ -185,16 +219,21 @@ def gather(x: object, dst: int, group: Placement | None = None) -> Any:
     return members.answer({rank: found.get(rank) for rank in values})
 
 
-def scatter(x: object, src: int, group: Placement | None = None) -> Any:
+def scatter(
+    x: object, src: int, group: Placement | None = None, shape: Shape | None = None, dtype: str | None = None
+) -> Any:
     """Each rank gets its tensor of the list that rank `src` gives.
 
     Args:
         x: on rank `src` a list with one tensor for each rank of the group, of any shapes and one dtype; elsewhere None.
         src: the rank that gives.
         group: the ranks that take part.
+        shape: that of each tensor, where all ranks know it and it is one; else None, and `src` tells the others.
+        dtype: their dtype; named exactly when `shape` is.
 
     Raises:
-        FlowError: a rank calls something else; `src` is not in the group or gives no list.
+        FlowError: a rank calls something else; `src` is not in the group, gives no list, or other tensors than it was
+            said; one of shape and dtype is missing.
 
     Example:
         >>> import keras_flow as kf
@@ -202,25 +241,38 @@ def scatter(x: object, src: int, group: Placement | None = None) -> Any:
         >>> kf.comm.scatter({0: [[1, 2], [3]], 1: None}, src=0, group=kf.Placement([0, 1]))
         {0: Array([1, 2], dtype=int32), 1: Array([3], dtype=int32)}
     """
+    if (shape is None) != (dtype is None):
+        raise FlowError("kf.comm.scatter takes shape and dtype, or neither: then the rank that gives tells them")
+    engine, how = tensor_engine(), (src, shape and tuple(shape), dtype)
+    own = x if src in engine.world().local_ranks else None  # of the others nothing counts
+    if dtype and (run := repeated.find("scatter", how, group, own)):
+        return run(own)
     members = Group.of(group, "scatter")
     members.check_member(src, "scatter")
     given = members.of_ranks(x, "scatter")
     if not given:
         return None
-    engine, count, place = tensor_engine(), len(members.ranks), members.ranks.index(src)
+    count, place = len(members.ranks), members.ranks.index(src)
     lists = {src: given[src]} if src in given else {}
     if src in given:
         lists = Group(members.ranks, (src,), members.order).lists({src: given[src]}, "scatter")
-    require_same(members, dict.fromkeys(given, f"scatter from {src}"))
-    # what it gives is known to `src` alone: first the dtype and all shapes, then the tensors
-    facts = [dtype_name(lists[src][0]), [shape_of(each) for each in lists[src]]] if lists else None
-    dtype, shapes = algorithms.broadcast_text(members, facts, src)
-    sizes = [elements(shape) for shape in shapes]
+    if shape is not None and dtype is not None:
+        name, shapes = dtype, [tuple(shape)] * count
+        _check_told(lists.get(src, []), shapes, dtype)
+        require_same(members, dict.fromkeys(given, f"scatter from {src} of {dtype}{list(shape)}"))
+        if run := repeated.keep("scatter", how, group, members, {rank: lists.get(rank) for rank in given}):
+            return run(lists.get(src))
+    else:
+        require_same(members, dict.fromkeys(given, f"scatter from {src}"))
+        # what it gives is known to `src` alone: first the dtype and all shapes, then the tensors
+        facts = [dtype_name(lists[src][0]), [shape_of(each) for each in lists[src]]] if lists else None
+        name, shapes = algorithms.broadcast_text(members, facts, src)
+    sizes = [elements(each) for each in shapes]
     flat = {}
     for rank in given:
         with engine.on_rank(rank):
             tensors = [engine.reshape(each, (-1,)) for each in lists.get(rank, [])]
-            flat[rank] = engine.join(tensors) if tensors else empty(dtype, rank)
+            flat[rank] = engine.join(tensors) if tensors else empty(name, rank)
     got = algorithms.exchange(
         members, flat, Counts.of([sizes if sender == place else [0] * count for sender in range(count)])
     ).results()
@@ -247,7 +299,7 @@ def broadcast(x: object, src: int, group: Placement | None = None, async_op: boo
         >>> kf.comm.broadcast({0: [1, 2], 1: [3, 4]}, src=1, group=kf.Placement([0, 1]))[0]
         Array([3, 4], dtype=int32)
     """
-    if not async_op and (run := repeated.find("broadcast", src, group, x)):
+    if not async_op and (run := repeated.find("broadcast", (src,), group, x)):
         return run(x)
     members = Group.of(group, "broadcast")
     members.check_member(src, "broadcast")
@@ -255,7 +307,8 @@ def broadcast(x: object, src: int, group: Placement | None = None, async_op: boo
     if not values:
         return None
     _check_equal(members, values, f"broadcast from {src}")
-    repeated.keep("broadcast", src, group, members, values)
+    if not async_op and (run := repeated.keep("broadcast", (src,), group, members, values)):
+        return run(*values.values())
     work = Work(algorithms.broadcast(members, values, src), members.answer)
     return work if async_op else work.wait()
 
@@ -271,10 +324,16 @@ def barrier(group: Placement | None = None) -> None:
         >>> ranks = kf.init(4)
         >>> kf.comm.barrier()
     """
+    if run := repeated.find("barrier", (), group, None):
+        run(None)
+        return
     members = Group.of(group, "barrier")
     if members.is_local or not members.mine:
         return
     require_same(members, dict.fromkeys(members.mine, "barrier"))
+    if run := repeated.keep("barrier", (), group, members, dict.fromkeys(members.mine)):
+        run(None)
+        return
     engine = tensor_engine()
     values = {rank: engine.put(np.zeros(1, "int32"), rank) for rank in members.mine}
     got = algorithms.gather(members, values, [1] * len(members.ranks)).results()
@@ -285,6 +344,25 @@ def barrier(group: Placement | None = None) -> None:
 def empty(dtype: str, rank: int) -> Any:
     """A flat tensor without elements."""
     return tensor_engine().put(np.zeros(0, numpy_dtype(dtype)), rank)
+
+
+def _shapes(members: Group, values: dict[int, Any], call: str, same_shape: bool) -> list[Shape]:
+    """Those of all ranks, who make one call: asked for, unless they are the same."""
+    if same_shape:
+        _check_equal(members, values, f"{call} of same_shape")
+        return [shape_of(next(iter(values.values())))] * len(members.ranks)
+    require_same(members, {rank: f"{call} {dtype_name(value)}" for rank, value in values.items()})
+    return list(shapes_of_all(members, values).values())
+
+
+def _check_told(given: Sequence[Any], shapes: list[Shape], dtype: str) -> None:
+    """Check that a list has the tensors that its ranks were told of."""
+    found = [(shape_of(each), dtype_name(each)) for each in given]
+    if found and found != [(shape, dtype) for shape in shapes]:
+        raise FlowError(
+            f"kf.comm.scatter: the ranks expect {dtype}{list(shapes[0])}, and the list has "
+            + ", ".join(f"{name}{list(shape)}" for shape, name in found)
+        )
 
 
 def _check_equal(members: Group, values: dict[int, Any], call: str) -> None:

@@ -45,16 +45,17 @@ def all_reduce(x: object, op: str = "sum", group: Placement | None = None, async
         >>> kf.comm.all_reduce({0: [1.0, 8.0], 1: [5.0, 2.0]}, op="max", group=kf.Placement([0, 1]))[1]
         Array([5., 8.], dtype=float32)
     """
-    if not async_op and (run := repeated.find("all_reduce", op, group, x)):
+    if not async_op and (run := repeated.find("all_reduce", (op,), group, x)):
         return run(x)
     members = Group.of(group, "all_reduce")
     values = members.tensors(x, "all_reduce")
     if not values:
         return None
     check(members, values, op, "all_reduce")
-    repeated.keep("all_reduce", op, group, members, values)
     if async_op:
         return Work(algorithms.all_reduce(members, values, op), members.answer)
+    if run := repeated.keep("all_reduce", (op,), group, members, values):
+        return run(*values.values())
     pullback = algorithms.no_gradient(op, "all_reduce")
     if op in ("sum", "mean"):
         pullback = lambda cotangents: algorithms.all_reduce(members, cotangents, op)  # noqa: E731
@@ -75,12 +76,16 @@ def reduce(x: object, dst: int, op: str = "sum", group: Placement | None = None)
         >>> kf.comm.reduce({0: [1, 2], 1: [3, 4]}, dst=1, group=kf.Placement([0, 1]))
         {0: Array([1, 2], dtype=int32), 1: Array([4, 6], dtype=int32)}
     """
+    if run := repeated.find("reduce", (op, dst), group, x):
+        return run(x)
     members = Group.of(group, "reduce")
     members.check_member(dst, "reduce")
     values = members.tensors(x, "reduce")
     if not values:
         return None
     check(members, values, op, f"reduce to {dst}")
+    if run := repeated.keep("reduce", (op, dst), group, members, values):
+        return run(*values.values())
     engine = tensor_engine()
     shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
     if 0 in shape or count == 1:
@@ -117,6 +122,8 @@ def reduce_scatter(x: object, op: str = "sum", group: Placement | None = None, a
         >>> kf.comm.reduce_scatter({0: [[1, 2], [3]], 1: [[10, 20], [30]]}, group=pair)
         {0: Array([11, 22], dtype=int32), 1: Array([33], dtype=int32)}
     """
+    if not async_op and (run := repeated.find("reduce_scatter", (op,), group, x)):
+        return run(x)
     members = Group.of(group, "reduce_scatter")
     lists = members.lists(x, "reduce_scatter")
     if not lists:
@@ -131,6 +138,8 @@ def reduce_scatter(x: object, op: str = "sum", group: Placement | None = None, a
             for rank, tensors in lists.items()
         },
     )
+    if not async_op and (run := repeated.keep("reduce_scatter", (op,), group, members, lists)):
+        return run(*lists.values())
     shapes = [shape_of(each) for each in first]
     flat = on_each(lists, lambda tensors: engine.join([engine.reshape(each, (-1,)) for each in tensors]))
     return _scattered(members, flat, op, shapes, "reduce_scatter", async_op)
@@ -157,6 +166,8 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
         >>> kf.comm.reduce_scatter_tensor({0: [1, 2, 3, 4], 1: [10, 20, 30, 40]}, group=pair)
         {0: Array([11, 22], dtype=int32), 1: Array([33, 44], dtype=int32)}
     """
+    if not async_op and (run := repeated.find("reduce_scatter_tensor", (op,), group, x)):
+        return run(x)
     members = Group.of(group, "reduce_scatter_tensor")
     values = members.tensors(x, "reduce_scatter_tensor")
     if not values:
@@ -168,6 +179,8 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
             "kf.comm.reduce_scatter takes a list of parts of any size"
         )
     check(members, values, op, "reduce_scatter_tensor")
+    if not async_op and (run := repeated.keep("reduce_scatter_tensor", (op,), group, members, values)):
+        return run(*values.values())
     flat = reshaped(values, (-1,))
     part = (shape[0] // count, *shape[1:])
     if members.order != members.ranks:

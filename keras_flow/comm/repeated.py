@@ -1,71 +1,116 @@
 """Calls that a loop makes again and again: what was checked and compared between the ranks once goes straight on.
 
-A first call finds the members of its group, checks its op and asks whether all ranks make it. A later one with a tensor
+A first call finds the members of its group, checks its op and asks whether all ranks make it. A later one with tensors
 of the same dtype and shape, where no gradient is asked for, is one look into a table and the engine's own call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from keras_flow.backends.active import tensor_engine
-from keras_flow.comm.group import Group, Values, forget_compared
+from keras_flow.comm.group import Group, forget_compared
 from keras_flow.current import last_call
 from keras_flow.placements import Placement
+from keras_flow.tensors.dtypes import numpy_dtype
 
-#: (call, how, group, dtype, shape) -> the result of this process's tensor; None where the engine has no such function
-_table: dict[tuple[Any, ...], Callable[[Any], Any] | None] = {}
+#: calls that go another way where their gradient is asked for; others have none
+_DIFFERENTIABLE = frozenset(
+    ["all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "reduce_scatter", "reduce_scatter_tensor"]
+)
+
+Run = Callable[[Any], Any]
+
+#: (call, how, group, dtypes and shapes) -> the result of what this process gives; None where the engine has no such
+#: function
+_table: dict[tuple[Any, ...], Run | None] = {}
 
 
-def find(call: str, how: object, group: object, given: object) -> Callable[[Any], Any] | None:
-    """What makes the result of this rank's tensor, where the same call was made before.
+def find(call: str, how: tuple[Any, ...], group: object, given: object) -> Run | None:
+    """What makes the result of what this rank gives, where the same call was made before.
 
     Args:
         call: the name of the collective.
-        how: its op, or its source.
+        how: its op, its source or target; of which ranks, shape and dtype where they are told.
         group: what the caller gave.
-        given: the tensor.
+        given: a tensor, a list of them, or None.
     """
     engine = tensor_engine()
     local = engine.world().local_ranks
-    is_known = (group is None or type(group) is Placement) and type(how) in (str, int)
-    if not (is_known and len(local) == 1 and engine.is_array(given, local[0])):
+    if len(local) != 1 or not (group is None or type(group) is Placement):
         return None
-    run = _table.get(_key(call, how, group, given))
-    if run is None or engine.is_recorded([given]):
+    if isinstance(given, (list, tuple)):
+        facts: Any = tuple([engine.key_of(value, local[0]) for value in given])
+        if None in facts:
+            return None
+    elif given is None:
+        engine.is_recorded(())  # which an engine refuses where it traces a program
+        facts = None
+    else:
+        facts = engine.key_of(given, local[0])
+        if facts is None:
+            return None
+    try:
+        run = _table.get((call, how, group, facts))
+    except TypeError:  # what is told cannot be a key, so it was not told before
         return None
-    last_call.enter(f"kf.comm.{call}")
+    if run is not None:
+        last_call.enter(f"kf.comm.{call}")
     return run
 
 
-def keep(call: str, how: str | int, group: Placement | None, members: Group, values: Values) -> None:
-    """A call was checked and compared: where the engine has it as one function, later ones find it."""
+def keep(
+    call: str, how: tuple[Any, ...], group: Placement | None, members: Group, given: Mapping[int, Any]
+) -> Run | None:
+    """A call was checked and compared: what makes its result, which later calls find.
+
+    Returns:
+        None where the call goes the whole way: the engine has no function for it, or its gradient is asked for.
+    """
     engine = tensor_engine()
-    if len(engine.world().local_ranks) > 1 or len(members.ranks) == 1 or members.order != members.ranks:
-        return
-    ((rank, value),) = values.items()
-    key = _key(call, how, group, value)
-    if key in _table:  # calls that cannot take the short way come here each time
-        return
-    if how != "mean":
-        _table[key] = engine.direct(call, members.ranks, value, how)
-        return
-    total = engine.direct(call, members.ranks, value, "sum")
-
-    def mean(value: Any) -> Any:
-        assert total is not None
-        with engine.on_rank(rank):
-            return total(value) / len(members.ranks)
-
-    _table[key] = total and mean
-
-
-def _key(call: str, how: object, group: object, value: Any) -> tuple[Any, ...]:
-    return call, how, group, value.dtype, tensor_engine().shape(value)
+    world = engine.world()
+    # all processes of a job go the same way, also those that drive one rank where others drive two
+    if world.size > world.process_count or len(members.ranks) == 1 or members.order != members.ranks:
+        return None
+    ((rank, value),) = given.items()
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    facts: Any = tuple([(each.dtype, engine.shape(each)) for each in values])
+    if not isinstance(value, list):
+        facts = facts[0] if facts else None
+    key = (call, how, group, facts)
+    if key not in _table:
+        _table[key] = _made(call, how, members, rank, value)
+    return None if call in _DIFFERENTIABLE and engine.is_recorded(values) else _table[key]
 
 
 def begin_anew() -> None:
     """Check and compare all calls again, after ranks were stopped in different places."""
     _table.clear()
     forget_compared()
+
+
+def _made(call: str, how: tuple[Any, ...], members: Group, rank: int, given: Any) -> Run | None:
+    engine = tensor_engine()
+    like = given
+    if call == "barrier":
+        like = engine.put(np.zeros(1, "int32"), rank)
+    elif call in ("scatter", "recv"):
+        how, (shape, dtype) = how[:1], how[1:]
+        part = engine.put(np.zeros(shape, numpy_dtype(dtype)), rank)
+        like = [part] * len(members.ranks) if call == "scatter" else part
+    if how[:1] != ("mean",):
+        return engine.direct(call, members.ranks, like, how)
+    total = engine.direct(call, members.ranks, like, ("sum", *how[1:]))
+
+    def mean(value: Any) -> Any:
+        assert total is not None
+        result = total(value)
+        if call == "reduce" and rank != how[1]:
+            return result
+        with engine.on_rank(rank):
+            return result / len(members.ranks)
+
+    return total and mean

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -140,35 +142,98 @@ def reductions(group: kf.Placement) -> None:
             )
 
 
+#: calls of `again`: name, op, how a rank's own is given -> what is called, and what a rank must get of all parts
+Again = tuple[str, str, str, Callable[[Any], Any], Callable[[dict[int, Any], int], Any]]
+
+
+def calls_again(group: kf.Placement, shape: tuple[int, ...], dtype: str) -> list[Again]:
+    """Every collective of tensors."""
+    last, place = group.ranks[-1], {rank: k for k, rank in enumerate(group.ranks)}
+
+    def in_order(parts: dict[int, Any]) -> list[Any]:
+        return [parts[rank] for rank in group.ranks]
+
+    def row(parts: dict[int, Any], rank: int) -> list[Any]:
+        return [part[place[rank]] for part in in_order(parts)]
+
+    found: list[Again] = []
+    for op in ("sum", "mean", "max", "product"):
+        by = lambda parts, op=op: reduced(parts, op)  # noqa: E731
+        found += [
+            ("all_reduce", op, "tensor", lambda x, op=op: kf.comm.all_reduce(x, op, group),
+             lambda parts, _, by=by: by(in_order(parts))),
+            ("reduce", op, "tensor", lambda x, op=op: kf.comm.reduce(x, last, op, group),
+             lambda parts, rank, by=by: by(in_order(parts)) if rank == last else parts[rank]),
+            ("reduce_scatter", op, "list", lambda x, op=op: kf.comm.reduce_scatter(x, op, group),
+             lambda parts, rank, by=by: by(row(parts, rank))),
+            ("reduce_scatter_tensor", op, "rows", lambda x, op=op: kf.comm.reduce_scatter_tensor(x, op, group),
+             lambda parts, rank, by=by: by(row({r: np.split(p, group.size) for r, p in parts.items()}, rank))),
+        ]  # fmt: skip
+    found += [
+        ("all_gather_into_tensor", "", "tensor", lambda x: kf.comm.all_gather_into_tensor(x, group),
+         lambda parts, _: np.concatenate(in_order(parts)) if shape else np.stack(in_order(parts))),
+        ("broadcast", "", "tensor", lambda x: kf.comm.broadcast(x, last, group), lambda parts, _: parts[last]),
+        ("all_gather", "", "tensor", lambda x: kf.comm.all_gather(x, group, same_shape=True),
+         lambda parts, _: in_order(parts)),
+        ("gather", "", "tensor", lambda x: kf.comm.gather(x, last, group, same_shape=True),
+         lambda parts, rank: in_order(parts) if rank == last else None),
+        ("all_to_all", "", "list", lambda x: kf.comm.all_to_all(x, group, same_shape=True), row),
+        ("scatter", "", "list", lambda x: kf.comm.scatter(x, last, group, shape, dtype),
+         lambda parts, rank: parts[last][place[rank]]),
+    ]  # fmt: skip
+    return found
+
+
+def own_of(kind: str, dtype: str, shape: tuple[int, ...], rank: int, turn: int, count: int) -> Any:
+    """What a rank gives in a turn."""
+    if kind == "list":
+        return [values(dtype, shape, 10 * turn + 5 * rank + k) for k in range(count)]
+    return values(dtype, (count * shape[0], *shape[1:]) if kind == "rows" else shape, rank + 10 * turn)
+
+
+@contextlib.contextmanager
+def followed(given: Any) -> Iterator[None]:
+    """Where a gradient is asked for of these tensors: on a rank alone, its call goes another way than the others'."""
+    tensors = [each for each in keras.tree.flatten(given) if has("mean", dtype_name(each))]
+    if keras.backend.backend() == "torch":
+        for each in tensors:
+            each.requires_grad_()
+        yield
+    elif keras.backend.backend() == "tensorflow" and tensors:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            yield
+    else:
+        yield
+
+
 def again(group: kf.Placement) -> None:
-    """Calls of a loop: the second of the same dtype and shape goes straight to the engine, with other numbers."""
-    engine = tensor_engine()
-    local, last = engine.world().local_ranks, group.ranks[-1]
-    calls: dict[str, tuple[Callable[[Any], Any], Callable[[list[np.ndarray]], np.ndarray]]] = {
-        f"{op} again": (lambda x, op=op: kf.comm.all_reduce(x, op, group), lambda parts, op=op: reduced(parts, op))
-        for op in ("sum", "mean", "max", "product")
-    }
-    calls["joined again"] = (
-        lambda x: kf.comm.all_gather_into_tensor(x, group),
-        lambda parts: np.concatenate(parts) if parts[0].shape else np.stack(parts),
-    )
-    calls["broadcast again"] = (lambda x: kf.comm.broadcast(x, last, group), lambda parts: parts[-1])
-    for what, (call, expected) in calls.items():
-        for dtype, shape in [("float32", shape) for shape in SHAPES] + [(name, (5,)) for name in dtypes()]:
-            if not has(what.partition(" ")[0], dtype):
+    """Calls of a loop: those after the first of the same dtypes and shapes go straight on, with new numbers.
+
+    In the last turn the gradient is asked for on the first rank alone.
+    """
+    engine, count = tensor_engine(), group.size
+    local = engine.world().local_ranks
+    for dtype, shape in [("float32", shape) for shape in ((), (0,), (3, 2))] + [(name, (5,)) for name in dtypes()]:
+        for name, op, kind, call, expected in calls_again(group, shape, dtype):
+            is_other = op in ("max", "product") and name != "all_reduce" and (dtype, shape) != ("float32", (3, 2))
+            if not has(op, dtype) or is_other or (kind == "rows" and not shape):
                 continue
             for turn in range(3):
-                parts = [values(dtype, shape, rank + 10 * turn) for rank in sorted(group.ranks)]
-                if what.startswith("broadcast"):
-                    parts = [values(dtype, shape, last + 10 * turn)]
-                elif what.startswith("joined"):
-                    parts = [values(dtype, shape, rank + 10 * turn) for rank in group.ranks]
-                total = expected(parts)
-                given = give(lambda rank, d=dtype, s=shape, t=turn: engine.put(values(d, s, rank + 10 * t), rank))
-                check(call(given), lambda _, total=total: total, group, f"{what}: {dtype}{list(shape)}, turn {turn}")
-    if len(local) == 1 and local[0] in group.ranks and group.size > 1 and group.ranks == tuple(sorted(group.ranks)):
-        kept = {key[0] for key in repeated._table}
-        assert kept == {"all_reduce", "all_gather_into_tensor", "broadcast"}, kept
+                of = functools.partial(own_of, kind, dtype, shape, turn=turn, count=count)
+                parts = {rank: of(rank) for rank in group.ranks}
+                given = give(lambda rank, of=of: keras.tree.map_structure(lambda one: engine.put(one, rank), of(rank)))
+                what = f"{op} {name} again: {dtype}{list(shape)}, turn {turn}"
+                with followed(given if turn == 2 and local[:1] == group.ranks[:1] else []):
+                    result = call(given)
+                check(result, lambda rank, p=parts, e=expected: e(p, rank), group, what)
+    kf.comm.barrier(group)
+    kf.comm.barrier(group)
+    if len(local) == 1 and local[0] in group.ranks and count > 1 and group.ranks == tuple(sorted(group.ranks)):
+        kept = {key[0] for key, run in repeated._table.items() if run is not None and key[2] == group}
+        assert kept == {name for name, *_ in calls_again(group, (), "")} | {"barrier"}, kept
 
 
 def movements(group: kf.Placement) -> None:
@@ -246,6 +311,17 @@ def point_to_point() -> None:
                 found = kf.comm.recv(first, rank=last)
                 same(found, x, f"recv {dtype}{shape}")
                 kf.comm.send({last: x + x}, first, send_meta=False)
+    # of a loop: what is named is not asked for
+    for turn in range(3):
+        x = values("float32", (3, 2), turn)
+        if first in world.local_ranks:
+            kf.comm.send({first: tensor_engine().put(x, first)}, last, send_meta=False)
+            if len(world.local_ranks) == 1:
+                kf.comm.send(tensor_engine().put(x + x, first), last, send_meta=False)
+        elif last in world.local_ranks:
+            same(kf.comm.recv(first, (3, 2), "float32", rank=last), x, f"recv, turn {turn}")
+            if len(world.local_ranks) == 1:
+                same(kf.comm.recv(first, (3, 2), "float32"), x + x, f"recv again, turn {turn}")
 
 
 def gradients(group: kf.Placement) -> None:

@@ -1,0 +1,137 @@
+"""Calls of `kf.comm` that were made before, as one compiled program each, of arrays as they are.
+
+An SPMD program has one shape on all ranks: a rank that gives nothing gives zeros, and one that gets nothing leaves what
+it got.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from keras_flow.backends.jax.collectives import (
+    AXIS,
+    all_reduced,
+    by_tree,
+    compiled,
+    fold,
+    goes_by_tree,
+    known,
+)
+from keras_flow.backends.jax.devices import rank_devices, world
+
+Blocks = Sequence[jax.Array]
+
+
+def direct(
+    call: str, ranks: tuple[int, ...], like: jax.Array | list[jax.Array], how: tuple[Any, ...]
+) -> Callable[[Any], Any] | None:
+    """Of arrays of one shape that have elements."""
+    given = like if isinstance(like, list) else [like]
+    first, rank = given[0], world().local_ranks[0]
+    if not first.size or len({each.shape for each in given}) > 1:
+        return None
+    if call == "broadcast" and not goes_by_tree(first, len(ranks)):
+        return None
+    gives = rank == how[0] if call == "scatter" else call not in ("recv", "barrier")
+    takes = rank == how[-1] if call in ("reduce", "gather") else call != "send"
+    if call in ("send", "recv"):
+        how = (rank, *how) if call == "send" else (*how, rank)  # source and target
+    run, sharding = _program("message" if call in ("send", "recv") else call, ranks, how)
+    is_scalar, is_listed = not first.ndim, isinstance(like, list)
+    # scalars have no dim to lie along
+    shape, dtype, device = first.shape or (1,), first.dtype, rank_devices()[rank]
+    whole = (len(ranks) * shape[0], *shape[1:])
+    place = jax.make_array_from_single_device_arrays
+    blanks = len(ranks) if call == "scatter" else 1
+
+    def placed(value: jax.Array) -> jax.Array:
+        if value.device != device:
+            value = jax.device_put(value, device)
+        return place(whole, sharding, [_as_vector(value) if is_scalar else value])
+
+    def taken(result: jax.Array) -> jax.Array:
+        local = result.addressable_data(0)
+        return _as_scalar(local) if is_scalar and local.shape == (1,) else local
+
+    def run_on(value: Any) -> Any:
+        if gives:
+            blocks = [placed(each) for each in known(value if is_listed else [value])]
+        else:
+            blocks = [place(whole, sharding, [_zeros(shape, dtype, device)])] * blanks
+        results = run(*blocks)
+        if call == "barrier":
+            results[0].block_until_ready()  # jax runs ahead
+            return None
+        if not takes:
+            return value if call == "reduce" else None
+        return [taken(each) for each in results] if call in _LISTS else taken(results[0])
+
+    return run_on
+
+
+#: calls that give a list
+_LISTS = ("all_gather", "all_to_all", "gather")
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(call: str, ranks: tuple[int, ...], how: tuple[Any, ...]) -> tuple[Callable[..., Any], NamedSharding]:
+    """The compiled program of a call, from blocks to a tuple of blocks, and how they lie."""
+    count = len(ranks)
+    bodies: dict[str, Callable[..., Sequence[jax.Array]]] = {
+        "all_reduce": lambda x: [all_reduced(x, how[0], count)],
+        # XLA has nothing that reduces to one rank
+        "reduce": lambda x: [all_reduced(x, how[0], count)],
+        "barrier": lambda x: [all_reduced(x, "sum", count)],
+        "all_gather_into_tensor": lambda x: [lax.all_gather(x, AXIS, tiled=True)],
+        "all_gather": lambda x: tuple(lax.all_gather(x, AXIS)),
+        "broadcast": lambda x: [by_tree(x, count, ranks.index(how[0]))],
+        "reduce_scatter_tensor": lambda x: [_reduced(x.reshape(count, -1, *x.shape[1:]), how[0])],
+        "reduce_scatter": lambda *parts: [_reduced(jnp.stack(parts), how[0])],
+        "all_to_all": lambda *parts: tuple(lax.all_to_all(jnp.stack(parts), AXIS, 0, 0)),
+        "gather": lambda x: [_sent(x, rank, how[0], ranks) for rank in ranks],
+        "scatter": lambda *parts: [_scattered(parts, ranks, how[0])],
+        "message": lambda x: [_sent(x, how[0], how[1], ranks)],
+    }
+    return compiled(lambda *blocks: tuple(bodies[call](*blocks)), ranks)
+
+
+def _reduced(rows: jax.Array, op: str) -> jax.Array:
+    """Each rank's row of all, added up as `fold` does."""
+    return fold(lax.all_to_all(rows, AXIS, 0, 0), op)
+
+
+def _sent(block: jax.Array, source: int, target: int, ranks: tuple[int, ...]) -> jax.Array:
+    """What one rank has, on another; as it is where both are one."""
+    return block if source == target else lax.ppermute(block, AXIS, [(ranks.index(source), ranks.index(target))])
+
+
+def _scattered(parts: Blocks, ranks: tuple[int, ...], source: int) -> jax.Array:
+    """Each rank's part of those of one rank."""
+    own = parts[ranks.index(source)]
+    for place, (rank, part) in enumerate(zip(ranks, parts, strict=True)):
+        if rank != source:
+            own = jnp.where(lax.axis_index(AXIS) == place, _sent(part, source, rank, ranks), own)
+    return own
+
+
+@functools.lru_cache(maxsize=2)  # of the last shapes: what is kept for as long is memory
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, device: Any) -> jax.Array:
+    return jax.device_put(np.zeros(shape, dtype), device)
+
+
+@jax.jit
+def _as_vector(value: jax.Array) -> jax.Array:
+    return value.reshape(1)
+
+
+@jax.jit
+def _as_scalar(value: jax.Array) -> jax.Array:
+    return value.reshape(())

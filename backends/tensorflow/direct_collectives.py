@@ -1,0 +1,122 @@
+"""Calls of `kf.comm` that were made before, as one program each.
+
+They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one. Those
+that have none do not follow it here, either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_flow.backends.tensorflow.collectives import (
+    GATHERED,
+    REDUCED,
+    exchanged,
+    fold,
+    is_followed,
+    operation,
+    run_within_limit,
+    shape,
+)
+from keras_flow.backends.tensorflow.devices import rank_devices, world
+
+Tensors = Sequence[tf.Tensor]
+
+
+def direct(
+    call: str, ranks: tuple[int, ...], like: tf.Tensor | list[tf.Tensor], how: tuple[Any, ...]
+) -> Callable[[Any], Any] | None:
+    """Of dtypes that the runtime knows."""
+    given = like if isinstance(like, list) else [like]
+    first, rank = given[0], world().local_ranks[0]
+    is_uneven = len({shape(each) for each in given}) > 1
+    if 0 in shape(first) or is_uneven or first.dtype not in (GATHERED & REDUCED if "gather" in call else REDUCED):
+        return None
+    gives = rank == how[0] if call == "scatter" else call not in ("recv", "barrier")
+    takes = rank == how[-1] if call in ("reduce", "gather") else call != "send"
+    place, what, here, dtype = rank_devices()[rank], f"kf.comm: {call}", shape(first), first.dtype
+
+    def body(*values: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device(place):
+            return _results(call, ranks, rank, values, here, dtype, how)
+
+    # not tf.function: it passes every output through the first device
+    program = tf.compat.v1.wrap_function(body, [tf.TensorSpec(here, dtype)] * (len(given) if gives else 0))
+    is_listed, gives_list = isinstance(like, list), call in ("all_gather", "all_to_all", "gather")
+
+    def run(value: Any) -> Any:
+        values = (value if is_listed else [value]) if gives else []
+        if is_followed():
+            values = [tf.stop_gradient(each) for each in values]
+        with tf.device(place):  # of the outputs
+            results = run_within_limit(what, program, values)
+        if call == "barrier":
+            results[0].numpy()  # waits
+            return None
+        if not takes:
+            return value if call == "reduce" else None
+        return list(results) if gives_list else results[0]
+
+    return run
+
+
+def _results(
+    call: str,
+    ranks: tuple[int, ...],
+    rank: int,
+    values: Sequence[tf.Tensor],
+    shape: tuple[int, ...],
+    dtype: tf.DType,
+    how: tuple[Any, ...],
+) -> list[tf.Tensor]:
+    """What a rank gets of a call, in its program; of which nothing is read where it does not take it.
+
+    Args:
+        call: one of `kf.comm`.
+        ranks: the group.
+        rank: that of this process.
+        values: what it gives.
+        shape: that of each tensor that is given, by whichever rank.
+        dtype: theirs.
+        how: of the call.
+    """
+    count = len(ranks)
+    if call in ("all_reduce", "reduce", "broadcast"):
+        # the runtime has nothing that reduces to one rank
+        kind = "broadcast" if call == "broadcast" else "all_reduce"
+        return [operation(f"{kind} {how[0]}", ranks, rank, values[0])]
+    if call == "barrier":
+        return [operation("all_reduce sum", ranks, rank, tf.zeros(1, "int32"))]
+    if call in ("all_gather_into_tensor", "all_gather"):
+        joined = operation("gather", ranks, rank, values[0])
+        if call == "all_gather":
+            return tf.unstack(tf.reshape(joined, [count, *shape]))
+        return [tf.reshape(joined, [count * shape[0], *shape[1:]]) if len(shape) > 1 else joined]
+    if call in ("reduce_scatter", "reduce_scatter_tensor", "all_to_all"):
+        flat = tf.reshape(tf.stack(values) if len(values) > 1 else values[0], [-1])
+        arrived = operation("all_to_all", ranks, rank, flat)
+    else:
+        # who sends to whom: one to all, all to one, or one to one
+        sources, targets = {
+            "scatter": (how, ranks),
+            "gather": (ranks, how),
+            "send": ((rank,), how),
+            "recv": (how, (rank,)),
+        }[call]
+        size = tf.TensorShape(shape).num_elements()
+        table = [[size if sender in sources and to in targets else 0 for to in ranks] for sender in ranks]
+        parts = [tf.reshape(each, [-1]) for each in values] or [tf.zeros([0], dtype)] * count
+        if len(parts) == 1:
+            parts = [parts[0] if to in targets else tf.zeros([0], dtype) for to in ranks]
+        arrived = exchanged(ranks, rank, parts, table)
+        if not any(row[ranks.index(rank)] for row in table):
+            return [arrived]
+    if call in ("all_to_all", "gather"):
+        return tf.unstack(tf.reshape(arrived, [count, *shape]))
+    if call.startswith("reduce_scatter"):
+        own = shape if call == "reduce_scatter" else (shape[0] // count, *shape[1:])
+        return [tf.reshape(fold(tf.reshape(arrived, [count, -1]), how[0]), own)]
+    return [tf.reshape(arrived, shape)]

@@ -1,0 +1,158 @@
+"""Calls of `kf.comm` that were made before, as one function each of torch's own: nothing is looked up or checked again.
+
+They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one. Those
+that have none do not follow it here, either. A group's methods take the options that `dist.all_reduce` and its like
+make anew for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from keras_flow.backends.torch.collectives import OPS, REDUCED, fold, process_group
+from keras_flow.backends.torch.devices import world
+
+Tensor = torch.Tensor
+
+
+def direct(
+    call: str, ranks: tuple[int, ...], like: Tensor | list[Tensor], how: tuple[Any, ...]
+) -> Callable[[Any], Any] | None:
+    """Of dtypes that gloo and NCCL both know; an engine of several processes."""
+    given = like if isinstance(like, list) else [like]
+    if world().is_simulated or not all(each.numel() for each in given) or given[0].dtype not in REDUCED:
+        return None
+    group = (None if call in ("send", "recv") else process_group(ranks)) or dist.group.WORLD
+    assert group is not None
+    if call in ("send", "recv"):  # which need no group of their own
+        return _message(call, group, given[0], how[0])
+    if call in ("all_reduce", "broadcast", "reduce"):
+        return _written(call, group, ranks, *how)
+    if call in ("all_gather", "all_gather_into_tensor"):
+        return _gathered(group, given[0], is_listed=call == "all_gather")
+    if call in ("reduce_scatter", "reduce_scatter_tensor"):
+        return _scattered(group, given, *how)
+    if call == "all_to_all":
+        return _exchanged(group, given)
+    if call == "barrier":
+        return lambda _: dist.barrier(group)
+    return _from_or_to_one(call, group, ranks, given[0], how[0])
+
+
+def _written(
+    call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], *how: str | int
+) -> Callable[[Tensor], Tensor]:
+    """What torch writes into the tensor: a copy of it."""
+    run: Any = {"all_reduce": group.allreduce, "broadcast": group.broadcast, "reduce": group.reduce}[call]
+    if call == "broadcast":
+        options = _options(dist.BroadcastOptions(), rootRank=ranks.index(int(how[0])), rootTensor=0)
+    elif call == "all_reduce":
+        options = _options(dist.AllreduceOptions(), reduceOp=OPS[str(how[0])])
+    else:
+        options = _options(dist.ReduceOptions(), reduceOp=OPS[str(how[0])], rootRank=ranks.index(int(how[1])))
+    keeps_own = call == "reduce" and how[1] != world().local_ranks[0]
+
+    def written(value: Tensor) -> Tensor:
+        result = value.detach().clone(memory_format=torch.contiguous_format)
+        _wait(run([result], options))
+        return value if keeps_own else result
+
+    return written
+
+
+def _gathered(group: dist.ProcessGroup, like: Tensor, is_listed: bool) -> Callable[[Tensor], Any]:
+    """The tensors of all, which are of one shape."""
+    count, shape, run = group.size(), tuple(like.shape), group.all_gather_single
+    joined = (count * shape[0], *shape[1:]) if shape else (count,)
+
+    def gathered(value: Tensor) -> Any:
+        result = value.new_empty(joined)
+        _wait(run(result, value.contiguous().view(shape or (1,))))
+        return list(result.view(count, *shape).unbind(0)) if is_listed else result
+
+    return gathered
+
+
+def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str) -> Callable[[Any], Tensor]:
+    """Parts that were exchanged, added up; of a list, or of one tensor's dim 0."""
+    count, place, run = group.size(), group.rank(), group.all_to_all_single
+    options = _options(dist.AllToAllOptions())
+    if len(like) == 1 < count:
+        shape = (like[0].shape[0] // count, *like[0].shape[1:])
+        sizes: list[int] = []  # equal ones
+        part = like[0].numel() // count
+    else:
+        shape, sizes = tuple(like[place].shape), [each.numel() for each in like]
+        part = sizes[place]
+
+    def scattered(value: Any) -> Tensor:
+        flat = torch.cat([each.reshape(-1) for each in value]) if sizes else value.contiguous().view(-1)
+        arrived = flat.new_empty(count * part)
+        _wait(run(arrived, flat, [part] * count if sizes else [], sizes, options))
+        return fold(arrived.view(count, part), op).view(shape)
+
+    return scattered
+
+
+def _exchanged(group: dist.ProcessGroup, like: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A tensor for each, all of one shape."""
+    shape, run, options = (len(like), *like[0].shape), group.all_to_all_single, _options(dist.AllToAllOptions())
+
+    def exchanged(values: list[Tensor]) -> list[Tensor]:
+        flat = torch.stack(values)
+        result = flat.new_empty(shape)
+        _wait(run(result, flat, [], [], options))
+        return list(result.unbind(0))
+
+    return exchanged
+
+
+def _from_or_to_one(
+    call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], like: Tensor, one: int
+) -> Callable[[Any], Any]:
+    """A gather to one rank, and a scatter from it."""
+    shape, dtype, device, is_one = tuple(like.shape), like.dtype, like.device, world().local_ranks[0] == one
+    options = _options(dist.GatherOptions() if call == "gather" else dist.ScatterOptions(), rootRank=ranks.index(one))
+    run: Any = group.gather if call == "gather" else group.scatter
+
+    def gathered(value: Tensor) -> list[Tensor] | None:
+        parts = [value.new_empty(shape) for _ in ranks] if is_one else None
+        _wait(run([parts] if parts else [], [value.contiguous()], options))
+        return parts
+
+    def scattered(values: list[Tensor] | None) -> Tensor:
+        result = torch.empty(shape, dtype=dtype, device=device)
+        _wait(run([result], [[each.contiguous() for each in values]] if values else [], options))
+        return result
+
+    return gathered if call == "gather" else scattered
+
+
+def _message(call: str, group: dist.ProcessGroup, like: Tensor, other: int) -> Callable[[Any], Tensor | None]:
+    shape, dtype, device = tuple(like.shape), like.dtype, like.device
+
+    def send(value: Tensor) -> None:
+        group.send([value.contiguous()], other, 0).wait()
+
+    def receive(_: None) -> Tensor:
+        result = torch.empty(shape, dtype=dtype, device=device)
+        group.recv([result], other, 0).wait()
+        return result
+
+    return send if call == "send" else receive
+
+
+def _options(options: Any, **values: Any) -> Any:
+    """Options of a group's method that blocks."""
+    for name, value in {"asyncOp": False, **values}.items():
+        setattr(options, name, value)
+    return options
+
+
+def _wait(work: Any) -> None:
+    if work is not None:
+        work.wait()
