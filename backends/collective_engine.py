@@ -102,8 +102,10 @@ class CollectiveEngine(Protocol):
         """
         ...
 
-    def direct(self, call: str, ranks: tuple[int, ...], like: Any, how: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-        """A call of `kf.comm` as one function of what this process gives, for loops: it blocks, and has no gradient.
+    def direct(
+        self, call: str, ranks: tuple[int, ...], like: Any, how: tuple[Any, ...], async_op: bool
+    ) -> Callable[[Any], Any] | None:
+        """A call of `kf.comm` as one function of what this process gives, for loops; it has no gradient.
 
         Args:
             call: the name in `kf.comm`.
@@ -111,6 +113,7 @@ class CollectiveEngine(Protocol):
             like: an array, or a list of arrays, of the dtype and shape of what it will be called with; where it is
                 called with None, of what another rank gives: a part of a scatter, or a message.
             how: the op; the rank that gives to all, or gets from all; of a reduce both; of `send` and `recv` the other.
+            async_op: the function gives a `Pending`, where the engine runs collectives beside the program.
 
         Returns:
             None where the engine has no such function of such arrays.

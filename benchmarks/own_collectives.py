@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+#: which kf.comm asks for; an engine's own call gathers tensors of one shape
+ANY_SHAPES = "all_gather of any shapes"
 #: how a call is given: a rank's tensor, or a list with one for each rank
 TENSORS = (
     "all_reduce",
@@ -16,6 +18,7 @@ TENSORS = (
     "reduce_scatter_tensor",
     "reduce",
     "all_gather",
+    ANY_SHAPES,
     "gather",
 )
 LISTS = ("reduce_scatter", "all_to_all", "scatter")
@@ -87,7 +90,7 @@ def _torch(rank: int, count: int, elements: int) -> Calls:
         "reduce_scatter_tensor": filled(part, dist.reduce_scatter_single),
         # it leaves parts of sums in the tensors of the others
         "reduce": reduced if first else lambda x: (reduced(x), x)[1],
-        "all_gather": lists(elements, dist.all_gather),
+        **dict.fromkeys(["all_gather", ANY_SHAPES], lists(elements, dist.all_gather)),
         "gather": lists(elements, lambda out, x: dist.gather(x, out, 0)) if first else lambda x: dist.gather(x),
         "reduce_scatter": filled(part, dist.reduce_scatter),
         "all_to_all": lists(part, dist.all_to_all),
@@ -142,7 +145,7 @@ def _jax(rank: int, count: int, elements: int) -> Calls:
         "reduce_scatter_tensor": program(lambda x: lax.psum_scatter(x, axis, tiled=True)),
         # nor anything to one rank
         "reduce": summed if rank == 0 else lambda x: (summed(x), x)[1],
-        "all_gather": gathered,
+        **dict.fromkeys(["all_gather", ANY_SHAPES], gathered),
         "gather": gathered if rank == 0 else lambda x: (gathered(x), None)[1],
         "reduce_scatter": listed(program(lambda *parts: lax.psum_scatter(jnp.stack(parts), axis))),
         "all_to_all": listed(program(lambda *parts: tuple(lax.all_to_all(jnp.stack(parts), axis, 0, 0)))),
@@ -215,7 +218,7 @@ def _tensorflow(rank: int, count: int, elements: int, again: bool) -> Calls:
         ),
         # it has nothing to one rank
         "reduce": reduced if first else lambda x: (reduced(x), x)[1],
-        "all_gather": wrapped(lambda x: gathered(x, "all_gather")),
+        **{name: wrapped(lambda x, name=name: gathered(x, name)) for name in ("all_gather", ANY_SHAPES)},
         "gather": collected if first else lambda x: (collected(x), None)[1],
         "reduce_scatter": lambda given: reduce_scatter(*given),
         "all_to_all": lambda given: all_to_all(*given),

@@ -33,7 +33,9 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, np.ndarray], 
     """numpy has none: here `kf.comm` shows what it puts together."""
 
 
-def direct(call: str, ranks: tuple[int, ...], like: np.ndarray | list[np.ndarray], how: tuple[Any, ...]) -> None:
+def direct(
+    call: str, ranks: tuple[int, ...], like: np.ndarray | list[np.ndarray], how: tuple[Any, ...], async_op: bool
+) -> None:
     """numpy has none."""
 
 

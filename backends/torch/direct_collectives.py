@@ -13,74 +13,79 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from keras_flow.backends.collective_engine import Pending
 from keras_flow.backends.torch.collectives import OPS, REDUCED, fold, process_group
 from keras_flow.backends.torch.devices import world
 
 Tensor = torch.Tensor
+Run = Callable[[Any], Any]
+#: of a collective's work and its result, with what is to be made of it: waits and gives it, or gives a `Pending`
+End = Callable[..., Any]
 
 
 def direct(
-    call: str, ranks: tuple[int, ...], like: Tensor | list[Tensor], how: tuple[Any, ...]
-) -> Callable[[Any], Any] | None:
+    call: str, ranks: tuple[int, ...], like: Tensor | list[Tensor], how: tuple[Any, ...], async_op: bool
+) -> Run | None:
     """Of dtypes that gloo and NCCL both know; an engine of several processes."""
     given = like if isinstance(like, list) else [like]
     if world().is_simulated or not all(each.numel() for each in given) or given[0].dtype not in REDUCED:
         return None
     group = (None if call in ("send", "recv") else process_group(ranks)) or dist.group.WORLD
     assert group is not None
+    end = _pending if async_op else _waited
     if call in ("send", "recv"):  # which need no group of their own
         return _message(call, group, given[0], how[0])
     if call in ("all_reduce", "broadcast", "reduce"):
-        return _written(call, group, ranks, *how)
+        return _written(call, group, ranks, how, end)
     if call in ("all_gather", "all_gather_into_tensor"):
-        return _gathered(group, given[0], is_listed=call == "all_gather")
+        return _gathered(group, given[0], call == "all_gather", end)
     if call in ("reduce_scatter", "reduce_scatter_tensor"):
-        return _scattered(group, given, *how)
+        return _scattered(group, given, how[0], end)
     if call == "all_to_all":
-        return _exchanged(group, given)
+        return _exchanged(group, given, end)
     if call == "barrier":
         return lambda _: dist.barrier(group)
     return _from_or_to_one(call, group, ranks, given[0], how[0])
 
 
-def _written(
-    call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], *how: str | int
-) -> Callable[[Tensor], Tensor]:
+def _written(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], how: tuple[Any, ...], end: End) -> Run:
     """What torch writes into the tensor: a copy of it."""
     run: Any = {"all_reduce": group.allreduce, "broadcast": group.broadcast, "reduce": group.reduce}[call]
     if call == "broadcast":
-        options = _options(dist.BroadcastOptions(), rootRank=ranks.index(int(how[0])), rootTensor=0)
+        options = _options(dist.BroadcastOptions(), end, rootRank=ranks.index(how[0]), rootTensor=0)
     elif call == "all_reduce":
-        options = _options(dist.AllreduceOptions(), reduceOp=OPS[str(how[0])])
+        options = _options(dist.AllreduceOptions(), end, reduceOp=OPS[how[0]])
     else:
-        options = _options(dist.ReduceOptions(), reduceOp=OPS[str(how[0])], rootRank=ranks.index(int(how[1])))
+        options = _options(dist.ReduceOptions(), end, reduceOp=OPS[how[0]], rootRank=ranks.index(how[1]))
     keeps_own = call == "reduce" and how[1] != world().local_ranks[0]
 
-    def written(value: Tensor) -> Tensor:
+    def written(value: Tensor) -> Any:
         result = value.detach().clone(memory_format=torch.contiguous_format)
-        _wait(run([result], options))
-        return value if keeps_own else result
+        return end(run([result], options), value if keeps_own else result)
 
     return written
 
 
-def _gathered(group: dist.ProcessGroup, like: Tensor, is_listed: bool) -> Callable[[Tensor], Any]:
+def _gathered(group: dist.ProcessGroup, like: Tensor, is_listed: bool, end: End) -> Run:
     """The tensors of all, which are of one shape."""
-    count, shape, run = group.size(), tuple(like.shape), group.all_gather_single
+    count, shape = group.size(), tuple(like.shape)
     joined = (count * shape[0], *shape[1:]) if shape else (count,)
+
+    def listed(value: Tensor) -> Any:
+        parts = [value.new_empty(shape) for _ in range(count)]
+        return end(group.allgather([parts], [value.contiguous()]), parts)
 
     def gathered(value: Tensor) -> Any:
         result = value.new_empty(joined)
-        _wait(run(result, value.contiguous().view(shape or (1,))))
-        return list(result.view(count, *shape).unbind(0)) if is_listed else result
+        return end(group.all_gather_single(result, value.contiguous().view(shape or (1,))), result)
 
-    return gathered
+    return listed if is_listed else gathered
 
 
-def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str) -> Callable[[Any], Tensor]:
-    """Parts that were exchanged, added up; of a list, or of one tensor's dim 0."""
+def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str, end: End) -> Run:
+    """Parts that are exchanged and added up, of a list, or of one tensor's dim 0."""
     count, place, run = group.size(), group.rank(), group.all_to_all_single
-    options = _options(dist.AllToAllOptions())
+    options = _options(dist.AllToAllOptions(), end)
     if len(like) == 1 < count:
         shape = (like[0].shape[0] // count, *like[0].shape[1:])
         sizes: list[int] = []  # equal ones
@@ -89,50 +94,48 @@ def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str) -> Callabl
         shape, sizes = tuple(like[place].shape), [each.numel() for each in like]
         part = sizes[place]
 
-    def scattered(value: Any) -> Tensor:
+    def added(arrived: Tensor) -> Tensor:
+        return fold(arrived.view(count, part), op).view(shape)
+
+    def scattered(value: Any) -> Any:
         flat = torch.cat([each.reshape(-1) for each in value]) if sizes else value.contiguous().view(-1)
         arrived = flat.new_empty(count * part)
-        _wait(run(arrived, flat, [part] * count if sizes else [], sizes, options))
-        return fold(arrived.view(count, part), op).view(shape)
+        return end(run(arrived, flat, [part] * count if sizes else [], sizes, options), arrived, added)
 
     return scattered
 
 
-def _exchanged(group: dist.ProcessGroup, like: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+def _exchanged(group: dist.ProcessGroup, like: list[Tensor], end: End) -> Run:
     """A tensor for each, all of one shape."""
-    shape, run, options = (len(like), *like[0].shape), group.all_to_all_single, _options(dist.AllToAllOptions())
+    shape, run, options = (len(like), *like[0].shape), group.all_to_all_single, _options(dist.AllToAllOptions(), end)
 
-    def exchanged(values: list[Tensor]) -> list[Tensor]:
+    def exchanged(values: list[Tensor]) -> Any:
         flat = torch.stack(values)
         result = flat.new_empty(shape)
-        _wait(run(result, flat, [], [], options))
-        return list(result.unbind(0))
+        return end(run(result, flat, [], [], options), list(result.unbind(0)))
 
     return exchanged
 
 
-def _from_or_to_one(
-    call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], like: Tensor, one: int
-) -> Callable[[Any], Any]:
+def _from_or_to_one(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], like: Tensor, one: int) -> Run:
     """A gather to one rank, and a scatter from it."""
     shape, dtype, device, is_one = tuple(like.shape), like.dtype, like.device, world().local_ranks[0] == one
-    options = _options(dist.GatherOptions() if call == "gather" else dist.ScatterOptions(), rootRank=ranks.index(one))
+    options = dist.GatherOptions() if call == "gather" else dist.ScatterOptions()
+    options = _options(options, _waited, rootRank=ranks.index(one))
     run: Any = group.gather if call == "gather" else group.scatter
 
     def gathered(value: Tensor) -> list[Tensor] | None:
         parts = [value.new_empty(shape) for _ in ranks] if is_one else None
-        _wait(run([parts] if parts else [], [value.contiguous()], options))
-        return parts
+        return _waited(run([parts] if parts else [], [value.contiguous()], options), parts)
 
     def scattered(values: list[Tensor] | None) -> Tensor:
         result = torch.empty(shape, dtype=dtype, device=device)
-        _wait(run([result], [[each.contiguous() for each in values]] if values else [], options))
-        return result
+        return _waited(run([result], [[each.contiguous() for each in values]] if values else [], options), result)
 
     return gathered if call == "gather" else scattered
 
 
-def _message(call: str, group: dist.ProcessGroup, like: Tensor, other: int) -> Callable[[Any], Tensor | None]:
+def _message(call: str, group: dist.ProcessGroup, like: Tensor, other: int) -> Run:
     shape, dtype, device = tuple(like.shape), like.dtype, like.device
 
     def send(value: Tensor) -> None:
@@ -146,13 +149,21 @@ def _message(call: str, group: dist.ProcessGroup, like: Tensor, other: int) -> C
     return send if call == "send" else receive
 
 
-def _options(options: Any, **values: Any) -> Any:
-    """Options of a group's method that blocks."""
-    for name, value in {"asyncOp": False, **values}.items():
+def _options(options: Any, end: End, **values: Any) -> Any:
+    """Options of a group's method, which tells NCCL whether its stream is waited for."""
+    for name, value in {"asyncOp": end is _pending, **values}.items():
         setattr(options, name, value)
     return options
 
 
-def _wait(work: Any) -> None:
+def _waited(work: Any, result: Any, finish: Run | None = None) -> Any:
+    """What is made of the result when the work has ended."""
     if work is not None:
         work.wait()
+    return finish(result) if finish else result
+
+
+def _pending(work: Any, result: Any, finish: Run | None = None) -> Pending:
+    """The same, later; until then the work keeps what it sends."""
+    rank = world().local_ranks[0]
+    return Pending(lambda: {rank: _waited(work, result, finish)}, work.is_completed)

@@ -54,15 +54,14 @@ def all_gather(x: object, group: Placement | None = None, async_op: bool = False
         >>> kf.comm.all_gather({0: [1, 2], 1: [3]}, group=kf.Placement([0, 1]))[1]
         [Array([1, 2], dtype=int32), Array([3], dtype=int32)]
     """
-    goes_straight = same_shape and not async_op
-    if goes_straight and (run := repeated.find("all_gather", (), group, x)):
+    if same_shape and (run := repeated.find("all_gather", (), group, x, async_op)):
         return run(x)
     members = Group.of(group, "all_gather")
     values = members.tensors(x, "all_gather")
     if not values:
         return None
     shapes = _shapes(members, values, "all_gather", same_shape)
-    if goes_straight and (run := repeated.keep("all_gather", (), group, members, values)):
+    if len(set(shapes)) == 1 and (run := repeated.keep("all_gather", (), group, members, values, async_op)):
         return run(*values.values())
 
     def cut(values: Values) -> Values:
@@ -90,14 +89,14 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
         >>> kf.comm.all_gather_into_tensor({0: [1, 2], 1: [3, 4]}, group=kf.Placement([0, 1]))[0]
         Array([1, 2, 3, 4], dtype=int32)
     """
-    if not async_op and (run := repeated.find("all_gather_into_tensor", (), group, x)):
+    if run := repeated.find("all_gather_into_tensor", (), group, x, async_op):
         return run(x)
     members = Group.of(group, "all_gather_into_tensor")
     values = members.tensors(x, "all_gather_into_tensor")
     if not values:
         return None
     _check_equal(members, values, "all_gather_into_tensor")
-    if not async_op and (run := repeated.keep("all_gather_into_tensor", (), group, members, values)):
+    if run := repeated.keep("all_gather_into_tensor", (), group, members, values, async_op):
         return run(*values.values())
     shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
     joined = (count * shape[0], *shape[1:]) if shape else (count,)
@@ -132,8 +131,7 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
         >>> kf.comm.all_to_all({0: [[1], [2, 3]], 1: [[4, 5], []]}, group=kf.Placement([0, 1]))[0]
         [Array([1], dtype=int32), Array([4, 5], dtype=int32)]
     """
-    goes_straight = same_shape and not async_op
-    if goes_straight and (run := repeated.find("all_to_all", (), group, x)):
+    if same_shape and (run := repeated.find("all_to_all", (), group, x, async_op)):
         return run(x)
     members = Group.of(group, "all_to_all")
     lists = members.lists(x, "all_to_all")
@@ -149,7 +147,7 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
                     f"{[list(each) for each in shapes]}"
                 )
         _check_equal(members, {rank: row[0] for rank, row in lists.items()}, "all_to_all of same_shape")
-        if goes_straight and (run := repeated.keep("all_to_all", (), group, members, lists)):
+        if run := repeated.keep("all_to_all", (), group, members, lists, async_op):
             return run(*lists.values())
         received = sent
         counts = Counts.of([[elements(next(iter(sent.values()))[0])] * count] * count)
@@ -206,7 +204,7 @@ def gather(x: object, dst: int, group: Placement | None = None, same_shape: bool
     if not values:
         return None
     shapes = _shapes(members, values, f"gather to {dst}", same_shape)
-    if same_shape and (run := repeated.keep("gather", (dst,), group, members, values)):
+    if len(set(shapes)) == 1 and (run := repeated.keep("gather", (dst,), group, members, values)):
         return run(*values.values())
     place = members.ranks.index(dst)
     counts = [[elements(shape) if to == place else 0 for to in range(len(shapes))] for shape in shapes]
@@ -299,7 +297,7 @@ def broadcast(x: object, src: int, group: Placement | None = None, async_op: boo
         >>> kf.comm.broadcast({0: [1, 2], 1: [3, 4]}, src=1, group=kf.Placement([0, 1]))[0]
         Array([3, 4], dtype=int32)
     """
-    if not async_op and (run := repeated.find("broadcast", (src,), group, x)):
+    if run := repeated.find("broadcast", (src,), group, x, async_op):
         return run(x)
     members = Group.of(group, "broadcast")
     members.check_member(src, "broadcast")
@@ -307,7 +305,7 @@ def broadcast(x: object, src: int, group: Placement | None = None, async_op: boo
     if not values:
         return None
     _check_equal(members, values, f"broadcast from {src}")
-    if not async_op and (run := repeated.keep("broadcast", (src,), group, members, values)):
+    if run := repeated.keep("broadcast", (src,), group, members, values, async_op):
         return run(*values.values())
     work = Work(algorithms.broadcast(members, values, src), members.answer)
     return work if async_op else work.wait()

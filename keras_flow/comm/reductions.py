@@ -45,17 +45,17 @@ def all_reduce(x: object, op: str = "sum", group: Placement | None = None, async
         >>> kf.comm.all_reduce({0: [1.0, 8.0], 1: [5.0, 2.0]}, op="max", group=kf.Placement([0, 1]))[1]
         Array([5., 8.], dtype=float32)
     """
-    if not async_op and (run := repeated.find("all_reduce", (op,), group, x)):
+    if run := repeated.find("all_reduce", (op,), group, x, async_op):
         return run(x)
     members = Group.of(group, "all_reduce")
     values = members.tensors(x, "all_reduce")
     if not values:
         return None
     check(members, values, op, "all_reduce")
+    if run := repeated.keep("all_reduce", (op,), group, members, values, async_op):
+        return run(*values.values())
     if async_op:
         return Work(algorithms.all_reduce(members, values, op), members.answer)
-    if run := repeated.keep("all_reduce", (op,), group, members, values):
-        return run(*values.values())
     pullback = algorithms.no_gradient(op, "all_reduce")
     if op in ("sum", "mean"):
         pullback = lambda cotangents: algorithms.all_reduce(members, cotangents, op)  # noqa: E731
@@ -122,7 +122,7 @@ def reduce_scatter(x: object, op: str = "sum", group: Placement | None = None, a
         >>> kf.comm.reduce_scatter({0: [[1, 2], [3]], 1: [[10, 20], [30]]}, group=pair)
         {0: Array([11, 22], dtype=int32), 1: Array([33], dtype=int32)}
     """
-    if not async_op and (run := repeated.find("reduce_scatter", (op,), group, x)):
+    if run := repeated.find("reduce_scatter", (op,), group, x, async_op):
         return run(x)
     members = Group.of(group, "reduce_scatter")
     lists = members.lists(x, "reduce_scatter")
@@ -138,7 +138,7 @@ def reduce_scatter(x: object, op: str = "sum", group: Placement | None = None, a
             for rank, tensors in lists.items()
         },
     )
-    if not async_op and (run := repeated.keep("reduce_scatter", (op,), group, members, lists)):
+    if run := repeated.keep("reduce_scatter", (op,), group, members, lists, async_op):
         return run(*lists.values())
     shapes = [shape_of(each) for each in first]
     flat = on_each(lists, lambda tensors: engine.join([engine.reshape(each, (-1,)) for each in tensors]))
@@ -166,7 +166,7 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
         >>> kf.comm.reduce_scatter_tensor({0: [1, 2, 3, 4], 1: [10, 20, 30, 40]}, group=pair)
         {0: Array([11, 22], dtype=int32), 1: Array([33, 44], dtype=int32)}
     """
-    if not async_op and (run := repeated.find("reduce_scatter_tensor", (op,), group, x)):
+    if run := repeated.find("reduce_scatter_tensor", (op,), group, x, async_op):
         return run(x)
     members = Group.of(group, "reduce_scatter_tensor")
     values = members.tensors(x, "reduce_scatter_tensor")
@@ -179,7 +179,7 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
             "kf.comm.reduce_scatter takes a list of parts of any size"
         )
     check(members, values, op, "reduce_scatter_tensor")
-    if not async_op and (run := repeated.keep("reduce_scatter_tensor", (op,), group, members, values)):
+    if run := repeated.keep("reduce_scatter_tensor", (op,), group, members, values, async_op):
         return run(*values.values())
     flat = reshaped(values, (-1,))
     part = (shape[0] // count, *shape[1:])

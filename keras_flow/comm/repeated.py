@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.collective_engine import Pending
 from keras_flow.comm.group import Group, forget_compared
+from keras_flow.comm.work import Work
 from keras_flow.current import last_call
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype
@@ -24,12 +26,12 @@ _DIFFERENTIABLE = frozenset(
 
 Run = Callable[[Any], Any]
 
-#: (call, how, group, dtypes and shapes) -> the result of what this process gives; None where the engine has no such
-#: function
+#: (call, how, group, dtypes and shapes, async_op) -> the result of what this process gives; None where the engine has
+#: no such function
 _table: dict[tuple[Any, ...], Run | None] = {}
 
 
-def find(call: str, how: tuple[Any, ...], group: object, given: object) -> Run | None:
+def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op: bool = False) -> Run | None:
     """What makes the result of what this rank gives, where the same call was made before.
 
     Args:
@@ -37,6 +39,7 @@ def find(call: str, how: tuple[Any, ...], group: object, given: object) -> Run |
         how: its op, its source or target; of which ranks, shape and dtype where they are told.
         group: what the caller gave.
         given: a tensor, a list of them, or None.
+        async_op: it makes a `Work`.
     """
     engine = tensor_engine()
     local = engine.world().local_ranks
@@ -54,7 +57,7 @@ def find(call: str, how: tuple[Any, ...], group: object, given: object) -> Run |
         if facts is None:
             return None
     try:
-        run = _table.get((call, how, group, facts))
+        run = _table.get((call, how, group, facts, async_op))
     except TypeError:  # what is told cannot be a key, so it was not told before
         return None
     if run is not None:
@@ -63,7 +66,12 @@ def find(call: str, how: tuple[Any, ...], group: object, given: object) -> Run |
 
 
 def keep(
-    call: str, how: tuple[Any, ...], group: Placement | None, members: Group, given: Mapping[int, Any]
+    call: str,
+    how: tuple[Any, ...],
+    group: Placement | None,
+    members: Group,
+    given: Mapping[int, Any],
+    async_op: bool = False,
 ) -> Run | None:
     """A call was checked and compared: what makes its result, which later calls find.
 
@@ -80,10 +88,11 @@ def keep(
     facts: Any = tuple([(each.dtype, engine.shape(each)) for each in values])
     if not isinstance(value, list):
         facts = facts[0] if facts else None
-    key = (call, how, group, facts)
+    key = (call, how, group, facts, async_op)
     if key not in _table:
-        _table[key] = _made(call, how, members, rank, value)
-    return None if call in _DIFFERENTIABLE and engine.is_recorded(values) else _table[key]
+        _table[key] = _made(call, how, members, rank, value, async_op)
+    # a gradient is asked for of what is there
+    return None if call in _DIFFERENTIABLE and not async_op and engine.is_recorded(values) else _table[key]
 
 
 def begin_anew() -> None:
@@ -92,25 +101,27 @@ def begin_anew() -> None:
     forget_compared()
 
 
-def _made(call: str, how: tuple[Any, ...], members: Group, rank: int, given: Any) -> Run | None:
-    engine = tensor_engine()
-    like = given
+def _made(call: str, how: tuple[Any, ...], members: Group, rank: int, given: Any, async_op: bool) -> Run | None:
+    engine, like, is_mean = tensor_engine(), given, how[:1] == ("mean",)
     if call == "barrier":
         like = engine.put(np.zeros(1, "int32"), rank)
     elif call in ("scatter", "recv"):
         how, (shape, dtype) = how[:1], how[1:]
         part = engine.put(np.zeros(shape, numpy_dtype(dtype)), rank)
         like = [part] * len(members.ranks) if call == "scatter" else part
-    if how[:1] != ("mean",):
-        return engine.direct(call, members.ranks, like, how)
-    total = engine.direct(call, members.ranks, like, ("sum", *how[1:]))
+    run = engine.direct(call, members.ranks, like, ("sum", *how[1:]) if is_mean else how, async_op)
+    if run is None or not (is_mean or async_op):
+        return run
 
-    def mean(value: Any) -> Any:
-        assert total is not None
-        result = total(value)
-        if call == "reduce" and rank != how[1]:
-            return result
+    def mean_of(total: Any) -> Any:
+        if not is_mean or (call == "reduce" and rank != how[1]):
+            return total
         with engine.on_rank(rank):
-            return result / len(members.ranks)
+            return total / len(members.ranks)
 
-    return total and mean
+    def begun(value: Any) -> Work:
+        result = run(value)
+        pending = result if isinstance(result, Pending) else Pending(lambda: {rank: result})
+        return Work(pending, lambda results: mean_of(results[rank]))
+
+    return begun if async_op else lambda value: mean_of(run(value))

@@ -14,6 +14,7 @@ import keras_flow as kf
 from keras_flow.backends.active import tensor_engine
 from keras_flow.comm import repeated
 from keras_flow.comm.group import dtype_name
+from keras_flow.comm.work import Work
 from keras_flow.tensors.dtypes import numpy_dtype
 
 NUMPY_OPS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
@@ -143,7 +144,7 @@ def reductions(group: kf.Placement) -> None:
 
 
 #: calls of `again`: name, op, how a rank's own is given -> what is called, and what a rank must get of all parts
-Again = tuple[str, str, str, Callable[[Any], Any], Callable[[dict[int, Any], int], Any]]
+Again = tuple[str, str, str, Callable[[Any, bool], Any], Callable[[dict[int, Any], int], Any]]
 
 
 def calls_again(group: kf.Placement, shape: tuple[int, ...], dtype: str) -> list[Again]:
@@ -160,25 +161,27 @@ def calls_again(group: kf.Placement, shape: tuple[int, ...], dtype: str) -> list
     for op in ("sum", "mean", "max", "product"):
         by = lambda parts, op=op: reduced(parts, op)  # noqa: E731
         found += [
-            ("all_reduce", op, "tensor", lambda x, op=op: kf.comm.all_reduce(x, op, group),
+            ("all_reduce", op, "tensor", lambda x, begins, op=op: kf.comm.all_reduce(x, op, group, begins),
              lambda parts, _, by=by: by(in_order(parts))),
-            ("reduce", op, "tensor", lambda x, op=op: kf.comm.reduce(x, last, op, group),
+            ("reduce", op, "tensor", lambda x, _, op=op: kf.comm.reduce(x, last, op, group),
              lambda parts, rank, by=by: by(in_order(parts)) if rank == last else parts[rank]),
-            ("reduce_scatter", op, "list", lambda x, op=op: kf.comm.reduce_scatter(x, op, group),
+            ("reduce_scatter", op, "list", lambda x, begins, op=op: kf.comm.reduce_scatter(x, op, group, begins),
              lambda parts, rank, by=by: by(row(parts, rank))),
-            ("reduce_scatter_tensor", op, "rows", lambda x, op=op: kf.comm.reduce_scatter_tensor(x, op, group),
+            ("reduce_scatter_tensor", op, "rows",
+             lambda x, begins, op=op: kf.comm.reduce_scatter_tensor(x, op, group, begins),
              lambda parts, rank, by=by: by(row({r: np.split(p, group.size) for r, p in parts.items()}, rank))),
         ]  # fmt: skip
     found += [
-        ("all_gather_into_tensor", "", "tensor", lambda x: kf.comm.all_gather_into_tensor(x, group),
+        ("all_gather_into_tensor", "", "tensor", lambda x, begins: kf.comm.all_gather_into_tensor(x, group, begins),
          lambda parts, _: np.concatenate(in_order(parts)) if shape else np.stack(in_order(parts))),
-        ("broadcast", "", "tensor", lambda x: kf.comm.broadcast(x, last, group), lambda parts, _: parts[last]),
-        ("all_gather", "", "tensor", lambda x: kf.comm.all_gather(x, group, same_shape=True),
+        ("broadcast", "", "tensor", lambda x, begins: kf.comm.broadcast(x, last, group, begins),
+         lambda parts, _: parts[last]),
+        ("all_gather", "", "tensor", lambda x, begins: kf.comm.all_gather(x, group, begins, same_shape=True),
          lambda parts, _: in_order(parts)),
-        ("gather", "", "tensor", lambda x: kf.comm.gather(x, last, group, same_shape=True),
+        ("gather", "", "tensor", lambda x, _: kf.comm.gather(x, last, group, same_shape=True),
          lambda parts, rank: in_order(parts) if rank == last else None),
-        ("all_to_all", "", "list", lambda x: kf.comm.all_to_all(x, group, same_shape=True), row),
-        ("scatter", "", "list", lambda x: kf.comm.scatter(x, last, group, shape, dtype),
+        ("all_to_all", "", "list", lambda x, begins: kf.comm.all_to_all(x, group, begins, same_shape=True), row),
+        ("scatter", "", "list", lambda x, _: kf.comm.scatter(x, last, group, shape, dtype),
          lambda parts, rank: parts[last][place[rank]]),
     ]  # fmt: skip
     return found
@@ -221,13 +224,14 @@ def again(group: kf.Placement) -> None:
             is_other = op in ("max", "product") and name != "all_reduce" and (dtype, shape) != ("float32", (3, 2))
             if not has(op, dtype) or is_other or (kind == "rows" and not shape):
                 continue
-            for turn in range(3):
+            for turn, begins in enumerate((False, True, False, True, False)):
                 of = functools.partial(own_of, kind, dtype, shape, turn=turn, count=count)
                 parts = {rank: of(rank) for rank in group.ranks}
                 given = give(lambda rank, of=of: keras.tree.map_structure(lambda one: engine.put(one, rank), of(rank)))
                 what = f"{op} {name} again: {dtype}{list(shape)}, turn {turn}"
-                with followed(given if turn == 2 and local[:1] == group.ranks[:1] else []):
-                    result = call(given)
+                with followed(given if turn == 4 and local[:1] == group.ranks[:1] else []):
+                    result = call(given, begins)
+                    result = result.wait() if isinstance(result, Work) else result
                 check(result, lambda rank, p=parts, e=expected: e(p, rank), group, what)
     kf.comm.barrier(group)
     kf.comm.barrier(group)
@@ -359,7 +363,7 @@ def gradients(group: kf.Placement) -> None:
             lambda rank: sum((each + 1) for each in group.ranks) * weight(0, size) * (place[rank] + 1),
         ),
         "all_gather_into_tensor": (
-            lambda x: kf.comm.all_gather_into_tensor(x, group),
+            lambda x, begins: kf.comm.all_gather_into_tensor(x, group, begins),
             given,
             lambda rank: summed(size * count)[size * place[rank] : size * (place[rank] + 1)],
         ),
