@@ -27,8 +27,6 @@ from keras_flow.backends.jax.collectives import (
 )
 from keras_flow.backends.jax.devices import rank_devices, world
 
-Blocks = Sequence[jax.Array]
-
 
 def direct(
     call: str, ranks: tuple[int, ...], like: jax.Array | list[jax.Array], how: tuple[Any, ...], async_op: bool
@@ -113,7 +111,7 @@ def _sent(block: jax.Array, source: int, target: int, ranks: tuple[int, ...]) ->
     return block if source == target else lax.ppermute(block, AXIS, [(ranks.index(source), ranks.index(target))])
 
 
-def _scattered(parts: Blocks, ranks: tuple[int, ...], source: int) -> jax.Array:
+def _scattered(parts: Sequence[jax.Array], ranks: tuple[int, ...], source: int) -> jax.Array:
     """Each rank's part of those of one rank."""
     own = parts[ranks.index(source)]
     for place, (rank, part) in enumerate(zip(ranks, parts, strict=True)):

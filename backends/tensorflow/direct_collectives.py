@@ -23,8 +23,6 @@ from keras_flow.backends.tensorflow.collectives import (
 )
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 
-Tensors = Sequence[tf.Tensor]
-
 
 def direct(
     call: str, ranks: tuple[int, ...], like: tf.Tensor | list[tf.Tensor], how: tuple[Any, ...], async_op: bool

@@ -17,15 +17,14 @@ from keras_flow.backends.collective_engine import Pending
 from keras_flow.backends.torch.collectives import OPS, REDUCED, fold, process_group
 from keras_flow.backends.torch.devices import world
 
-Tensor = torch.Tensor
-Run = Callable[[Any], Any]
+_Run = Callable[[Any], Any]
 #: of a collective's work and its result, with what is to be made of it: waits and gives it, or gives a `Pending`
-End = Callable[..., Any]
+_End = Callable[..., Any]
 
 
 def direct(
-    call: str, ranks: tuple[int, ...], like: Tensor | list[Tensor], how: tuple[Any, ...], async_op: bool
-) -> Run | None:
+    call: str, ranks: tuple[int, ...], like: torch.Tensor | list[torch.Tensor], how: tuple[Any, ...], async_op: bool
+) -> _Run | None:
     """Of dtypes that gloo and NCCL both know; an engine of several processes."""
     given = like if isinstance(like, list) else [like]
     if world().is_simulated or not all(each.numel() for each in given) or given[0].dtype not in REDUCED:
@@ -48,7 +47,7 @@ def direct(
     return _from_or_to_one(call, group, ranks, given[0], how[0])
 
 
-def _written(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], how: tuple[Any, ...], end: End) -> Run:
+def _written(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], how: tuple[Any, ...], end: _End) -> _Run:
     """What torch writes into the tensor: a copy of it."""
     run: Any = {"all_reduce": group.allreduce, "broadcast": group.broadcast, "reduce": group.reduce}[call]
     if call == "broadcast":
@@ -59,30 +58,30 @@ def _written(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], how: t
         options = _options(dist.ReduceOptions(), end, reduceOp=OPS[how[0]], rootRank=ranks.index(how[1]))
     keeps_own = call == "reduce" and how[1] != world().local_ranks[0]
 
-    def written(value: Tensor) -> Any:
+    def written(value: torch.Tensor) -> Any:
         result = value.detach().clone(memory_format=torch.contiguous_format)
         return end(run([result], options), value if keeps_own else result)
 
     return written
 
 
-def _gathered(group: dist.ProcessGroup, like: Tensor, is_listed: bool, end: End) -> Run:
+def _gathered(group: dist.ProcessGroup, like: torch.Tensor, is_listed: bool, end: _End) -> _Run:
     """The tensors of all, which are of one shape."""
     count, shape = group.size(), tuple(like.shape)
     joined = (count * shape[0], *shape[1:]) if shape else (count,)
 
-    def listed(value: Tensor) -> Any:
+    def listed(value: torch.Tensor) -> Any:
         parts = [value.new_empty(shape) for _ in range(count)]
         return end(group.allgather([parts], [value.contiguous()]), parts)
 
-    def gathered(value: Tensor) -> Any:
+    def gathered(value: torch.Tensor) -> Any:
         result = value.new_empty(joined)
         return end(group.all_gather_single(result, value.contiguous().view(shape or (1,))), result)
 
     return listed if is_listed else gathered
 
 
-def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str, end: End) -> Run:
+def _scattered(group: dist.ProcessGroup, like: list[torch.Tensor], op: str, end: _End) -> _Run:
     """Parts that are exchanged and added up, of a list, or of one tensor's dim 0."""
     count, place, run = group.size(), group.rank(), group.all_to_all_single
     options = _options(dist.AllToAllOptions(), end)
@@ -94,7 +93,7 @@ def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str, end: End) 
         shape, sizes = tuple(like[place].shape), [each.numel() for each in like]
         part = sizes[place]
 
-    def added(arrived: Tensor) -> Tensor:
+    def added(arrived: torch.Tensor) -> torch.Tensor:
         return fold(arrived.view(count, part), op).view(shape)
 
     def scattered(value: Any) -> Any:
@@ -105,11 +104,11 @@ def _scattered(group: dist.ProcessGroup, like: list[Tensor], op: str, end: End) 
     return scattered
 
 
-def _exchanged(group: dist.ProcessGroup, like: list[Tensor], end: End) -> Run:
+def _exchanged(group: dist.ProcessGroup, like: list[torch.Tensor], end: _End) -> _Run:
     """A tensor for each, all of one shape."""
     shape, run, options = (len(like), *like[0].shape), group.all_to_all_single, _options(dist.AllToAllOptions(), end)
 
-    def exchanged(values: list[Tensor]) -> Any:
+    def exchanged(values: list[torch.Tensor]) -> Any:
         flat = torch.stack(values)
         result = flat.new_empty(shape)
         return end(run(result, flat, [], [], options), list(result.unbind(0)))
@@ -117,31 +116,31 @@ def _exchanged(group: dist.ProcessGroup, like: list[Tensor], end: End) -> Run:
     return exchanged
 
 
-def _from_or_to_one(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], like: Tensor, one: int) -> Run:
+def _from_or_to_one(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], like: torch.Tensor, one: int) -> _Run:
     """A gather to one rank, and a scatter from it."""
     shape, dtype, device, is_one = tuple(like.shape), like.dtype, like.device, world().local_ranks[0] == one
     options = dist.GatherOptions() if call == "gather" else dist.ScatterOptions()
     options = _options(options, _waited, rootRank=ranks.index(one))
     run: Any = group.gather if call == "gather" else group.scatter
 
-    def gathered(value: Tensor) -> list[Tensor] | None:
+    def gathered(value: torch.Tensor) -> list[torch.Tensor] | None:
         parts = [value.new_empty(shape) for _ in ranks] if is_one else None
         return _waited(run([parts] if parts else [], [value.contiguous()], options), parts)
 
-    def scattered(values: list[Tensor] | None) -> Tensor:
+    def scattered(values: list[torch.Tensor] | None) -> torch.Tensor:
         result = torch.empty(shape, dtype=dtype, device=device)
         return _waited(run([result], [[each.contiguous() for each in values]] if values else [], options), result)
 
     return gathered if call == "gather" else scattered
 
 
-def _message(call: str, group: dist.ProcessGroup, like: Tensor, other: int) -> Run:
+def _message(call: str, group: dist.ProcessGroup, like: torch.Tensor, other: int) -> _Run:
     shape, dtype, device = tuple(like.shape), like.dtype, like.device
 
-    def send(value: Tensor) -> None:
+    def send(value: torch.Tensor) -> None:
         group.send([value.contiguous()], other, 0).wait()
 
-    def receive(_: None) -> Tensor:
+    def receive(_: None) -> torch.Tensor:
         result = torch.empty(shape, dtype=dtype, device=device)
         group.recv([result], other, 0).wait()
         return result
@@ -149,21 +148,21 @@ def _message(call: str, group: dist.ProcessGroup, like: Tensor, other: int) -> R
     return send if call == "send" else receive
 
 
-def _options(options: Any, end: End, **values: Any) -> Any:
+def _options(options: Any, end: _End, **values: Any) -> Any:
     """Options of a group's method, which tells NCCL whether its stream is waited for."""
     for name, value in {"asyncOp": end is _pending, **values}.items():
         setattr(options, name, value)
     return options
 
 
-def _waited(work: Any, result: Any, finish: Run | None = None) -> Any:
+def _waited(work: Any, result: Any, finish: _Run | None = None) -> Any:
     """What is made of the result when the work has ended."""
     if work is not None:
         work.wait()
     return finish(result) if finish else result
 
 
-def _pending(work: Any, result: Any, finish: Run | None = None) -> Pending:
+def _pending(work: Any, result: Any, finish: _Run | None = None) -> Pending:
     """The same, later; until then the work keeps what it sends."""
     rank = world().local_ranks[0]
     return Pending(lambda: {rank: _waited(work, result, finish)}, work.is_completed)

@@ -104,6 +104,10 @@ NAMES = {
     "collectives": {
         "process_group": "torch makes a group before it is used; the others name ranks in each call",
         "send received run_within_limit": "TensorFlow's programs of boxing plans send between processes themselves",
+        "AXIS compiled all_reduced by_tree goes_by_tree known": "XLA's programs, which `direct_collectives` makes, too",
+        "REDUCED": "dtypes of TensorFlow's runtime and of gloo; XLA reduces what it knows, and the rest by parts",
+        "GATHERED operation exchanged is_followed": "operations in TensorFlow's programs, for `direct_collectives`",
+        "OPS": "torch's names, for `direct_collectives`",
     },
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
