@@ -27,6 +27,17 @@ class Pending:
     is_completed: Callable[[], bool] = lambda: True
 
 
+#: calls of `kf.comm` that give a list
+LISTED = frozenset(["all_gather", "all_to_all", "gather"])
+
+
+def roles(call: str, rank: int, how: tuple[Any, ...]) -> tuple[bool, bool]:
+    """Whether a rank gives tensors in a call of `kf.comm`, and whether it gets something; `how` as in `direct`."""
+    gives = rank == how[0] if call == "scatter" else call not in ("recv", "barrier")
+    gets = rank == how[-1] if call in ("reduce", "gather") else call not in ("send", "barrier")
+    return gives, gets
+
+
 @dataclass(frozen=True)
 class Counts:
     """Elements that the members of a group send each other.
@@ -134,6 +145,10 @@ class CollectiveEngine(Protocol):
 
     def shape(self, value: Any) -> tuple[int, ...]:
         """The shape as numbers."""
+        ...
+
+    def without_gradient(self, value: Any) -> Any:
+        """The array, of which the engine will ask for no gradient."""
         ...
 
     def is_recorded(self, values: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ from keras_flow.backends.jax.collectives import native as native
 from keras_flow.backends.jax.collectives import reshape as reshape
 from keras_flow.backends.jax.collectives import shape as shape
 from keras_flow.backends.jax.collectives import with_gradient as with_gradient
+from keras_flow.backends.jax.collectives import without_gradient as without_gradient
 from keras_flow.backends.jax.devices import init as init
 from keras_flow.backends.jax.devices import simulate as simulate
 from keras_flow.backends.jax.devices import world as world

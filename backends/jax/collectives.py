@@ -121,6 +121,11 @@ def shape(value: jax.Array) -> tuple[int, ...]:
     return value.shape
 
 
+def without_gradient(value: jax.Array) -> jax.Array:
+    """A tracer has no values to go on with."""
+    return known([value])[0]
+
+
 def is_recorded(values: Sequence[jax.Array]) -> bool:
     """Whether one is a tracer, of `jax.grad` or of a program: those of a program `_known` refuses."""
     return any(isinstance(value, Tracer) for value in values)

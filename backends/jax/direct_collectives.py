@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from keras_flow.backends.collective_engine import LISTED, roles
 from keras_flow.backends.jax.collectives import (
     AXIS,
     all_reduced,
@@ -26,6 +27,9 @@ from keras_flow.backends.jax.collectives import (
     known,
 )
 from keras_flow.backends.jax.devices import rank_devices, world
+
+#: bytes up to which zeros are kept, of the last two shapes
+_KEPT = 1 << 24
 
 
 def direct(
@@ -38,8 +42,7 @@ def direct(
         return None
     if call == "broadcast" and not goes_by_tree(first, len(ranks)):
         return None
-    gives = rank == how[0] if call == "scatter" else call not in ("recv", "barrier")
-    takes = rank == how[-1] if call in ("reduce", "gather") else call != "send"
+    gives, gets = roles(call, rank, how)
     if call in ("send", "recv"):
         how = (rank, *how) if call == "send" else (*how, rank)  # source and target
     run, sharding = _program("message" if call in ("send", "recv") else call, ranks, how)
@@ -61,22 +64,17 @@ def direct(
 
     def run_on(value: Any) -> Any:
         if gives:
-            blocks = [placed(each) for each in known(value if is_listed else [value])]
+            blocks = [placed(each) for each in (value if is_listed else [value])]
         else:
-            blocks = [place(whole, sharding, [_zeros(shape, dtype, device)])] * blanks
+            blocks = [place(whole, sharding, known([_blank(shape, dtype, device)]))] * blanks
         results = run(*blocks)
         if call == "barrier":
-            results[0].block_until_ready()  # jax runs ahead
-            return None
-        if not takes:
+            known(results)[0].block_until_ready()  # jax runs ahead
+        if not gets:
             return value if call == "reduce" else None
-        return [taken(each) for each in results] if call in _LISTS else taken(results[0])
+        return [taken(each) for each in results] if call in LISTED else taken(known(results)[0])
 
     return run_on
-
-
-#: calls that give a list
-_LISTS = ("all_gather", "all_to_all", "gather")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -120,9 +118,17 @@ def _scattered(parts: Sequence[jax.Array], ranks: tuple[int, ...], source: int) 
     return own
 
 
-@functools.lru_cache(maxsize=2)  # of the last shapes: what is kept for as long is memory
+def _blank(shape: tuple[int, ...], dtype: np.dtype, device: Any) -> jax.Array:
+    """What a rank gives that has nothing to give."""
+    make = _kept if np.prod(shape) * dtype.itemsize <= _KEPT else _zeros
+    return make(shape, dtype, device)
+
+
 def _zeros(shape: tuple[int, ...], dtype: np.dtype, device: Any) -> jax.Array:
-    return jax.device_put(np.zeros(shape, dtype), device)
+    return known([jnp.zeros(shape, dtype, device=device)])[0]
+
+
+_kept = functools.lru_cache(maxsize=2)(_zeros)
 
 
 @jax.jit

@@ -60,6 +60,11 @@ def shape(value: np.ndarray) -> tuple[int, ...]:
     return value.shape
 
 
+def without_gradient(value: np.ndarray) -> np.ndarray:
+    """There is none."""
+    return value
+
+
 def is_recorded(values: Sequence[np.ndarray]) -> bool:
     """Nothing is."""
     return False

@@ -19,6 +19,7 @@ from keras_flow.backends.tensorflow.collectives import native as native
 from keras_flow.backends.tensorflow.collectives import reshape as reshape
 from keras_flow.backends.tensorflow.collectives import shape as shape
 from keras_flow.backends.tensorflow.collectives import with_gradient as with_gradient
+from keras_flow.backends.tensorflow.collectives import without_gradient as without_gradient
 from keras_flow.backends.tensorflow.devices import init as init
 from keras_flow.backends.tensorflow.devices import simulate as simulate
 from keras_flow.backends.tensorflow.devices import world as world

@@ -93,6 +93,11 @@ def shape(value: tf.Tensor) -> tuple[int, ...]:
     return cast("tuple[int, ...]", tuple(value.shape.as_list()))
 
 
+def without_gradient(value: tf.Tensor) -> tf.Tensor:
+    """A tape that saw operations of programs would ask for a gradient of each, and fail."""
+    return tf.stop_gradient(value)
+
+
 def is_recorded(values: Sequence[tf.Tensor]) -> bool:
     """Whether a tape sees operations."""
     if not tf.executing_eagerly():

@@ -1,7 +1,6 @@
 """Calls of `kf.comm` that were made before, as one program each.
 
-They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one. Those
-that have none do not follow it here, either.
+They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_flow.backends.collective_engine import LISTED, roles
 from keras_flow.backends.tensorflow.collectives import (
     GATHERED,
     REDUCED,
     exchanged,
     fold,
-    is_followed,
     operation,
     run_within_limit,
     shape,
@@ -33,8 +32,7 @@ def direct(
     is_uneven = len({shape(each) for each in given}) > 1
     if 0 in shape(first) or is_uneven or first.dtype not in (GATHERED & REDUCED if "gather" in call else REDUCED):
         return None
-    gives = rank == how[0] if call == "scatter" else call not in ("recv", "barrier")
-    takes = rank == how[-1] if call in ("reduce", "gather") else call != "send"
+    gives, gets = roles(call, rank, how)
     place, what, here, dtype = rank_devices()[rank], f"kf.comm: {call}", shape(first), first.dtype
 
     def body(*values: tf.Tensor) -> list[tf.Tensor]:
@@ -43,20 +41,17 @@ def direct(
 
     # not tf.function: it passes every output through the first device
     program = tf.compat.v1.wrap_function(body, [tf.TensorSpec(here, dtype)] * (len(given) if gives else 0))
-    is_listed, gives_list = isinstance(like, list), call in ("all_gather", "all_to_all", "gather")
+    is_listed = isinstance(like, list)
 
     def run(value: Any) -> Any:
         values = (value if is_listed else [value]) if gives else []
-        if is_followed():
-            values = [tf.stop_gradient(each) for each in values]
         with tf.device(place):  # of the outputs
             results = run_within_limit(what, program, values)
         if call == "barrier":
             results[0].numpy()  # waits
-            return None
-        if not takes:
+        if not gets:
             return value if call == "reduce" else None
-        return list(results) if gives_list else results[0]
+        return list(results) if call in LISTED else results[0]
 
     return run
 

@@ -17,6 +17,7 @@ from keras_flow.backends.torch.collectives import native as native
 from keras_flow.backends.torch.collectives import reshape as reshape
 from keras_flow.backends.torch.collectives import shape as shape
 from keras_flow.backends.torch.collectives import with_gradient as with_gradient
+from keras_flow.backends.torch.collectives import without_gradient as without_gradient
 from keras_flow.backends.torch.devices import init as init
 from keras_flow.backends.torch.devices import simulate as simulate
 from keras_flow.backends.torch.devices import world as world

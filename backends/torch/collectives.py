@@ -125,6 +125,11 @@ def shape(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(value.shape)
 
 
+def without_gradient(value: torch.Tensor) -> torch.Tensor:
+    """Detached."""
+    return value.detach()
+
+
 def is_recorded(values: Sequence[torch.Tensor]) -> bool:
     """Whether autograd follows one of them."""
     return any(value.requires_grad for value in values)

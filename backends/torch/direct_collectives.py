@@ -1,7 +1,7 @@
 """Calls of `kf.comm` that were made before, as one function each of torch's own: nothing is looked up or checked again.
 
-They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one. Those
-that have none do not follow it here, either. A group's methods take the options that `dist.all_reduce` and its like
+They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one. A
+group's methods take the options that `dist.all_reduce` and its like
 make anew for each call.
 """
 
@@ -39,7 +39,7 @@ def direct(
     if call in ("all_gather", "all_gather_into_tensor"):
         return _gathered(group, given[0], call == "all_gather", end)
     if call in ("reduce_scatter", "reduce_scatter_tensor"):
-        return _scattered(group, given, how[0], end)
+        return _scattered(group, like, how[0], end)
     if call == "all_to_all":
         return _exchanged(group, given, end)
     if call == "barrier":
@@ -59,7 +59,7 @@ def _written(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], how: t
     keeps_own = call == "reduce" and how[1] != world().local_ranks[0]
 
     def written(value: torch.Tensor) -> Any:
-        result = value.detach().clone(memory_format=torch.contiguous_format)
+        result = value.clone(memory_format=torch.contiguous_format)
         return end(run([result], options), value if keeps_own else result)
 
     return written
@@ -81,17 +81,16 @@ def _gathered(group: dist.ProcessGroup, like: torch.Tensor, is_listed: bool, end
     return listed if is_listed else gathered
 
 
-def _scattered(group: dist.ProcessGroup, like: list[torch.Tensor], op: str, end: _End) -> _Run:
+def _scattered(group: dist.ProcessGroup, like: torch.Tensor | list[torch.Tensor], op: str, end: _End) -> _Run:
     """Parts that are exchanged and added up, of a list, or of one tensor's dim 0."""
     count, place, run = group.size(), group.rank(), group.all_to_all_single
     options = _options(dist.AllToAllOptions(), end)
-    if len(like) == 1 < count:
-        shape = (like[0].shape[0] // count, *like[0].shape[1:])
-        sizes: list[int] = []  # equal ones
-        part = like[0].numel() // count
-    else:
+    if isinstance(like, list):
         shape, sizes = tuple(like[place].shape), [each.numel() for each in like]
         part = sizes[place]
+    else:
+        shape, part = (like.shape[0] // count, *like.shape[1:]), like.numel() // count
+        sizes = []  # equal ones
 
     def added(arrived: torch.Tensor) -> torch.Tensor:
         return fold(arrived.view(count, part), op).view(shape)
@@ -106,12 +105,13 @@ def _scattered(group: dist.ProcessGroup, like: list[torch.Tensor], op: str, end:
 
 def _exchanged(group: dist.ProcessGroup, like: list[torch.Tensor], end: _End) -> _Run:
     """A tensor for each, all of one shape."""
-    shape, run, options = (len(like), *like[0].shape), group.all_to_all_single, _options(dist.AllToAllOptions(), end)
+    shape, places, run = (len(like), *like[0].shape), range(len(like)), group.all_to_all_single
+    options = _options(dist.AllToAllOptions(), end)
 
     def exchanged(values: list[torch.Tensor]) -> Any:
         flat = torch.stack(values)
         result = flat.new_empty(shape)
-        return end(run(result, flat, [], [], options), list(result.unbind(0)))
+        return end(run(result, flat, [], [], options), [result[place] for place in places])
 
     return exchanged
 
@@ -165,4 +165,4 @@ def _waited(work: Any, result: Any, finish: _Run | None = None) -> Any:
 def _pending(work: Any, result: Any, finish: _Run | None = None) -> Pending:
     """The same, later; until then the work keeps what it sends."""
     rank = world().local_ranks[0]
-    return Pending(lambda: {rank: _waited(work, result, finish)}, work.is_completed)
+    return Pending(lambda: {rank: _waited(work, result, finish)}, work.is_completed if work else lambda: True)

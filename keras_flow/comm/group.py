@@ -74,6 +74,11 @@ class Group:
         """Whether this process drives all of them: nobody else has to be asked."""
         return len(self.mine) == len(self.ranks)
 
+    @property
+    def order_in_words(self) -> str:
+        """The order of the placement, where it is not that of ranks: calls with lists have to agree on it."""
+        return "" if self.order == self.ranks else f" in the order {list(self.order)}"
+
     def in_order(self, values: Sequence[Any]) -> list[Any]:
         """Values of the members by rank, in the order of the placement."""
         return [values[self.ranks.index(rank)] for rank in self.order]
@@ -245,6 +250,11 @@ def require_same(group: Group, calls: Mapping[int, Call]) -> None:
                 "must make the same calls, in the same order"
             )
     _compared.add(key)
+
+
+def note_same(group: Group, call: Call) -> None:
+    """All ranks of a group are known to make this call by another one."""
+    _compared.add((group.ranks, call))
 
 
 def forget_compared() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from keras_flow.comm.group import (
     dtype_name,
     elements,
     exchanged_shapes,
+    note_same,
     on_each,
     parts_of,
     require_same,
@@ -27,7 +28,7 @@ from keras_flow.comm.group import (
 from keras_flow.comm.work import Work
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
-from keras_flow.tensors.dtypes import numpy_dtype
+from keras_flow.tensors.dtypes import numpy_dtype, standard_name
 
 Shape = tuple[int, ...]
 Shaped = Callable[[Values], Values]
@@ -95,7 +96,7 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
     values = members.tensors(x, "all_gather_into_tensor")
     if not values:
         return None
-    _check_equal(members, values, "all_gather_into_tensor")
+    _check_equal(members, values, f"all_gather_into_tensor{members.order_in_words}")
     if run := repeated.keep("all_gather_into_tensor", (), group, members, values, async_op):
         return run(*values.values())
     shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
@@ -140,19 +141,19 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
     engine, count = tensor_engine(), len(members.ranks)
     sent = {rank: [shape_of(each) for each in tensors] for rank, tensors in lists.items()}
     if same_shape:
-        for rank, shapes in sent.items():
-            if len(set(shapes)) > 1:
-                raise FlowError(
-                    f"kf.comm.all_to_all: with same_shape all tensors have one; rank {rank} gives "
-                    f"{[list(each) for each in shapes]}"
-                )
-        _check_equal(members, {rank: row[0] for rank, row in lists.items()}, "all_to_all of same_shape")
+        words = f"all_to_all{members.order_in_words} of same_shape"
+        uneven = {rank: f"{words}: {shapes}" for rank, shapes in sent.items() if len(set(shapes)) > 1}
+        # those that are wrong are compared, too, so that no rank waits for them
+        require_same(members, {rank: uneven.get(rank, call_of(words, row[0])) for rank, row in lists.items()})
+        if uneven:
+            raise FlowError(f"kf.comm: rank {min(uneven)} calls {uneven[min(uneven)]}, which differ")
         if run := repeated.keep("all_to_all", (), group, members, lists, async_op):
             return run(*lists.values())
         received = sent
         counts = Counts.of([[elements(next(iter(sent.values()))[0])] * count] * count)
     else:
-        require_same(members, {rank: f"all_to_all {dtype_name(row[0])}" for rank, row in lists.items()})
+        words = f"all_to_all{members.order_in_words}"
+        require_same(members, {rank: f"{words} {dtype_name(row[0])}" for rank, row in lists.items()})
         received = exchanged_shapes(members, sent)
         counts = _counts(members, sent, received)
     flat = on_each(lists, lambda tensors: engine.join([engine.reshape(each, (-1,)) for each in tensors]))
@@ -243,7 +244,7 @@ def scatter(
         raise FlowError("kf.comm.scatter takes shape and dtype, or neither: then the rank that gives tells them")
     engine, how = tensor_engine(), (src, shape and tuple(shape), dtype)
     own = x if src in engine.world().local_ranks else None  # of the others nothing counts
-    if dtype and (run := repeated.find("scatter", how, group, own)):
+    if dtype is not None and (run := repeated.find("scatter", how, group, own)):
         return run(own)
     members = Group.of(group, "scatter")
     members.check_member(src, "scatter")
@@ -255,13 +256,19 @@ def scatter(
     if src in given:
         lists = Group(members.ranks, (src,), members.order).lists({src: given[src]}, "scatter")
     if shape is not None and dtype is not None:
-        name, shapes = dtype, [tuple(shape)] * count
-        _check_told(lists.get(src, []), shapes, dtype)
-        require_same(members, dict.fromkeys(given, f"scatter from {src} of {dtype}{list(shape)}"))
+        name, shapes = standard_name(dtype), [tuple(shape)] * count
+        told = [f"{name}{list(each)}" for each in shapes]
+        # what the list has, so that all ranks are told when it has something else
+        found = [f"{dtype_name(each)}{list(shape_of(each))}" for each in lists.get(src, [])] or told
+        words = f"scatter from {src}{members.order_in_words} of "
+        said = {rank: found if rank == src else told for rank in given}
+        require_same(
+            members, {rank: words + (one[0] if len(set(one)) == 1 else ", ".join(one)) for rank, one in said.items()}
+        )
         if run := repeated.keep("scatter", how, group, members, {rank: lists.get(rank) for rank in given}):
             return run(lists.get(src))
     else:
-        require_same(members, dict.fromkeys(given, f"scatter from {src}"))
+        require_same(members, dict.fromkeys(given, f"scatter from {src}{members.order_in_words}"))
         # what it gives is known to `src` alone: first the dtype and all shapes, then the tensors
         facts = [dtype_name(lists[src][0]), [shape_of(each) for each in lists[src]]] if lists else None
         name, shapes = algorithms.broadcast_text(members, facts, src)
@@ -346,21 +353,15 @@ def empty(dtype: str, rank: int) -> Any:
 
 def _shapes(members: Group, values: dict[int, Any], call: str, same_shape: bool) -> list[Shape]:
     """Those of all ranks, who make one call: asked for, unless they are the same."""
+    first, words = next(iter(values.values())), f"{call}{members.order_in_words}"
     if same_shape:
-        _check_equal(members, values, f"{call} of same_shape")
-        return [shape_of(next(iter(values.values())))] * len(members.ranks)
-    require_same(members, {rank: f"{call} {dtype_name(value)}" for rank, value in values.items()})
-    return list(shapes_of_all(members, values).values())
-
-
-def _check_told(given: Sequence[Any], shapes: list[Shape], dtype: str) -> None:
-    """Check that a list has the tensors that its ranks were told of."""
-    found = [(shape_of(each), dtype_name(each)) for each in given]
-    if found and found != [(shape, dtype) for shape in shapes]:
-        raise FlowError(
-            f"kf.comm.scatter: the ranks expect {dtype}{list(shapes[0])}, and the list has "
-            + ", ".join(f"{name}{list(shape)}" for shape, name in found)
-        )
+        _check_equal(members, values, f"{words} of same_shape")
+        return [shape_of(first)] * len(members.ranks)
+    require_same(members, {rank: f"{words} {dtype_name(value)}" for rank, value in values.items()})
+    shapes = list(shapes_of_all(members, values).values())
+    if len(set(shapes)) == 1:
+        note_same(members, call_of(f"{words} of same_shape", first))
+    return shapes
 
 
 def _check_equal(members: Group, values: dict[int, Any], call: str) -> None:

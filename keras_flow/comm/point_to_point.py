@@ -13,7 +13,7 @@ from keras_flow.comm import repeated
 from keras_flow.comm.group import Group, as_tensor, dtype_name, elements, shape_of, shape_of_words, shape_words
 from keras_flow.current import last_call
 from keras_flow.errors import FlowError
-from keras_flow.tensors.dtypes import numpy_dtype
+from keras_flow.tensors.dtypes import numpy_dtype, standard_name
 
 #: words of 32 bits that tell the dtype and shape of what will be sent
 _NAME_WORDS, _WORDS = 4, 16
@@ -81,7 +81,8 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
         >>> if kf.env.process_count() > 1:  # between processes only
         ...     kf.comm.send([1, 2], dst=1) if kf.env.get_rank() == 0 else kf.comm.recv(src=0)
     """
-    if dtype and (run := repeated.find("recv", (src, shape, dtype), None, None)) and rank is None:
+    how = (src, shape and tuple(shape), dtype)
+    if dtype is not None and rank is None and (run := repeated.find("recv", how, None, None)):
         return run(None)
     engine = tensor_engine()
     local = engine.world().local_ranks
@@ -96,9 +97,9 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
     _check_other(src, "recv", "src")
     last_call.enter("kf.comm.recv")
     if shape is not None and dtype is not None:
-        how = (src, tuple(shape), dtype)
         if run := repeated.keep("recv", how, None, _pair(src, rank, rank), {rank: None}):
             return run(None)
+        dtype = standard_name(dtype)
     else:
         words = engine.as_numpy(_moved(src, rank, rank, engine.put(np.zeros(0, "int32"), rank), _WORDS))
         dtype, shape = words[:_NAME_WORDS].tobytes().decode().rstrip(), shape_of_words(words[_NAME_WORDS:])

@@ -134,7 +134,8 @@ def reduce_scatter(x: object, op: str = "sum", group: Placement | None = None, a
     require_same(
         members,
         {
-            rank: f"reduce_scatter {op} {dtype_name(tensors[0])}{[list(shape_of(each)) for each in tensors]}"
+            rank: f"reduce_scatter{members.order_in_words} {op} {dtype_name(tensors[0])}"
+            f"{[list(shape_of(each)) for each in tensors]}"
             for rank, tensors in lists.items()
         },
     )
@@ -178,7 +179,7 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
             f"kf.comm.reduce_scatter_tensor: dim 0 of {list(shape)} must be a multiple of the {count} ranks; "
             "kf.comm.reduce_scatter takes a list of parts of any size"
         )
-    check(members, values, op, "reduce_scatter_tensor")
+    check(members, values, op, f"reduce_scatter_tensor{members.order_in_words}")
     if run := repeated.keep("reduce_scatter_tensor", (op,), group, members, values, async_op):
         return run(*values.values())
     flat = reshaped(values, (-1,))

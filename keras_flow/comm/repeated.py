@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 
 from keras_flow.backends.active import tensor_engine
-from keras_flow.backends.collective_engine import Pending
+from keras_flow.backends.collective_engine import LISTED, Pending
 from keras_flow.comm.group import Group, forget_compared
 from keras_flow.comm.work import Work
 from keras_flow.current import last_call
 from keras_flow.placements import Placement
-from keras_flow.tensors.dtypes import numpy_dtype
+from keras_flow.tensors.dtypes import numpy_dtype, standard_name
 
 #: calls that go another way where their gradient is asked for; others have none
 _DIFFERENTIABLE = frozenset(
     ["all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "reduce_scatter", "reduce_scatter_tensor"]
 )
+
+#: calls whose result depends on the order of the group, which functions of engines do not know: it is that of ranks
+_BY_PLACE = LISTED | {"all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "scatter"}
+
+#: entries of the table
+_MOST = 1024
 
 Run = Callable[[Any], Any]
 
@@ -75,24 +81,36 @@ def keep(
 ) -> Run | None:
     """A call was checked and compared: what makes its result, which later calls find.
 
+    All ranks have compared it, so that one which does not find it comes here without a message, too.
+
     Returns:
         None where the call goes the whole way: the engine has no function for it, or its gradient is asked for.
     """
     engine = tensor_engine()
     world = engine.world()
     # all processes of a job go the same way, also those that drive one rank where others drive two
-    if world.size > world.process_count or len(members.ranks) == 1 or members.order != members.ranks:
+    if world.size > world.process_count or len(members.ranks) == 1:
+        return None
+    if call in _BY_PLACE and members.order != members.ranks:
         return None
     ((rank, value),) = given.items()
     values = value if isinstance(value, list) else [] if value is None else [value]
-    facts: Any = tuple([(each.dtype, engine.shape(each)) for each in values])
+    is_recorded = engine.is_recorded(values)
+    if is_recorded and call in _DIFFERENTIABLE and not async_op:
+        return None
+    facts: Any = tuple([(each.dtype, engine.shape(each)) for each in values])  # as `key_of` has them
     if not isinstance(value, list):
         facts = facts[0] if facts else None
     key = (call, how, group, facts, async_op)
     if key not in _table:
+        if len(_table) == _MOST:
+            del _table[next(iter(_table))]
         _table[key] = _made(call, how, members, rank, value, async_op)
-    # a gradient is asked for of what is there
-    return None if call in _DIFFERENTIABLE and not async_op and engine.is_recorded(values) else _table[key]
+    run = _table[key]
+    if run is None or not is_recorded:
+        return run
+    without = engine.without_gradient
+    return lambda given: run([without(each) for each in given] if isinstance(given, list) else without(given))
 
 
 def begin_anew() -> None:
@@ -107,7 +125,7 @@ def _made(call: str, how: tuple[Any, ...], members: Group, rank: int, given: Any
         like = engine.put(np.zeros(1, "int32"), rank)
     elif call in ("scatter", "recv"):
         how, (shape, dtype) = how[:1], how[1:]
-        part = engine.put(np.zeros(shape, numpy_dtype(dtype)), rank)
+        part = engine.put(np.zeros(shape, numpy_dtype(standard_name(dtype))), rank)
         like = [part] * len(members.ranks) if call == "scatter" else part
     run = engine.direct(call, members.ranks, like, ("sum", *how[1:]) if is_mean else how, async_op)
     if run is None or not (is_mean or async_op):

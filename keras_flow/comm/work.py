@@ -33,6 +33,7 @@ class Work:
         """Wait until it has ended, and give its result; again the same when called again."""
         if not self._is_done:
             self._result, self._is_done = self._finish(self._pending.results()), True
+            self._pending = Pending(dict)  # what it had to keep until now
         return self._result
 
     def is_completed(self) -> bool:

@@ -143,6 +143,9 @@ def reductions(group: kf.Placement) -> None:
             )
 
 
+#: whether a call of `again` only begins, and which way one rank goes alone
+TURNS = ((False, ""), (True, ""), (False, ""), (True, ""), (False, "followed"), (True, "followed"), (False, "numpy"))
+
 #: calls of `again`: name, op, how a rank's own is given -> what is called, and what a rank must get of all parts
 Again = tuple[str, str, str, Callable[[Any, bool], Any], Callable[[dict[int, Any], int], Any]]
 
@@ -215,7 +218,7 @@ def followed(given: Any) -> Iterator[None]:
 def again(group: kf.Placement) -> None:
     """Calls of a loop: those after the first of the same dtypes and shapes go straight on, with new numbers.
 
-    In the last turn the gradient is asked for on the first rank alone.
+    In some turns one rank alone goes another way: its gradient is asked for, or it gives NumPy's arrays.
     """
     engine, count = tensor_engine(), group.size
     local = engine.world().local_ranks
@@ -224,12 +227,15 @@ def again(group: kf.Placement) -> None:
             is_other = op in ("max", "product") and name != "all_reduce" and (dtype, shape) != ("float32", (3, 2))
             if not has(op, dtype) or is_other or (kind == "rows" and not shape):
                 continue
-            for turn, begins in enumerate((False, True, False, True, False)):
+            for turn, (begins, alone) in enumerate(TURNS):
                 of = functools.partial(own_of, kind, dtype, shape, turn=turn, count=count)
                 parts = {rank: of(rank) for rank in group.ranks}
-                given = give(lambda rank, of=of: keras.tree.map_structure(lambda one: engine.put(one, rank), of(rank)))
+                is_alone = local[:1] == group.ranks[:1]
+                given = give(of)
+                if not (is_alone and alone == "numpy"):
+                    given = give(lambda rank, of=of: keras.tree.map_structure(lambda x: engine.put(x, rank), of(rank)))
                 what = f"{op} {name} again: {dtype}{list(shape)}, turn {turn}"
-                with followed(given if turn == 4 and local[:1] == group.ranks[:1] else []):
+                with followed(given if is_alone and alone == "followed" else []):
                     result = call(given, begins)
                     result = result.wait() if isinstance(result, Work) else result
                 check(result, lambda rank, p=parts, e=expected: e(p, rank), group, what)
@@ -238,6 +244,57 @@ def again(group: kf.Placement) -> None:
     if len(local) == 1 and local[0] in group.ranks and count > 1 and group.ranks == tuple(sorted(group.ranks)):
         kept = {key[0] for key, run in repeated._table.items() if run is not None and key[2] == group}
         assert kept == {name for name, *_ in calls_again(group, (), "")} | {"barrier"}, kept
+
+
+def shapes_asked_for_and_told(group: kf.Placement) -> None:
+    """A rank that finds the call of the first turn beside one that gives NumPy's array, which is compared anew."""
+    local, last = tensor_engine().world().local_ranks, group.ranks[-1]
+    of = functools.partial(values, "float32", (2, 4))
+    everyone = [of(rank) for rank in group.ranks]
+    for same_shape in (False, True):
+        put = lambda rank, alone=same_shape: of(rank) if alone and rank == last else tensor_engine().put(of(rank), rank)  # noqa: E731
+        given = give(put)
+        result = kf.comm.all_gather(given, group, same_shape=same_shape)
+        check(result, lambda _, a=everyone: a, group, f"all_gather, shapes told: {same_shape}")
+        result = kf.comm.gather(given, last, group, same_shape=same_shape)
+        check(result, lambda rank, a=everyone: a if rank == last else None, group, f"gather, told: {same_shape}")
+    if keras.backend.backend() == "jax" and len(local) == 1 and local[0] in group.ranks and group.size > 1:
+        import jax
+
+        try:
+            jax.jit(lambda: kf.comm.barrier(group))()
+        except kf.FlowError as error:
+            assert "inside jax.jit" in str(error)
+        else:
+            raise AssertionError("a barrier inside jax.jit was not refused")
+        kf.comm.barrier(group)
+
+
+def in_another_order(group: kf.Placement) -> None:
+    """What ranks that name a group in different orders get: what does not depend on it, or an error."""
+    local, last = tensor_engine().world().local_ranks, group.ranks[-1]
+    if group.size == 1 or not set(local) & set(group.ranks):
+        return
+    mine = group if last in local else kf.Placement(group.ranks[::-1])
+    of = lambda rank: values("float32", (3,), rank)  # noqa: E731
+    total = reduced([of(rank) for rank in group.ranks], "sum")
+    for _ in range(2):
+        kf.comm.barrier(mine)
+        check(kf.comm.all_reduce(give(of), group=mine), lambda _: total, group, "all_reduce in another order")
+        check(
+            kf.comm.reduce(give(of), last, group=mine),
+            lambda rank: total if rank == last else of(rank),
+            group,
+            "reduce in another order",
+        )
+    if len(set(group.ranks) & set(local)) == group.size:
+        return  # one process names one order
+    try:
+        kf.comm.all_gather_into_tensor(give(lambda rank: values("float32", (7, 1), rank)), mine)
+    except kf.FlowError as error:
+        assert "in the order" in str(error)
+    else:
+        raise AssertionError("ranks that name a group in different orders were not told")
 
 
 def movements(group: kf.Placement) -> None:
@@ -455,6 +512,8 @@ def everything(groups: list[list[int]], is_short: bool = False) -> int:
         group = kf.Placement(ranks)
         reductions(group)
         again(group)
+        shapes_asked_for_and_told(group)
+        in_another_order(group)
         movements(group)
         objects(group)
     _chosen.clear()

@@ -116,11 +116,16 @@ def test_what_is_refused(on_ranks) -> None:
             "dst=1 is a rank of this process": lambda: kf.comm.send({0: [1.0]}, dst=1),
             "recv takes shape and dtype, or neither": lambda: kf.comm.recv(1, shape=(2,), rank=0),
             "scatter takes shape and dtype, or neither": lambda: kf.comm.scatter(ones, 0, shape=(2,)),
-            r"the ranks expect float32.2., and the list has float32.3., float32.2.": lambda: kf.comm.scatter(
-                {0: [np.ones(3, "float32"), np.ones(2, "float32")], 1: None}, 0, pair(), (2,), "float32"
+            r"rank 0 calls scatter from 0 of float32.3., float32.2. where rank 1 .* of float32.2.": lambda: (
+                kf.comm.scatter(
+                    {0: [np.ones(3, "float32"), np.ones(2, "float32")], 1: None}, 0, pair(), (2,), "float32"
+                )
             ),
-            r"with same_shape all tensors have one; rank 0 gives \[.1., .2.\]": lambda: kf.comm.all_to_all(
+            r"rank 0 calls all_to_all of same_shape: \[.1,., .2,.\] where rank 1 calls": lambda: kf.comm.all_to_all(
                 {0: [[1.0], [1.0, 2.0]], 1: [[1.0], [2.0]]}, pair(), same_shape=True
+            ),
+            r"rank 0 calls all_to_all of same_shape: \[.1,., .3,.\], which differ": lambda: kf.comm.all_to_all(
+                {0: [[1.0], [1.0, 2.0, 3.0]], 1: [[1.0], [1.0, 2.0, 3.0]]}, pair(), same_shape=True
             ),
             "rank 0 calls all_gather of same_shape float32.3. where rank 1": lambda: kf.comm.all_gather(
                 {**ones, 1: np.ones(2, "float32")}, same_shape=True
