@@ -34,24 +34,25 @@ def direct(
         return None
     gives, gets = roles(call, rank, how)
     place, what, here, dtype = rank_devices()[rank], f"kf.comm: {call}", shape(first), first.dtype
+    is_listed, gives_list = isinstance(like, list), call in LISTED and gets
 
-    def body(*values: tf.Tensor) -> list[tf.Tensor]:
+    def body(*values: tf.Tensor) -> tf.Tensor | list[tf.Tensor]:
         with tf.device(place):
-            return _results(call, ranks, rank, values, here, dtype, how)
+            results = _results(call, ranks, rank, values, here, dtype, how)
+        return results if gives_list else results[0]
 
     # not tf.function: it passes every output through the first device
     program = tf.compat.v1.wrap_function(body, [tf.TensorSpec(here, dtype)] * (len(given) if gives else 0))
-    is_listed = isinstance(like, list)
 
     def run(value: Any) -> Any:
         values = (value if is_listed else [value]) if gives else []
         with tf.device(place):  # of the outputs
-            results = run_within_limit(what, program, values)
+            result = run_within_limit(what, program, values)
         if call == "barrier":
-            results[0].numpy()  # waits
+            result.numpy()  # waits
         if not gets:
             return value if call == "reduce" else None
-        return list(results) if call in LISTED else results[0]
+        return result
 
     return run
 

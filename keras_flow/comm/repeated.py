@@ -56,7 +56,7 @@ def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op
         if None in facts:
             return None
     elif given is None:
-        engine.is_recorded(())  # which an engine refuses where it traces a program
+        engine.is_recorded(())  # which TensorFlow refuses where it traces a program
         facts = None
     else:
         facts = engine.key_of(given, local[0])
@@ -107,7 +107,7 @@ def keep(
             del _table[next(iter(_table))]
         _table[key] = _made(call, how, members, rank, value, async_op)
     run = _table[key]
-    if run is None or not is_recorded:
+    if run is None or not (is_recorded and values):
         return run
     without = engine.without_gradient
     return lambda given: run([without(each) for each in given] if isinstance(given, list) else without(given))
