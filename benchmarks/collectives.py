@@ -135,7 +135,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="jax,tensorflow,torch")
     parser.add_argument("--calls", default=",".join(CALLS))
-    parser.add_argument("--starts", type=int, default=3, help="of the two processes: memory lies otherwise in each")
+    parser.add_argument("--starts", type=int, default=2, help="of the two processes: memory lies otherwise in each")
     parser.add_argument("--repeats", type=int, default=24, help="turns of each start")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
