@@ -131,6 +131,23 @@ def row_of(backend: str, case: str, starts: list[list[dict[str, list[float]]]]) 
     return f"| {backend} | {case} | {numbers} |", is_above
 
 
+def judged(backend: str, calls: list[str], options: argparse.Namespace) -> dict[str, tuple[str, bool]]:
+    """Case -> its row, and whether it is above the limits. What is above is measured again."""
+    found: dict[str, list[list[dict[str, list[float]]]]] = {}
+    rows: dict[str, tuple[str, bool]] = {}
+    for _ in range(4):
+        given = ["--repeats", str(options.repeats), "--calls", ",".join(calls)]
+        for _ in range(options.starts):
+            start = measured_apart("benchmarks.collectives", given, backend, Path("collectives"))
+            for case, times in start.items():
+                found.setdefault(case, []).append(times)
+        rows = {case: row_of(backend, case, starts) for case, starts in found.items()}
+        calls = sorted({case.rpartition(", ")[0] for case, (_, is_above) in rows.items() if is_above})
+        if not calls:
+            break
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="jax,tensorflow,torch")
@@ -147,23 +164,8 @@ def main() -> int:
         found = kf.run(measure, devices=2, processes=2, args=(options.backends, calls, options.repeats))
         Path(options.one).write_text(json.dumps(found))
         return 0
-    rows, missed = [], []
-    for backend in options.backends.split(","):
-        starts: dict[str, list[list[dict[str, list[float]]]]] = {}
-        above = calls
-        for _ in range(4):
-            for _ in range(options.starts):
-                given = ["--repeats", str(options.repeats), "--calls", ",".join(above)]
-                for case, found in measured_apart(
-                    "benchmarks.collectives", given, backend, Path("collectives")
-                ).items():
-                    starts.setdefault(case, []).append(found)
-            judged = {case: row_of(backend, case, found) for case, found in starts.items()}
-            above = sorted({case.rpartition(", ")[0] for case, (_, is_above) in judged.items() if is_above})
-            if not above:
-                break
-        rows += [row for row, _ in judged.values()]
-        missed += [row for row, is_above in judged.values() if is_above]
+    found = [row for backend in options.backends.split(",") for row in judged(backend, calls, options).values()]
+    rows, missed = [row for row, _ in found], [row for row, is_above in found if is_above]
     head = [
         "| engine | call | its own, us | kf.comm, ratio | its own again, ratio | beyond, us | of the processor |",
         "|---|---|---|---|---|---|---|",

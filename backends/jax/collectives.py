@@ -127,7 +127,7 @@ def without_gradient(value: jax.Array) -> jax.Array:
 
 
 def is_recorded(values: Sequence[jax.Array]) -> bool:
-    """Whether one is a tracer, of `jax.grad` or of a program: those of a program `_known` refuses."""
+    """Whether one is a tracer, of `jax.grad` or of a program: those of a program `known` refuses."""
     return any(isinstance(value, Tracer) for value in values)
 
 

@@ -43,9 +43,14 @@ def direct(
     if call == "broadcast" and not goes_by_tree(first, len(ranks)):
         return None
     gives, gets = roles(call, rank, how)
-    if call in ("send", "recv"):
-        how = (rank, *how) if call == "send" else (*how, rank)  # source and target
-    run, sharding = _program("message" if call in ("send", "recv") else call, ranks, how)
+    program, facts = {
+        # XLA has nothing that reduces to one rank
+        "reduce": ("all_reduce", how[:1]),
+        "barrier": ("all_reduce", ("sum",)),
+        "send": ("message", (rank, *how)),
+        "recv": ("message", (*how, rank)),
+    }.get(call, (call, how))
+    run, sharding = _program(program, ranks, facts)
     is_scalar, is_listed = not first.ndim, isinstance(like, list)
     # scalars have no dim to lie along
     shape, dtype, device = first.shape or (1,), first.dtype, rank_devices()[rank]
@@ -66,26 +71,29 @@ def direct(
         if gives:
             blocks = [placed(each) for each in (value if is_listed else [value])]
         else:
-            blocks = [place(whole, sharding, known([_blank(shape, dtype, device)]))] * blanks
-        results = run(*blocks)
+            blocks = [place(whole, sharding, [_blank(shape, dtype, device)])] * blanks
+        results = known(run(*blocks))  # arrays with values, too, would become a part of a program that is traced
         if call == "barrier":
-            known(results)[0].block_until_ready()  # jax runs ahead
+            results[0].block_until_ready()  # jax runs ahead
         if not gets:
             return value if call == "reduce" else None
-        return [taken(each) for each in results] if call in LISTED else taken(known(results)[0])
+        return [taken(each) for each in results] if call in LISTED else taken(results[0])
 
     return run_on
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(call: str, ranks: tuple[int, ...], how: tuple[Any, ...]) -> tuple[Callable[..., Any], NamedSharding]:
-    """The compiled program of a call, from blocks to a tuple of blocks, and how they lie."""
+def _program(kind: str, ranks: tuple[int, ...], how: tuple[Any, ...]) -> tuple[Callable[..., Any], NamedSharding]:
+    """The compiled program of a call, from blocks to a tuple of blocks, and how they lie.
+
+    Args:
+        kind: the call, or `"message"`, where `how` is source and target.
+        ranks: the group.
+        how: as in `direct`.
+    """
     count = len(ranks)
     bodies: dict[str, Callable[..., Sequence[jax.Array]]] = {
         "all_reduce": lambda x: [all_reduced(x, how[0], count)],
-        # XLA has nothing that reduces to one rank
-        "reduce": lambda x: [all_reduced(x, how[0], count)],
-        "barrier": lambda x: [all_reduced(x, "sum", count)],
         "all_gather_into_tensor": lambda x: [lax.all_gather(x, AXIS, tiled=True)],
         "all_gather": lambda x: tuple(lax.all_gather(x, AXIS)),
         "broadcast": lambda x: [by_tree(x, count, ranks.index(how[0]))],
@@ -96,7 +104,7 @@ def _program(call: str, ranks: tuple[int, ...], how: tuple[Any, ...]) -> tuple[C
         "scatter": lambda *parts: [_scattered(parts, ranks, how[0])],
         "message": lambda x: [_sent(x, how[0], how[1], ranks)],
     }
-    return compiled(lambda *blocks: tuple(bodies[call](*blocks)), ranks)
+    return compiled(lambda *blocks: tuple(bodies[kind](*blocks)), ranks)
 
 
 def _reduced(rows: jax.Array, op: str) -> jax.Array:

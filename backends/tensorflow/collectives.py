@@ -32,7 +32,7 @@ _FOLDS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max, "pro
 
 def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
     """Of a tensor with values, where no tape sees operations; from another device TensorFlow copies it itself."""
-    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy") or is_followed():
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy") or _is_followed():
         return None
     return value.dtype, shape(value)
 
@@ -105,7 +105,7 @@ def is_recorded(values: Sequence[tf.Tensor]) -> bool:
             "kf.comm is called inside a tf.function (or a compiled Keras step), where ranks have no values yet. Call "
             "it outside, or compile with run_eagerly=True"
         )
-    return is_followed()
+    return _is_followed()
 
 
 def with_gradient(
@@ -207,7 +207,7 @@ class _TimeLimit:
 _limit = _TimeLimit()
 
 
-def is_followed() -> bool:
+def _is_followed() -> bool:
     """Whether a tape sees operations, or a program is traced. Private, since TensorFlow has no public question."""
     return record.could_possibly_record() or not tf.executing_eagerly()
 
@@ -218,9 +218,8 @@ def _run(
     """A collective between processes."""
     mine, devices = tuple(values), rank_devices()
     given = list(values.values())
-    if is_followed():
-        # gradients are those of `with_gradient`: a tape that saw these operations would ask for one of each, and fail
-        given = [tf.stop_gradient(value) for value in given]
+    if _is_followed():
+        given = [without_gradient(value) for value in given]  # it is that of `with_gradient`
     shapes = tuple(shape(value) for value in given)
     function = _function(kind, ranks, mine, given[0].dtype, shapes, tuple(map(tuple, table)))
     with tf.device(devices[mine[0]]):
@@ -267,11 +266,7 @@ def _function(
 
 
 def operation(
-    kind: str,
-    ranks: tuple[int, ...],
-    rank: int,
-    value: tf.Tensor,
-    table: Sequence[Sequence[int]] = (),
+    kind: str, ranks: tuple[int, ...], rank: int, value: tf.Tensor, table: Sequence[Sequence[int]] = ()
 ) -> tf.Tensor:
     """The operation of one rank in a program, on whose device it is.
 

@@ -101,10 +101,11 @@ def _results(
             "recv": (how, (rank,)),
         }[call]
         size = tf.TensorShape(shape).num_elements()
-        table = [[size if sender in sources and to in targets else 0 for to in ranks] for sender in ranks]
+        sizes = [size if to in targets else 0 for to in ranks]
+        table = [sizes if sender in sources else [0] * count for sender in ranks]
         parts = [tf.reshape(each, [-1]) for each in values] or [tf.zeros([0], dtype)] * count
         if len(parts) == 1:
-            parts = [parts[0] if to in targets else tf.zeros([0], dtype) for to in ranks]
+            parts = [parts[0] if each else tf.zeros([0], dtype) for each in sizes]
         arrived = exchanged(ranks, rank, parts, table)
         if not any(row[ranks.index(rank)] for row in table):
             return [arrived]

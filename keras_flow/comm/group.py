@@ -20,7 +20,7 @@ from keras_flow.backends.collective_engine import Counts
 from keras_flow.current import last_call
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
-from keras_flow.tensors.dtypes import default_of_values
+from keras_flow.tensors.dtypes import default_of_values, numpy_dtype
 from keras_flow.tensors.global_tensor import GlobalTensor
 
 #: words of 32 bits in which ranks tell each other what they call (the first is a checksum), and the shape of a tensor
@@ -213,6 +213,11 @@ def elements(shape: Sequence[int]) -> int:
     for length in shape:
         count *= length
     return count
+
+
+def empty(dtype: str, rank: int) -> Any:
+    """A flat tensor without elements."""
+    return tensor_engine().put(np.zeros(0, numpy_dtype(dtype)), rank)
 
 
 def parts_of(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:

@@ -16,6 +16,7 @@ from keras_flow.comm.group import (
     call_of,
     dtype_name,
     elements,
+    empty,
     exchanged_shapes,
     note_same,
     on_each,
@@ -28,7 +29,7 @@ from keras_flow.comm.group import (
 from keras_flow.comm.work import Work
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
-from keras_flow.tensors.dtypes import numpy_dtype, standard_name
+from keras_flow.tensors.dtypes import standard_name
 
 Shape = tuple[int, ...]
 Shaped = Callable[[Values], Values]
@@ -257,14 +258,12 @@ def scatter(
         lists = Group(members.ranks, (src,), members.order).lists({src: given[src]}, "scatter")
     if shape is not None and dtype is not None:
         name, shapes = standard_name(dtype), [tuple(shape)] * count
-        told = [f"{name}{list(each)}" for each in shapes]
-        # what the list has, so that all ranks are told when it has something else
-        found = [f"{dtype_name(each)}{list(shape_of(each))}" for each in lists.get(src, [])] or told
         words = f"scatter from {src}{members.order_in_words} of "
-        said = {rank: found if rank == src else told for rank in given}
-        require_same(
-            members, {rank: words + (one[0] if len(set(one)) == 1 else ", ".join(one)) for rank, one in said.items()}
-        )
+        said = dict.fromkeys(given, f"{words}{name}{list(shape)}")
+        if lists:  # what they have, so that all ranks are told when it is something else
+            found = dict.fromkeys(f"{dtype_name(each)}{list(shape_of(each))}" for each in lists[src])
+            said[src] = words + ", ".join(found)
+        require_same(members, said)
         if run := repeated.keep("scatter", how, group, members, {rank: lists.get(rank) for rank in given}):
             return run(lists.get(src))
     else:
@@ -344,11 +343,6 @@ def barrier(group: Placement | None = None) -> None:
     got = algorithms.gather(members, values, [1] * len(members.ranks)).results()
     for value in got.values():
         engine.as_numpy(value)  # engines that run ahead have to be waited for
-
-
-def empty(dtype: str, rank: int) -> Any:
-    """A flat tensor without elements."""
-    return tensor_engine().put(np.zeros(0, numpy_dtype(dtype)), rank)
 
 
 def _shapes(members: Group, values: dict[int, Any], call: str, same_shape: bool) -> list[Shape]:

@@ -10,10 +10,10 @@ import numpy as np
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
 from keras_flow.comm import repeated
-from keras_flow.comm.group import Group, as_tensor, dtype_name, elements, shape_of, shape_of_words, shape_words
+from keras_flow.comm.group import Group, as_tensor, dtype_name, elements, empty, shape_of, shape_of_words, shape_words
 from keras_flow.current import last_call
 from keras_flow.errors import FlowError
-from keras_flow.tensors.dtypes import numpy_dtype, standard_name
+from keras_flow.tensors.dtypes import standard_name
 
 #: words of 32 bits that tell the dtype and shape of what will be sent
 _NAME_WORDS, _WORDS = 4, 16
@@ -101,9 +101,9 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
             return run(None)
         dtype = standard_name(dtype)
     else:
-        words = engine.as_numpy(_moved(src, rank, rank, engine.put(np.zeros(0, "int32"), rank), _WORDS))
+        words = engine.as_numpy(_moved(src, rank, rank, empty("int32", rank), _WORDS))
         dtype, shape = words[:_NAME_WORDS].tobytes().decode().rstrip(), shape_of_words(words[_NAME_WORDS:])
-    flat = _moved(src, rank, rank, engine.put(np.zeros(0, numpy_dtype(dtype)), rank), elements(shape))
+    flat = _moved(src, rank, rank, empty(dtype, rank), elements(shape))
     with engine.on_rank(rank):
         return engine.reshape(flat, tuple(shape))
 

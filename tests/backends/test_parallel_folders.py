@@ -106,7 +106,7 @@ NAMES = {
         "send received run_within_limit": "TensorFlow's programs of boxing plans send between processes themselves",
         "AXIS compiled all_reduced by_tree goes_by_tree known": "XLA's programs, which `direct_collectives` makes, too",
         "REDUCED": "dtypes of TensorFlow's runtime and of gloo; XLA reduces what it knows, and the rest by parts",
-        "GATHERED operation exchanged is_followed": "operations in TensorFlow's programs, for `direct_collectives`",
+        "GATHERED operation exchanged": "operations in TensorFlow's programs, for `direct_collectives`",
         "OPS": "torch's names, for `direct_collectives`",
     },
     "devices": {
