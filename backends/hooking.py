@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keras_flow.backends import fingerprints
+from keras_flow.backends import fingerprints, keras_distribution
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError
@@ -86,6 +86,7 @@ def install(engine: Backend) -> None:
     """
     from keras_flow.backends import keras_hooks
 
+    keras_distribution.install()
     if not _installed:
         fingerprints.require_fitting(engine.name, (*engine.hooks(), *keras_hooks.hooks()))
     # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before these ask for it

@@ -18,7 +18,7 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
-from keras_flow.current.distribution import ActivationLayout, Distribution, active
+from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.dry_run import is_dry_run
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.current.world import World
@@ -209,23 +209,6 @@ def _choose_jit_again(model: keras.Model) -> None:
         model.jit_compile = False if refused else model._resolve_auto_jit_compile()
 
 
-def _asked_layout(tensor: object, layout: object) -> ActivationLayout | None:
-    return layout if isinstance(layout, ActivationLayout) else None
-
-
-def _distribute_tensor(
-    asked: ActivationLayout, original: Callable[..., object], tensor: object, layout: ActivationLayout
-) -> object:
-    """Hook on `distribute_tensor`: give a layer's output the layout of the `activations` rules."""
-    try:
-        return backend().constrain(tensor, asked.nd_sbp, asked.path)
-    except FlowError as error:
-        distribution = active()
-        if distribution is not None:
-            distribution.record(asked.path, str(error))
-        raise
-
-
 def _batch_begins(
     gate: pausing.Gate, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
 ) -> object:
@@ -328,12 +311,5 @@ def hooks() -> Sequence[Hook]:
             "BaseOptimizer.add_variable",
             _creates("optimizer"),
             "slots that have not their variable's shape (Adafactor) are never asked of the rules",
-        ),
-        Hook(
-            "keras.src.distribution.distribution_lib",
-            "distribute_tensor",
-            _distribute_tensor,
-            "layouts of layer outputs: Keras can do it on JAX only, and not for outputs that are structures",
-            when=_asked_layout,
         ),
     )

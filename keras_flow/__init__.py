@@ -6,6 +6,8 @@ engine.
 
 from importlib import import_module as _import_module
 
+from keras_flow.backends import on_import as _on_import
+
 __version__ = "0.1.0"
 
 #: public name -> the module that defines it
@@ -55,6 +57,9 @@ _MODULES = {
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
 
+_on_import.arrange()
+
+
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         value = _import_module(_MODULES[name])
@@ -63,6 +68,7 @@ def __getattr__(name: str) -> object:
     else:
         raise AttributeError(f"module 'keras_flow' has no attribute {name!r}")
     globals()[name] = value
+    _on_import.arrange()
     return value
 
 

@@ -155,3 +155,26 @@ def text(value: Sequence[Sbp]) -> str:
         'S(0),B'
     """
     return ",".join(repr(part) for part in value)
+
+
+def of_axes(axes: Sequence[str | tuple[str, ...] | None], where: str) -> dict[str, Split]:
+    """The nd_sbp by axis name of a Keras layout, which names the axis of each dimension.
+
+    Example:
+        >>> of_axes((None, "model"), "dense/kernel")
+        {'model': S(1)}
+
+    Raises:
+        FlowError: one axis on two dimensions.
+    """
+    out: dict[str, Split] = {}
+    for dim, names in enumerate(axes):
+        for name in (names,) if isinstance(names, str) else names or ():
+            # an axis of ranks cuts a tensor once; Keras's own layout does not look
+            if name in out:
+                raise FlowError(
+                    f"{where} uses axis {name!r} on dimensions {out[name].dim} and {dim}: "
+                    "an axis can split one dimension of a tensor"
+                )
+            out[name] = split(dim)
+    return out

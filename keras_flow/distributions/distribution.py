@@ -290,8 +290,7 @@ class FlowDistribution(Distribution):
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
                 + "\n  ".join(problems)
-                + "\nPaths are those of `variable.path`; rules are regular expressions searched in them, first "
-                "match wins."
+                + f"\nPaths are those of `variable.path`; {self.rules.matching}."
             )
 
     @staticmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +38,8 @@ class Rules(Protocol):
     keys: tuple[str, ...]
     #: advice in the error about a rule whose paths all match another rule first
     shadowed_advice: str
+    #: how keys are compared with paths, for errors
+    matching: str
     #: whether some rules may match nothing: a map that a library ships is for all variants of a model
     may_be_unmatched: bool
 
@@ -70,6 +72,7 @@ class PatternRules:
     """
 
     shadowed_advice = "the first match wins: put it earlier, or leave it out"
+    matching = "rules are regular expressions searched in them, first match wins"
     may_be_unmatched = False
 
     def __init__(self, rules: Mapping[str, sbp.SbpSpec] | None, what: str = "rules"):
@@ -110,6 +113,10 @@ class LayoutMapRules:
     """
 
     shadowed_advice = "a key that is the exact path wins: leave it out"
+    matching = (
+        "a key of a LayoutMap must match a path whole, as in Keras: '.*hidden/kernel' where 'hidden/kernel' is only "
+        "the end of it"
+    )
     may_be_unmatched = True
 
     def __init__(self, layout_map: keras.distribution.LayoutMap):
@@ -142,7 +149,7 @@ class LayoutMapRules:
 
     def _spec(self, key: str) -> dict[str, sbp.Split]:
         layout = self._map[key]
-        return axes_to_sbp(layout.axes if layout is not None else (), key)
+        return sbp.of_axes(layout.axes if layout is not None else (), f"LayoutMap key {key!r}")
 
     def specs(self) -> Iterable[sbp.SbpSpec]:
         """The nd_sbp of every key that has a legal one."""
@@ -153,29 +160,6 @@ class LayoutMapRules:
             except FlowError:
                 continue  # reported when a path matches it
         return out
-
-
-def axes_to_sbp(axes: Sequence[str | tuple[str, ...] | None], key: str) -> dict[str, sbp.Split]:
-    """The nd_sbp by axis name of a Keras layout, which names the axis of each dimension.
-
-    Example:
-        >>> axes_to_sbp((None, "model"), key="dense/kernel")
-        {'model': S(1)}
-
-    Raises:
-        FlowError: one axis on two dimensions.
-    """
-    out: dict[str, sbp.Split] = {}
-    for dim, names in enumerate(axes):
-        for name in (names,) if isinstance(names, str) else names or ():
-            # an axis of ranks cuts a tensor once; Keras's own layout does not look
-            if name in out:
-                raise FlowError(
-                    f"LayoutMap key {key!r} uses axis {name!r} on dimensions {out[name].dim} and {dim}: "
-                    "an axis can split one dimension of a tensor"
-                )
-            out[name] = sbp.split(dim)
-    return out
 
 
 def matched_key(rules: Rules, path: str) -> str | None:

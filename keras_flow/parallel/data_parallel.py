@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import keras
+
 from keras_flow.backends.active import backend
+from keras_flow.backends.keras_distribution import placement_of
 from keras_flow.current import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.parallel.tools import ExplainedDistribution
@@ -16,7 +19,8 @@ class DataParallel(ExplainedDistribution):
     acts on the summed gradient, dropout masks are those of one device (`random`), metrics count every row once.
 
     Args:
-        placement: the ranks; None takes all of the job.
+        placement: the ranks; None takes all of the job. A `keras.distribution.DeviceMesh`, or a
+            `keras.distribution.DataParallel`, gives those that its devices name.
         strategy: the engine's own strategy: None takes the fastest one with the numbers of one device; `"mirrored"`
             asks TensorFlow for MirroredStrategy.
         batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
@@ -46,7 +50,7 @@ class DataParallel(ExplainedDistribution):
 
     def __init__(
         self,
-        placement: Placement | None = None,
+        placement: Placement | keras.distribution.DeviceMesh | keras.distribution.DataParallel | None = None,
         *,
         strategy: str | None = None,
         batch_statistics: str = "global",
@@ -62,6 +66,10 @@ class DataParallel(ExplainedDistribution):
                 f"strategy={strategy!r} is not one of the {engine.name} backend's: "
                 f"{sorted(engine.capabilities.strategies) or 'it has none by name'}; leave it out for the default"
             )
+        if isinstance(placement, keras.distribution.DataParallel):
+            placement = placement.device_mesh
+        if isinstance(placement, keras.distribution.DeviceMesh):
+            placement = placement_of(placement)
         # in a dry run the ranks are those of the question, not of this machine
         if placement is None:
             world = dry_run.world() or engine.world()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
-import numpy as np
 
 from keras_flow import sbp
+from keras_flow.backends.keras_distribution import placement_of
 from keras_flow.distributions.rules import LayoutMapRules, PatternRules
 from keras_flow.errors import FlowError
 from keras_flow.parallel.tools import ExplainedDistribution
@@ -20,7 +20,8 @@ class ModelParallel(ExplainedDistribution):
     """Variables split as rules say, the batch split over the batch axes; the engine inserts the communication.
 
     Args:
-        placement: the ranks. None takes the mesh of a LayoutMap given as `rules`.
+        placement: the ranks. None takes the mesh of a LayoutMap given as `rules`. A `keras.distribution.DeviceMesh`
+            gives its ranks, a `keras.distribution.ModelParallel` its ranks, LayoutMap and axis of the batch.
         rules: ordered mapping of regular expressions, searched in `variable.path`, first match wins, to nd_sbp; or a
             `keras.distribution.LayoutMap`, with Keras's own matching; or a function that makes a LayoutMap for a
             `keras.distribution.DeviceMesh`, as KerasHub's `Backbone.get_layout_map`, which is given the placement's.
@@ -47,7 +48,7 @@ class ModelParallel(ExplainedDistribution):
 
     def __init__(
         self,
-        placement: Placement | None = None,
+        placement: Placement | keras.distribution.DeviceMesh | keras.distribution.ModelParallel | None = None,
         *,
         rules: Mapping[str, sbp.SbpSpec] | keras.distribution.LayoutMap | LayoutMapMaker | None = None,
         activations: Mapping[str, sbp.SbpSpec] | None = None,
@@ -56,6 +57,12 @@ class ModelParallel(ExplainedDistribution):
         random: str | None = None,
         verify: str | None = None,
     ):
+        if isinstance(placement, keras.distribution.ModelParallel):
+            rules = placement._layout_map if rules is None else rules  # private, and no public name has it
+            batch_axes = placement.batch_dim_name if batch_axes == "data" else batch_axes
+            placement = placement.device_mesh
+        if isinstance(placement, keras.distribution.DeviceMesh):
+            placement = placement_of(placement)
         if callable(rules):
             rules = _layout_map_for(placement, rules)
         is_map = isinstance(rules, keras.distribution.LayoutMap)
@@ -125,8 +132,4 @@ def _placement_of(layout_map: keras.distribution.LayoutMap | None) -> Placement:
             'kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")), or rules that are a LayoutMap with a '
             "device mesh"
         )
-    # the mesh of a map that was made before names its ranks as devices: "cpu:3" is rank 3
-    mesh = layout_map.device_mesh
-    ranks = [int(str(device).rpartition(":")[2]) for device in np.asarray(mesh.devices).flat]
-    kind = str(np.asarray(mesh.devices).flat[0]).partition(":")[0]
-    return Placement(np.asarray(ranks).reshape(mesh.shape), tuple(mesh.axis_names), kind)
+    return placement_of(layout_map.device_mesh)

@@ -6,7 +6,8 @@ import keras
 import pytest
 
 import keras_flow as kf
-from keras_flow.distributions.rules import LayoutMapRules, PatternRules, axes_to_sbp, nearest, takers
+from keras_flow.distributions.rules import LayoutMapRules, PatternRules, nearest, takers
+from keras_flow.sbp import of_axes
 from tests.distributions import programs
 
 S0, S1 = kf.sbp.split(0), kf.sbp.split(1)
@@ -79,13 +80,11 @@ def test_layout_map_matches_as_keras_does() -> None:
 
 
 def test_axes_by_dimension_become_sbp_by_axis() -> None:
-    assert axes_to_sbp((None, "model"), "k") == {"model": S1}
-    assert axes_to_sbp((("data", "model"), None), "k") == {"data": S0, "model": S0}
-    assert axes_to_sbp((None, None), "k") == {}
-    with pytest.raises(
-        kf.FlowError, match="key 'k' uses axis 'model' on dimensions 0 and 2: an axis can split one dim"
-    ):
-        axes_to_sbp(("model", None, "model"), "k")
+    assert of_axes((None, "model"), "k") == {"model": S1}
+    assert of_axes((("data", "model"), None), "k") == {"data": S0, "model": S0}
+    assert of_axes((None, None), "k") == {}
+    with pytest.raises(kf.FlowError, match="k uses axis 'model' on dimensions 0 and 2: an axis can split one dim"):
+        of_axes(("model", None, "model"), "k")
 
 
 def test_layout_map_without_mesh_and_mixed_keys() -> None:
