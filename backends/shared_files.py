@@ -10,13 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_flow.backends import agreement
+from keras_flow.backends import agreement, whole_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
+from keras_flow.current.joining import WRITER_FAILED
 from keras_flow.current.models import remembered
 from keras_flow.errors import FlowError
 
@@ -44,12 +45,27 @@ def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Mod
     return model if model is not None and distribution_of_processes(model) is not None else None
 
 
-def save(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> None:
-    """Hook on `save_model` and `save_weights`: process 0 writes.
+def distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hooks on `save_model` and `save_weights`: the model's distribution."""
+    return remembered(model)
 
-    Without it all processes open one file, and those that fail leave the others waiting.
+
+def save(
+    _: object, original: Callable[..., object], model: keras.Model, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Hook on `save_model` and `save_weights`: process 0 writes, beside the name, and renames.
+
+    Without it all processes open one file, and those that fail leave the others waiting; and whoever is killed while it
+    writes leaves half a file where a whole one was.
     """
-    backend().write_alone(lambda: original(model, *args, **kwargs), model)
+
+    def write() -> None:
+        whole_files.save(original, model, filepath, *args, **kwargs)
+
+    if writing.get() or backend().world().process_count == 1:
+        write()
+    else:
+        backend().write_alone(write, model)
 
 
 def callback_writes(
@@ -136,7 +152,7 @@ def write_alone(action: Callable[[], object], model: keras.Model | None) -> None
 
 def failed(outcome: str) -> FlowError:
     """The error in a process that does not write, when the one that does failed."""
-    return FlowError(f"process 0, which writes the files of all processes, failed: {outcome}")
+    return FlowError(f"{WRITER_FAILED}: {outcome}")
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -146,16 +162,16 @@ def hooks() -> tuple[Hook, ...]:
             "keras.src.saving.saving_api",
             "save_model",
             save,
-            "all processes call it with one path: process 0 writes",
-            when=distribution_of_processes,
+            "all processes call it with one path: process 0 writes, and renames what is whole",
+            when=distribution_of,
             also=("keras.saving:save_model", "keras.models:save_model"),
         ),
         Hook(
             "keras.src.saving.saving_api",
             "save_weights",
             save,
-            "all processes call it with one path: process 0 writes",
-            when=distribution_of_processes,
+            "all processes call it with one path: process 0 writes, and renames what is whole",
+            when=distribution_of,
         ),
         Hook(
             "keras.src.callbacks.backup_and_restore",

@@ -24,6 +24,9 @@ _JOINING_SECONDS = 300.0
 #: seconds of one wait for a text of another process
 _WAIT_SECONDS = 1.0
 
+#: how the error begins of a process that waited for the one that writes files, which has failed
+WRITER_FAILED = "process 0, which writes the files of all processes, failed"
+
 #: the secret that the processes of a job share; made by the launcher, never printed or in a command line
 TOKEN_VARIABLE = "KERAS_FLOW_TOKEN"
 

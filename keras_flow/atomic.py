@@ -1,0 +1,166 @@
+"""Files that are written beside their name and renamed: whoever is killed at any moment leaves the old one or the new.
+
+Everything that keras_flow writes for a user, and what Keras writes under a distribution, comes through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import os
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+import psutil
+
+#: folders in which files are written begin so, then the host, the process, the second of its start, a number
+_PREFIX = ".keras-flow-writes-"
+#: seconds after which a folder of another host, whose processes cannot be seen from here, is left over
+_FORGOTTEN_SECONDS = 24 * 3600.0
+#: of Linux's renameat2: two names change places, in one step
+_EXCHANGE = 2
+_HERE = -100
+
+_numbers = itertools.count()
+#: what collects the files that are written inside `noting`
+_notes: ContextVar[list[Path] | None] = ContextVar("keras_flow_atomic_notes", default=None)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text to `path`, in UTF-8; a reader finds the old file or the new one, whole."""
+    with beside(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write bytes to `path`; a reader finds the old file or the new one, whole."""
+    with beside(path) as new:
+        new.write_bytes(data)
+
+
+@contextlib.contextmanager
+def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give another path, of the same name in a folder beside; what the body writes there becomes `path` at its end.
+
+    The body may write a file or a folder. A body that raises leaves `path` as it was. Symbolic links are followed, the
+    file keeps its mode, and what is no file (a pipe, a terminal) is written as it is.
+
+    Raises:
+        OSError: the folder of `path` does not exist, or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "name.txt")
+        >>> with beside(path) as new:
+        ...     size = new.write_text("whole")
+        >>> path.read_text(), [each.name for each in path.parent.iterdir()]
+        ('whole', ['name.txt'])
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        yield target
+        return
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    with folder_in(target.parent) as folder:
+        new = folder / target.name
+        yield new
+        if new.exists():
+            put(new, target)
+            note(path)
+
+
+@contextlib.contextmanager
+def folder_in(parent: Path) -> Iterator[Path]:
+    """Make a folder in `parent` for what is being written, and remove it at the end, with those of dead writers."""
+    _remove_left_over(parent)
+    own = psutil.Process()
+    folder = parent / f"{_PREFIX}{socket.gethostname()}-{own.pid}-{int(own.create_time())}-{next(_numbers)}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put(new: Path, target: Path) -> None:
+    """Move a file or folder that is written to its name, which may be taken, in one step."""
+    if new.is_dir():
+        for folder, _, names in os.walk(new):
+            for name in names:
+                _to_disk(Path(folder, name))
+        _exchange_folders(new, target)
+    else:
+        if target.exists():
+            os.chmod(new, stat.S_IMODE(target.stat().st_mode))
+        _to_disk(new)
+        os.replace(new, target)
+    _to_disk(target.parent)
+
+
+def note(path: str | os.PathLike[str]) -> None:
+    """Say inside `noting` that a file was written."""
+    if (notes := _notes.get()) is not None:
+        notes.append(Path(path))
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Path]]:
+    """Collect the paths of what is written inside."""
+    notes: list[Path] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def _exchange_folders(new: Path, target: Path) -> None:
+    """Put a folder where another one may be, which is then at `new`."""
+    if not target.exists():
+        os.rename(new, target)
+        return
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None and rename(_HERE, os.fsencode(new), _HERE, os.fsencode(target), _EXCHANGE) == 0:
+        return
+    # a system or file system without it: for a moment there is no folder, and the old one is beside
+    old = new.with_name(f"{new.name}.old")
+    os.rename(target, old)
+    os.rename(new, target)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file or folder is on the disk, where the file system can say so."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_left_over(parent: Path) -> None:
+    """Remove the folders of writers that were killed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        if not _is_written(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_written(folder: Path) -> bool:
+    """Whether the process that made a folder may still be writing in it."""
+    host, pid, started, _ = folder.name.removeprefix(_PREFIX).rsplit("-", 3)
+    if host != socket.gethostname():
+        with contextlib.suppress(OSError):
+            return time.time() - folder.stat().st_mtime < _FORGOTTEN_SECONDS
+        return False
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - int(started)) < 2.0
+    except (psutil.Error, ValueError):
+        return False

@@ -1,0 +1,178 @@
+"""Files that are written beside their name: writers are killed at random moments, and a whole file is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_flow import atomic
+from tests import sampling
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(200)
+
+WRITER = """
+import sys
+from keras_flow import atomic
+path, number = sys.argv[1], int(sys.argv[2])
+print("begins", flush=True)
+while True:
+    number += 1
+    atomic.write_text(path, f"{number} " * 200_000)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    path, moments, seen = tmp_path / "file.txt", random.Random(7), set()
+    atomic.write_text(path, "0 " * 200_000)
+    for turn in range(20):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(1000 * turn)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(moments.uniform(0.0, 0.05))
+        writer.kill()
+        writer.communicate()
+        numbers = path.read_text().split()
+        assert len(numbers) == 200_000
+        assert len(set(numbers)) == 1, "parts of two files"
+        seen.add(numbers[0])
+    assert len(seen) > 5, "the writers came to write"
+    atomic.write_text(path, "last")
+    assert [each.name for each in tmp_path.iterdir()] == ["file.txt"], "what dead writers left is removed"
+
+
+def test_what_raises_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="half"), atomic.beside(path) as new:
+        new.write_text("half")
+        raise ValueError("half")
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_links_modes_and_pipes(tmp_path: Path) -> None:
+    path, link = tmp_path / "file.txt", tmp_path / "link.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    atomic.write_text(link, "new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    atomic.write_text(pipe, "through")
+    assert os.read(reader, 99) == b"through"
+    os.close(reader)
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        with atomic.beside(tmp_path / "folder") as new:
+            new.mkdir()
+            (new / number).write_text(number)
+    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["2"]
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_was_written_is_noted(tmp_path: Path) -> None:
+    with atomic.noting() as written:
+        atomic.write_bytes(tmp_path / "a", b"1")
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            atomic.write_text(tmp_path / "nowhere" / "b", "2")
+    assert written == [tmp_path / "a"]
+
+
+# every weight, the optimizer's updates and the epoch of a backup have one number, by which a mixture is found
+KERAS = """
+import json, os, random, signal, sys, time
+import keras_flow as kf
+kf.init(1)
+import keras, numpy as np
+folder, moments, kills = sys.argv[1], random.Random(int(sys.argv[2])), int(sys.argv[3])
+path = lambda name: os.path.join(folder, name)
+
+def made():
+    with kf.DataParallel().scope():
+        layers = [keras.layers.Input((64,)), *(keras.layers.Dense(64, name=f"d{i}") for i in range(4))]
+        model = keras.Sequential(layers, name="m")
+        model.compile("sgd", "mse")
+    return model
+
+def save(number):
+    for weight in model.weights:
+        weight.assign(np.full(weight.shape, number, "float32"))
+    model.optimizer.iterations.assign(number)
+    model.save(path("m.keras"))
+    model.save(path("unzipped"), zipped=False)
+    model.save_weights(path("m.weights.h5"))
+    # the shards are not equally many: what an old set left must not be read
+    model.save_weights(path("s.weights.json"), max_shard_size=(20_000 + 20_000 * (number % 3)) / 1024**3)
+    backup._current_epoch = number
+    backup._save_model()
+
+def number_of(weights):
+    numbers = {float(value) for weight in weights for value in np.unique(np.asarray(weight))}
+    assert len(numbers) == 1, numbers
+    return numbers.pop()
+
+model, other = made(), made()
+backup = keras.callbacks.BackupAndRestore(path("backup"))
+backup.set_model(model)
+last, seen, before = 1, set(), [1.0] * 5
+save(last)
+for turn in range(kills):
+    child = os.fork()
+    if child == 0:
+        while True:
+            last += 1
+            save(last)
+    time.sleep(moments.uniform(0.02, 0.5))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = [number_of(keras.models.load_model(path("m.keras")).weights)]
+    found.append(number_of(keras.models.load_model(path("unzipped")).weights))
+    for name in ("m.weights.h5", "s.weights.json"):
+        other.load_weights(path(name))
+        found.append(number_of(other.weights))
+    restoring = keras.callbacks.BackupAndRestore(path("backup"))
+    restoring.set_model(other)
+    restoring.on_train_begin()
+    found.append(number_of(other.weights))
+    assert other._initial_epoch == int(other.optimizer.iterations.numpy()) == found[-1], (other._initial_epoch, found)
+    assert all(now >= then for now, then in zip(found, before)), (before, found)
+    before = found
+    last = int(max(found))
+    seen.add(last)
+save(last + 1)
+print(json.dumps({"seen": len(seen), "left": sorted(os.listdir(folder)), "backup": sorted(os.listdir(path("backup")))}))
+"""
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.full)])
+def test_files_of_keras_under_a_distribution(kills: int, tmp_path: Path) -> None:
+    import json
+
+    script = programs.write(tmp_path, KERAS)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    seed = str(sampling.ordinal())
+    code, out, err = programs.finish(programs.start([str(script), str(folder), seed, str(kills)]), 190)
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["seen"] > kills / 4, "the writers came to write"
+    shards = [name for name in result["left"] if name.startswith("s_")]
+    assert result["left"] == sorted(["backup", "m.keras", "m.weights.h5", "s.weights.json", "unzipped", *shards])
+    assert len(shards) <= 6, shards
+    assert not [name for name in result["backup"] if name.startswith(".")]
