@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from keras_flow.backends import active
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
 from keras_flow.launch import launcher, on_ray, submit
-from keras_flow.launch.failure import RankError
+from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, stated_timeout
 
 
@@ -171,8 +172,11 @@ def launch(
     try:
         with launcher.job_folder() as folder:
             launcher.launch(job, folder)
+    except KeyboardInterrupt:  # the launcher has said how it ended
+        raise typer.Exit(128 + signal.SIGINT) from None
     except RankError as error:
-        _print_endings(error, job)
+        if not isinstance(error, Interruption):
+            _print_endings(error, job)
         raise
 
 
@@ -217,18 +221,12 @@ def _run_alone(command: tuple[str, ...], ranks: int | None) -> int:
         mode, *rest = command[3:]
         command = (sys.executable, *(("-m",) if mode == "module" else ()), *rest)
     env = {**os.environ, **({} if ranks is None else {active.DEVICES_VARIABLE: str(ranks)})}
-    process = subprocess.Popen(command, env=env)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        # Ctrl-C at a terminal reached the script too; it may still be tidying up
-        try:
-            process.wait(3)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()
-        raise
-    return code if code >= 0 else 128 - code
+    if os.name != "posix":
+        return subprocess.call(command, env=env)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # this process becomes the script's: signals for the launcher are for the script
+    os.execvpe(command[0], command, env)
 
 
 def _print_endings(error: RankError, job: Job) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from keras_flow.backends.engines import ENGINES
-from keras_flow.current.joining import SilentProcess
+from keras_flow.current.joining import WRITER_FAILED, SilentProcess
 from keras_flow.errors import LaunchError
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
@@ -28,6 +28,7 @@ _LOST_NEIGHBOUR = re.compile(
     "|".join(
         (
             *(r"[Cc]onnection (?:closed|reset|refused)", "Broken pipe", "Socket closed"),
+            re.escape(WRITER_FAILED),
             *(re.escape(words) for engine in ENGINES.values() for words in engine.lost_neighbour),
         )
     )
@@ -60,6 +61,23 @@ class RankError(LaunchError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.rank, self.exit_code, self.details)
+
+
+class Interruption(RankError):
+    """The job was asked to end, by a signal at another host's launcher.
+
+    Attributes:
+        number: of the signal.
+        host: the name of that host.
+    """
+
+    def __init__(self, number: int, host: str, rank: int, text: str = ""):
+        super().__init__(text or f"interrupted at host {host}", rank, -number)
+        self.number = number
+        self.host = host
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.number, self.host, self.rank, str(self))
 
 
 @dataclass(frozen=True)

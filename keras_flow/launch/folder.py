@@ -46,9 +46,21 @@ class JobFolder:
         """Exists once a process has something to do before the job ends (`kf.on_preemption`)."""
         return self.path / "asks-for-time"
 
+    def asked(self, rank: int) -> Path:
+        """The number of a signal that asked one process to end, in place of its launcher."""
+        return self.path / f"asked-{rank}"
+
+    def saved(self, rank: int) -> Path:
+        """The files that the callback of `kf.on_preemption` wrote; exists once it has ended."""
+        return self.path / f"saved-{rank}"
+
     def clear(self) -> None:
         """Forget what the ranks of an attempt that failed wrote; what was sent to them stays."""
-        for path in (path for name in ("failure", "left", "stack", "call") for path in self.path.glob(f"{name}-*")):
+        for path in (
+            path
+            for name in ("failure", "left", "stack", "call", "asked", "saved")
+            for path in self.path.glob(f"{name}-*")
+        ):
             path.unlink(missing_ok=True)
 
 

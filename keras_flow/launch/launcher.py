@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -16,16 +17,13 @@ from contextlib import contextmanager
 from keras_flow.current import joining, last_call
 from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
-from keras_flow.launch import environment, failure, hang
-from keras_flow.launch.failure import RankError
+from keras_flow.launch import environment, failure, hang, interruption
+from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
 from keras_flow.launch.nodes import Nodes, meet
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
-
-#: exit code of the error by which another host says that it was asked to end the job
-_INTERRUPTED = -signal.SIGINT
 
 #: seconds between two looks at the ranks
 _LOOK_SECONDS = 0.03
@@ -77,7 +75,7 @@ def launch(job: Job, folder: JobFolder) -> None:
                 _run(job, folder, nodes, interrupts, attempt, token)
                 return
             except RankError as error:
-                if attempt == job.restarts or error.exit_code == _INTERRUPTED:
+                if attempt == job.restarts or isinstance(error, Interruption):
                     raise
                 print(f"keras-flow: {error}\nkeras-flow: restart {attempt + 1} of {job.restarts}", file=sys.stderr)
                 folder.clear()
@@ -87,24 +85,33 @@ def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, atte
     """Start the processes of this host and watch them, once."""
     free = job.port if job.nodes == 1 and job.port is not None else environment.free_port()
     port = nodes.begin(free)
-    with Ranks(interrupts, folder) as ranks:
-        try:
+    ranks = Ranks(interrupts, folder)
+    try:
+        with ranks:
             for local in range(job.processes):
                 interrupts.check()
                 env = environment.of_process(job, folder, local, port, attempt, token)
                 ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
-            _watch(job, folder, ranks, interrupts, nodes)
-        except (KeyboardInterrupt, SystemExit):
-            # at once: the processes of all hosts stop at one step
-            nodes.fail(RankError("the job was interrupted; every process was ended.", job.first, _INTERRUPTED))
-            ranks.give_time()
-            raise
-        except RankError as error:
-            error.endings = ranks.endings(error.rank)
-            if error.exit_code == _INTERRUPTED:
+            try:
+                _watch(job, folder, ranks, interrupts, nodes)
+            except (KeyboardInterrupt, SystemExit) as asked:
+                # at once: the processes of all hosts stop at one step
+                number = signal.SIGTERM if isinstance(asked, SystemExit) else signal.SIGINT
+                nodes.fail(Interruption(number, socket.gethostname(), job.first))
                 ranks.give_time()
-            nodes.fail(error)
-            raise
+                raise
+            except RankError as error:
+                error.endings = ranks.endings(error.rank)
+                if isinstance(error, Interruption):
+                    ranks.give_time()
+                nodes.fail(error)
+                raise
+    except (KeyboardInterrupt, SystemExit):
+        print(f"keras-flow: {interruption.outcome('interrupted', job, folder, ranks)}", file=sys.stderr)
+        raise
+    except Interruption as error:
+        text = interruption.outcome(str(error), job, folder, ranks)
+        raise Interruption(error.number, error.host, error.rank, text) from None
 
 
 def _shown(job: Job, local: int, attempt: int) -> Shown:
@@ -122,6 +129,8 @@ def _shown(job: Job, local: int, attempt: int) -> Shown:
 def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, nodes: Nodes) -> None:
     watch, stops = hang.HangWatch(job.timeout), hang.StopWatch()
     while running := ranks.running():
+        if number := interruption.of_a_rank(folder, running):
+            interrupts.note(number)
         interrupts.check()
         if first := _first_failure(folder, ranks.processes):
             raise _explain(job, folder, ranks, first, nodes)

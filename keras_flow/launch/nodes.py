@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_flow.current.channel import Channel, Meeting, connect
 from keras_flow.errors import LaunchError
-from keras_flow.launch.failure import RankError
+from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job
 
 #: seconds between two signs of life
@@ -283,8 +283,11 @@ def meet(job: Job, token: bytes) -> Nodes:
 
 
 def _as_message(error: RankError) -> dict[str, Any]:
-    return {"text": str(error), "rank": error.rank, "code": error.exit_code, "details": error.details}
+    message = {"text": str(error), "rank": error.rank, "code": error.exit_code, "details": error.details}
+    return {**message, "host": error.host, "signal": error.number} if isinstance(error, Interruption) else message
 
 
 def _as_error(message: dict[str, Any]) -> RankError:
+    if "signal" in message:
+        return Interruption(int(message["signal"]), str(message["host"]), int(message["rank"]))
     return RankError(str(message["text"]), int(message["rank"]), message["code"], str(message["details"]))

@@ -9,6 +9,7 @@ begins step 9. Orbax and TensorFlow's PreemptionCheckpointHandler agree on a ste
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -17,13 +18,18 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from keras_flow import atomic
 from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
 from keras_flow.launch.environment import RESTART_VARIABLE
 from keras_flow.launch.folder import own_folder
 from keras_flow.launch.processes import preemption_seconds
+
+if TYPE_CHECKING:
+    import keras
 
 #: seconds in which all processes must have said in which step they are
 _SAYING_SECONDS = 10.0
@@ -41,7 +47,7 @@ class PreemptionPoint:
     def __init__(self, callback: Callable[[], object]):
         """Nothing was asked yet."""
         self._callback = callback
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may interrupt its holder
         self._steps = 0
         self._asked: int | None = None  # the signal
         self._last: int | None = None
@@ -61,9 +67,11 @@ class PreemptionPoint:
             self._last = self._agreed()
         if self._steps <= self._last:
             return
-        self._callback()
+        with atomic.noting() as written:
+            self._callback()
         sys.stdout.flush()
         self._leave_last()
+        self._say(list(map(str, written)))
         raise SystemExit(128 + asked)
 
     def ask(self, number: int) -> None:
@@ -76,10 +84,22 @@ class PreemptionPoint:
         here = backend().world()
         if here.process_count > 1:
             backend().put_text(_key(here.process_index), f":{said}")
+            if (folder := own_folder()) is not None:
+                # the launcher passes it to all processes, where this one alone was asked
+                with contextlib.suppress(OSError):
+                    folder.asked(here.process_index).write_text(str(number))
 
     def is_asked(self) -> bool:
         """Whether the job was asked to end."""
         return self._asked is not None
+
+    def _say(self, saved: list[str]) -> None:
+        """Say what was saved: by the launcher, where one of ours is there."""
+        if (folder := own_folder()) is not None:
+            folder.saved(backend().world().process_index).write_text(json.dumps(saved))
+        elif backend().world().process_index == 0:
+            done = f"saved {', '.join(saved)}" if saved else "the callback of kf.on_preemption has ended"
+            print(f"keras-flow: interrupted; {done}", file=sys.stderr, flush=True)
 
     def _leave_last(self) -> None:
         """The first process serves the others' store: where it leaves, an engine ends what they still do."""
@@ -95,12 +115,16 @@ class PreemptionPoint:
                 backend().get_text(_key(index, "done"), max(0.1, until - time.monotonic()))
 
     def _agreed(self) -> int:
-        """The last step that a process was in."""
+        """The last step that a process was in, which process 0 finds out and says."""
         here = backend().world()
         if here.process_count == 1:
             return 0
         try:
-            return max(int(backend().get_text(_key(index), _SAYING_SECONDS)[1:]) for index in range(here.process_count))
+            if here.process_index:
+                return int(backend().get_text(_key(0, "last"), 2 * _SAYING_SECONDS)[1:])
+            last = max(int(backend().get_text(_key(index), _SAYING_SECONDS)[1:]) for index in range(here.process_count))
+            backend().put_text(_key(0, "last"), f":{last}")
+            return last
         except FlowError as error:
             print(
                 f"keras-flow: this process was asked to end and another one was not ({error}). All processes of a job "
@@ -193,10 +217,17 @@ def _hear(point: PreemptionPoint, ours: socket.socket, pythons: socket.socket) -
 
 
 def _at_batch_end(
-    point: PreemptionPoint, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
+    point: PreemptionPoint,
+    original: Callable[..., object],
+    callbacks: keras.callbacks.CallbackList,
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """Hook on `CallbackList.on_train_batch_end`: a step of `fit` is over."""
     original(callbacks, *args, **kwargs)
+    if point.is_asked():
+        # Keras's JAX trainer keeps the weights to itself while it loops; who asks for the model gets them put back
+        _ = callbacks.model
     point.check()
 
 

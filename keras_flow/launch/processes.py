@@ -76,6 +76,16 @@ class Interrupts:
     def _note(self, number: int, frame: object) -> None:
         self._pending = number
 
+    def note(self, number: int) -> None:
+        """Take a signal that a rank was sent in place of this process."""
+        self._pending = number
+
+    def check_again(self) -> None:
+        """While the job ends: raise KeyboardInterrupt for another Ctrl-C; schedulers may send SIGTERM twice."""
+        number, self._pending = self._pending, None
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+
     def check(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C came since the last call, SystemExit(143) if SIGTERM did."""
         number, self._pending = self._pending, None
@@ -144,7 +154,13 @@ class RankProcess:
 
 
 class Ranks:
-    """All processes of a job. As a context manager it leaves none of them running, however the body ends."""
+    """All processes of a job. As a context manager it leaves none of them running, however the body ends.
+
+    Attributes:
+        processes: those of this host.
+        unfinished: ranks that had to be killed, since they had not ended in the time that they were given.
+        hurried: whether a second Ctrl-C cut that time short.
+    """
 
     def __init__(self, interrupts: Interrupts, folder: JobFolder) -> None:
         self.processes: list[RankProcess] = []
@@ -152,6 +168,8 @@ class Ranks:
         self._interrupts = interrupts
         self._guardian: subprocess.Popen[bytes] | None = None
         self._grace = _GRACE_SECONDS
+        self.unfinished: list[int] = []
+        self.hurried = False
 
     def __enter__(self) -> Ranks:
         # -I -S: no site packages, which makes it start in milliseconds
@@ -167,7 +185,8 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         try:
             self.end()
-        except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C: no grace
+        except KeyboardInterrupt:  # a second one: no grace
+            self.hurried = True
             for process in self.processes:
                 process.send_group(signal.SIGKILL)
             self.end(0)
@@ -212,8 +231,9 @@ class Ranks:
             process.send_group(signal.SIGCONT)  # one that is stopped hears nothing
         until = time.monotonic() + grace
         while self.running() and time.monotonic() < until:
-            self._interrupts.check()
+            self._interrupts.check_again()
             time.sleep(0.02)
+        self.unfinished += [process.rank for process in self.running()]
         for process in self.processes:
             process.send_group(signal.SIGKILL)  # also what a rank that has left had started
         until = time.monotonic() + _GONE_SECONDS

@@ -26,8 +26,7 @@ y = np.cos(x.sum(1, keepdims=True))
 seen = []
 class Sees(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        seen.append(int(self.model.optimizer.iterations.numpy() if hasattr(self.model.optimizer.iterations, "numpy")
-                        else self.model.optimizer.iterations.value))
+        seen.append(1)  # not asked for its model, which on JAX gives the weights back
         open(os.path.join(folder, f"begun-{kf.env.process_index()}"), "w").close()
         # processes are in different steps when the signal comes
         time.sleep(0.05 * (1 + kf.env.process_index()) if stops else 0)
@@ -41,7 +40,7 @@ with kf.DataParallel(random="logical").scope():
     def save():
         model.save(state)
         with open(os.path.join(folder, f"stopped-{kf.env.process_index()}"), "w") as file:
-            json.dump(seen[-1], file)
+            json.dump(len(seen), file)
     if stops:
         kf.on_preemption(save)
     steps = 300 if stops else int(sys.argv[3])
@@ -84,7 +83,8 @@ def test_a_checkpoint_before_the_end(backend: str, hosts: int, tmp_path: Path) -
     launchers[0].send_signal(signal.SIGTERM)  # of two hosts one is told
     outputs = [programs.finish(launcher, 40) for launcher in launchers]
     assert outputs[0][0] == 143, outputs[0][2]
-    assert all(code != 0 for code, _, _ in outputs)
+    assert all(code == 143 for code, _, _ in outputs)
+    assert f"keras-flow: interrupted; saved {tmp_path / 'state.keras'}\n" in outputs[0][2]
     stopped = [json.loads((tmp_path / f"stopped-{index}").read_text()) for index in (0, 1)]
     assert stopped[0] == stopped[1] > 1, "the callback ran after one step in both"
     # from there on, and without an end: the same
@@ -125,3 +125,4 @@ def test_a_loop_of_ones_own_in_one_process(number: signal.Signals, status: int, 
     process.send_signal(number)
     code, out, err = programs.finish(process, 20)
     assert (code, out) == (status, "saved\n"), err
+    assert "keras-flow: interrupted; the callback of kf.on_preemption has ended\n" in err

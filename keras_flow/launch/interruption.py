@@ -1,0 +1,62 @@
+"""What a launcher says of a job that was asked to end: what was saved, or why nothing was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from keras_flow.launch import failure
+from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.job import Job
+from keras_flow.launch.processes import GRACE_VARIABLE, RankProcess, Ranks, preemption_seconds
+
+
+def of_a_rank(folder: JobFolder, running: Sequence[RankProcess]) -> int:
+    """The signal by which one rank was asked to end, where it has `kf.on_preemption`; 0 where none was."""
+    for process in running:
+        try:
+            return int(folder.asked(process.rank).read_text() or 0)
+        except FileNotFoundError:
+            continue
+    return 0
+
+
+def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
+    """Say in one line how the ranks of this host ended after they were asked to; of one that failed, why.
+
+    Args:
+        head: what happened, for example "interrupted".
+        job: the job.
+        folder: its folder, into which ranks write what they saved.
+        ranks: those of this host, none of which runs any more.
+    """
+    if not folder.asks_for_time.exists():
+        return f"{head}; every {job.word} was ended"
+    if ranks.unfinished:
+        why = "before a second Ctrl-C" if ranks.hurried else f"within {preemption_seconds():g} s"
+        hint = "" if ranks.hurried else f" ({GRACE_VARIABLE})"
+        return (
+            f"{head}; {_names(ranks.unfinished, job)} did not finish the callback of kf.on_preemption {why}{hint}, the "
+            "files are as they were"
+        )
+    failures = [(process, failure.read(folder, process.rank)) for process in ranks.processes]
+    causes = [
+        (written.lost_neighbour or written.waited_too_long, written.time, process, written)
+        for process, written in failures
+        if written is not None and not written.left
+    ]
+    if causes:
+        *_, process, written = min(causes, key=lambda cause: cause[:2])
+        text = failure.rank_failed(process.rank, job, process.code or written.exit_code, written, "", "")
+        return f"{head}; the files are as they were: {text}"
+    missing = [process.rank for process in ranks.processes if not folder.saved(process.rank).exists()]
+    if missing:
+        return f"{head}; the callback of kf.on_preemption was not called in {_names(missing, job)}"
+    files = {name: None for process in ranks.processes for name in json.loads(folder.saved(process.rank).read_text())}
+    if files:
+        return f"{head}; saved {', '.join(files)}"
+    return f"{head}; the callback of kf.on_preemption has ended in every {job.word} of this host"
+
+
+def _names(ranks: Sequence[int], job: Job) -> str:
+    return f"{job.word if len(ranks) == 1 else job.words} {', '.join(map(str, ranks))}"
