@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo notebook check check-tests test test-full coverage docs test-versions lint types wheel
+.PHONY: venv demo notebook check check-tests test test-changed test-full coverage docs test-versions lint types wheel
 
 venv: $(STAMP)
 
@@ -34,19 +34,46 @@ check: venv
 check-tests: venv
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m check
 
-# Two workers; all tests that ask for the ranks of one engine are run by the same one. What is marked `full` is left out.
+# A fixed part of all tests, the same on every day and machine. Two workers; all tests that ask for the ranks of one
+# engine are run by the same one. What is marked `full` is left out.
 test: venv
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-# The suite and what it leaves out; the parity grid with the product of models, optimizers and options, which writes
-# docs/features.md (about 80 minutes on 2 cores).
-# Then the sweep over Keras's public names, which writes docs/support.md and docs/support.csv, and the common models, which
-# write docs/models.md. Both go on where they were stopped.
-test-full: test
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m full --deselect tests/parity/test_grid.py::test_numbers_of_one_device
+# All tests of the files that commits have changed in the last day (or `SINCE="2 weeks ago"`), what is marked `full` as
+# well. No test begins after BUDGET seconds (0: no limit); those are counted as skipped.
+SINCE ?= 1 day ago
+BUDGET ?= 0
+test-changed: venv
+	tests=$$($(BIN)/python -m tests.who --since "$(SINCE)"); \
+	[ -z "$$tests" ] || $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "full or not full" --budget $(BUDGET) $$tests
+
+# What `make test` leaves out, in seven parts for seven nights: `make test-full PART=3/7`; without PART all of it.
+# Parts 5 to 7 have the long programs as well: the parity grid with the product of models, optimizers and options, which
+# writes docs/features.md (about 80 minutes on 2 cores); the sweep over Keras's public names, which writes docs/support.md
+# and docs/support.csv; and the common models, which write docs/models.md. The last two go on where they were stopped.
+PART ?=
+FULL = $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m full --deselect tests/parity/test_grid.py::test_numbers_of_one_device
+test-full: venv
+ifeq ($(PART),)
+	$(MAKE) --no-print-directory test
+	$(FULL)
+	$(MAKE) --no-print-directory test-product test-sweep test-models
+else
+	$(FULL) --part $(PART)
+	$(if $(filter 5/7,$(PART)),$(MAKE) --no-print-directory test-product)
+	$(if $(filter 6/7,$(PART)),$(MAKE) --no-print-directory test-sweep)
+	$(if $(filter 7/7,$(PART)),$(MAKE) --no-print-directory test-models)
+endif
+
+.PHONY: test-product test-sweep test-models
+test-product: venv
 	$(BIN)/python -m tests.parity.support --product
+
+test-sweep: venv
 	$(BIN)/python -m tests.sweep.runner --out sweep-out
 	$(BIN)/python -m tests.sweep.support --from sweep-out --fresh
+
+test-models: venv
 	for backend in jax torch tensorflow; do $(BIN)/python -m tests.models.worker --backend $$backend --out models-out/$$backend.jsonl || exit 1; done
 	$(BIN)/python -m tests.models.worker --docs models-out
 

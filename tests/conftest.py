@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from tests.ranks import Pool
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: its ranks would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["KERAS_BACKEND"] = "jax"
-sampling.day()  # set for all processes
 # Programs that several tests, or the processes that they start, compile alike are compiled once in a session.
 if "KERAS_FLOW_TESTS_COMPILED" not in os.environ:
     os.environ["KERAS_FLOW_TESTS_COMPILED"] = tempfile.mkdtemp(prefix="keras-flow-tests-")
@@ -46,19 +46,39 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.randomly_reset_seed = False
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of `make test-full` and `make test-changed`."""
+    parser.addoption("--part", default="", help="of all tests, by the hashes of their names: 3/7 is the third of seven")
+    parser.addoption("--budget", type=float, default=0.0, help="seconds after which no further test begins")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at markers, and pytest-xdist at groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs no engine, and group tests by the engine whose ranks they ask for, so that with pytest-xdist one
-    worker starts them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs no engine, what is left to other runs, and group tests by the engine whose ranks they ask for,
+    so that with pytest-xdist one worker starts them."""
     here = Path(__file__).parent
+    if part := config.getoption("--part"):
+        items[:] = [item for item in items if sampling.in_part(item, part)]
     for item in items:
         path = item.path.relative_to(here)
         if any(path.is_relative_to(part) for part in _CHECK):
             item.add_marker(pytest.mark.check)
+        if not sampling.is_run(item):
+            item.add_marker(pytest.mark.full)
         if "on_ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group(_engine(item)))
         elif "four_ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("jax in pytest's own process"))
+
+
+_begun = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what would begin after the budget; the report counts it as skipped."""
+    budget = item.config.getoption("--budget")
+    if budget and time.monotonic() - _begun > budget:
+        pytest.skip(f"the budget of {budget:.0f} s is used up: `make test-changed BUDGET=0` runs all")
 
 
 def _engine(item: pytest.Item) -> str:

@@ -1,13 +1,18 @@
-"""What a run of the suite takes of tests that are many: another part each day, so that all are run within a few.
+"""What `make test` runs of tests that are many: a fixed part, chosen by a hash of each test's name.
 
-TEST_DAY=2026-11-23 python -m pytest ...        the part of a day
+The part is the same on every day and machine, and a test that is added or removed moves no other. What is left out is
+marked `full`: `make test-changed` runs all of it that tests a changed file, `make test-full` all.
+
+    @sampling.one_in(3)                                                # this test is run if its name's hash says so
+    @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))       # on one of the engines
+    @pytest.mark.parametrize("name", sampling.some(NAMES, every=5))    # about every fifth name
 """
 
 from __future__ import annotations
 
-import datetime
-import os
-from collections.abc import Callable, Sequence
+import re
+import zlib
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -15,73 +20,61 @@ import pytest
 T = TypeVar("T")
 
 
-def day() -> str:
-    """Today's date, or that of the environment variable TEST_DAY; processes started afterwards have the same."""
-    return os.environ.setdefault("TEST_DAY", datetime.date.today().isoformat())
+def number_of(name: str) -> int:
+    """Return the hash of a name, which is the same in every process and version of Python."""
+    return zlib.crc32(name.encode())
 
 
-def ordinal() -> int:
-    """The number of the day."""
-    return datetime.date.fromisoformat(day()).toordinal()
+def chosen(name: str, values: Sequence[T]) -> T:
+    """Return one of some values, by a name."""
+    return values[number_of(name) % len(values)]
 
 
-def of_today(number: int, values: Sequence[T]) -> T:
-    """One of some values: with each day, and with each number, the next."""
-    return values[(number + ordinal()) % len(values)]
+def is_chosen(name: str, every: int) -> bool:
+    """Return whether a name is one of those that are run: one in so many."""
+    return number_of(name) % every == 0
 
 
-def is_of_today(number: int, every: int) -> bool:
-    """Whether what has this number is run today, once in so many days."""
-    return of_today(number, range(every)) == 0
-
-
-def in_turn(number: int, every: int) -> list[pytest.MarkDecorator]:
-    """The marks of a test that is run once in so many days, and by `make test-full`."""
-    return [] if is_of_today(number, every) else [pytest.mark.full]
-
-
-def in_turns(number: int, every: int) -> Callable[[T], T]:
-    """Decorator of a test that is run once in so many days, and by `make test-full`.
-
-    A test whose engine changes from day to day meets all of them only where `every` and their number have no common
-    divisor.
-    """
-
-    def marked(test: T) -> T:
-        for mark in in_turn(number, every):
-            test = mark(test)
-        return test
-
-    return marked
+def one_in(every: int) -> pytest.MarkDecorator:
+    """Return the mark of tests of which about one in so many is run."""
+    return pytest.mark.one_in(every)
 
 
 def some(values: Sequence[Any], every: int = 2) -> list[Any]:
-    """The parameter of a test of which each value is run once in so many days, and by `make test-full`."""
-    return [pytest.param(value, marks=in_turn(number, every)) for number, value in enumerate(values)]
+    """Return the parameter of a test of which about one value in so many is run."""
+    return [pytest.param(value, marks=one_in(every)) for value in values]
 
 
-def on_one(engines: Sequence[str], first: int = 0) -> list[Any]:
-    """The parameter of a test that is run on one of the engines today, on the others in `make test-full`.
-
-    Args:
-        engines: names of engines.
-        first: sets tests apart, so that not all of them take the same engine.
-    """
-    today = of_today(first, engines)
-    return [pytest.param(engine, marks=[] if engine == today else pytest.mark.full) for engine in engines]
+def on_one(engines: Sequence[str]) -> list[Any]:
+    """Return the parameter of a test that is run on one of the engines, which the test's name chooses."""
+    return [pytest.param(engine, marks=pytest.mark.one_of(engine, tuple(engines))) for engine in engines]
 
 
-def each_on_one(engines: Sequence[str], values: Sequence[Any], first: int = 0, every: int = 1) -> list[Any]:
-    """The same of two parameters, engine and value: each value is run on another engine, once in so many days.
-
-    Args:
-        engines: names of engines; their number and `every` have no common divisor, or a value would not meet them all.
-        values: what is run.
-        first: sets tests apart, so that not all of them take the same engine.
-        every: days.
-    """
+def each_on_one(engines: Sequence[str], values: Sequence[Any], every: int = 1) -> list[Any]:
+    """Return two parameters, engine and value: about one value in so many is run, each on one of the engines."""
     return [
-        pytest.param(*engine.values, value, marks=[*engine.marks, *in_turn(number, every)])
-        for number, value in enumerate(values)
-        for engine in on_one(engines, first + number)
+        pytest.param(*engine.values, value, marks=[*engine.marks, one_in(every)])
+        for value in values
+        for engine in on_one(engines)
     ]
+
+
+def is_run(item: pytest.Item) -> bool:
+    """Return whether `make test` runs a test, by its name and its marks `one_in` and `one_of`."""
+    one_of, every = item.get_closest_marker("one_of"), item.get_closest_marker("one_in")
+    name = item.nodeid
+    if one_of is not None:  # the name without the engine, so that just one of its engines is chosen
+        path, bracket, parameters = name.partition("[")
+        name = path + bracket + re.sub(rf"(?<![a-z0-9]){re.escape(one_of.args[0])}(?![a-z0-9])", "*", parameters)
+    number = number_of(name)
+    if every is not None:
+        number, rest = divmod(number, every.args[0])
+        if rest:
+            return False
+    return one_of is None or one_of.args[1][number % len(one_of.args[1])] == one_of.args[0]
+
+
+def in_part(item: pytest.Item, part: str) -> bool:
+    """Return whether a test is in a part of all tests: `3/7` is the third of seven."""
+    number, parts = map(int, part.split("/"))
+    return number_of(item.nodeid) % parts == number - 1

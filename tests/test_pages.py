@@ -1,4 +1,4 @@
-"""The code of the how-to and migration pages is run, on four ranks; each page every second day, on another engine."""
+"""The code of the how-to and migration pages is run, on four ranks."""
 
 from __future__ import annotations
 

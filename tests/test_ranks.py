@@ -48,7 +48,7 @@ def test_what_is_raised_names_the_process_and_the_line(pool: Pool) -> None:
     assert pool(_rank) == 0
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 def test_a_rank_that_raises_alone_leaves_nobody_waiting(tmp_path: Path) -> None:
     def program() -> None:
         import torch
@@ -68,7 +68,7 @@ def test_a_rank_that_raises_alone_leaves_nobody_waiting(tmp_path: Path) -> None:
         pool.close()
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 def test_death_and_silence_are_one_failure_each(tmp_path: Path) -> None:
     pool = Pool("numpy", tmp_path, ranks=2)
     try:

@@ -40,7 +40,7 @@ def program() -> str:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("backend", on_one(("jax", "tensorflow", "torch"), 1))
+@pytest.mark.parametrize("backend", on_one(("jax", "tensorflow", "torch")))
 def test_the_program_trains_and_warns_of_nothing(tmp_path: Path, backend: str) -> None:
     script = programs.write(tmp_path, program().replace("m.keras", str(tmp_path / "m.keras")))
     code, out, err = programs.finish(programs.start([str(script)], backend), 190)

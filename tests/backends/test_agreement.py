@@ -7,7 +7,7 @@ import pytest
 from tests import sampling
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 def test_processes_that_are_fed_alike_send_no_more(on_ranks) -> None:
     def program(rows: int) -> str:
         import keras

@@ -169,7 +169,7 @@ def test_a_program_beside_an_untested_version_is_warned_once(engine: str) -> Non
     assert "`keras-flow doctor` runs a self-test" in told[0]
 
 
-@pytest.mark.parametrize("engine", sampling.on_one(("jax", "tensorflow", "torch"), 1))
+@pytest.mark.parametrize("engine", sampling.on_one(("jax", "tensorflow", "torch")))
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

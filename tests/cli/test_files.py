@@ -33,7 +33,7 @@ def run(*arguments: str, backend: str = "jax") -> tuple[int, str, str]:
     return programs.finish(programs.start(["-m", "keras_flow.cli.app", *arguments], backend), 200)
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 def test_verify_compares_with_one_device_and_says_so_by_its_status(tmp_path: Path) -> None:
     file = str(programs.write(tmp_path, PROGRAM))
     options = (file, "--layout", "2x2", "--backends", "jax", "--batch-size", "9")
@@ -57,7 +57,7 @@ def test_verify_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     assert (code, "which is not a file" in err) == (1, True)
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 def test_explain_needs_neither_devices_nor_values(tmp_path: Path) -> None:
     file = str(programs.write(tmp_path, PROGRAM))
     code, out, err = run("explain", file, "--layout", "2x512", "--batch-size", "64")

@@ -33,7 +33,7 @@ def test_four_ranks(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(cases.everything, GROUPS) == len(GROUPS)
 
 
-@sampling.in_turns(0, 3)
+@sampling.one_in(3)
 @pytest.mark.parametrize("backend", sampling.on_one(SINGLE))
 def test_four_ranks_of_one_process(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(cases.everything, GROUPS[:2], True) == 2
@@ -71,8 +71,8 @@ def test_between_processes(backend: str, job: str, is_short: bool) -> None:
     }
 
 
-@sampling.in_turns(0, 2)
-@pytest.mark.parametrize("backend", sampling.on_one(that_train(), 1))
+@sampling.one_in(2)
+@pytest.mark.parametrize("backend", sampling.on_one(that_train()))
 def test_distributed_data_parallel(backend: str) -> None:
     command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", "--timeout", "100", str(JOB.with_name("ddp_job.py"))]
     root = str(Path(__file__).parents[2])
@@ -169,7 +169,7 @@ else:
 """
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 def test_a_process_that_does_not_call_is_waited_for_until_the_limit(tmp_path: Path) -> None:
     """Without a launcher, on the engine whose operations have no limit of their own."""
     script = str(programs.write(tmp_path, WAITS))

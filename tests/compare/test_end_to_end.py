@@ -30,7 +30,7 @@ def compare(out: Path, layouts: str, *options: str) -> tuple[int, str, str]:
     return programs.finish(programs.start([*command, "--steps", "6", "--batch-size", "14", *options], "jax"), 180)
 
 
-@sampling.in_turns(2, 3)
+@sampling.one_in(3)
 def test_layouts_that_agree(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "1,dp2,tp2")
     assert code == 0, out + err

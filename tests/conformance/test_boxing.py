@@ -31,7 +31,7 @@ def records(on_ranks) -> Callable[[str], list[dict]]:
     return functools.cache(lambda backend: on_ranks(backend)(run))
 
 
-BACKENDS = pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow", "torch"), 1))
+BACKENDS = pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow", "torch")))
 
 
 @BACKENDS
@@ -72,7 +72,7 @@ def test_loops_are_not_cut_where_devices_keep_all_cores_busy(eight_ranks: dict) 
     assert eight_ranks["parallel tasks"] == {"ours": has_idle_cores, "plain": True}
 
 
-@sampling.in_turns(2, 3)
+@sampling.one_in(3)
 def test_tensorflow_sends_between_processes_what_the_plan_says() -> None:
     command = [sys.executable, "-m", "keras_flow.launch", "--nproc_per_node", "2", "--devices_per_proc", "2"]
     command += ["--timeout", "60", "-m", "tests.conformance.processes_job"]

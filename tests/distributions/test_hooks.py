@@ -97,7 +97,7 @@ def test_an_uneven_batch_stays_parallel(count: int, monkeypatch: pytest.MonkeyPa
     assert found["all-gather"] == found["all-to-all"] == 0
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 def test_uneven_batches_give_the_numbers_of_one_device() -> None:
     """Statistics of BatchNormalization and dropout masks included; 45 rows in batches of 13 over 4 ranks."""
 

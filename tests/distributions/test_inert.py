@@ -55,7 +55,7 @@ with dist.scope():
 THREADS = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "NPROC": "8"}
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 def test_bit_equal_to_a_process_without_keras_flow() -> None:
     def run(program: str) -> list[str]:
         code, out, err = programs.finish(programs.start(["-c", program], "jax", **THREADS), 180)

@@ -10,7 +10,7 @@ from tests.launch import faults
 
 pytestmark = pytest.mark.timeout(150)
 
-#: one of each kind on one engine a day; the others are in `make test-full`
+#: kinds of which about a third are run; the others are in `make test-full`
 QUICK = {("raises", 2), ("is killed", 2), ("is stopped", 1)}
 
 
@@ -22,10 +22,10 @@ def cases() -> list:
             hosts,
             marks=[
                 pytest.mark.xdist_group(backend),
-                *(sampling.in_turn(number, 3) if (fault, hosts) in QUICK else [pytest.mark.full]),
+                sampling.one_in(3) if (fault, hosts) in QUICK else pytest.mark.full,
             ],
         )
-        for number, backend in enumerate(that_train())
+        for backend in that_train()
         for fault in faults.FAULTS
         for hosts in ((2,) if fault == faults.NETWORK else (1, 2))
     ]

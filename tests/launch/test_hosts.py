@@ -55,7 +55,7 @@ def hosts() -> Iterator[namespaces.Hosts]:
         yield made
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 @pytest.mark.parametrize(
     "backend",
     [
@@ -93,7 +93,7 @@ with kf.DataParallel().scope():
 """
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 @pytest.mark.parametrize(
     "backend",
     [

@@ -86,7 +86,7 @@ if __name__ == "__main__":
 """
 
 
-@sampling.in_turns(0, 3)
+@sampling.one_in(3)
 def test_gpus_of_a_cluster(tmp_path: Path) -> None:
     """Ray is told of two GPUs: each process has one of its own, and there are none for a third."""
     utilities = pytest.importorskip("ray.cluster_utils")
@@ -114,7 +114,7 @@ def lines(out: str) -> list[dict]:
     return [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"losses"' in line]
 
 
-@sampling.in_turns(1, 3)
+@sampling.one_in(3)
 @pytest.mark.parametrize("backend", sampling.some(["torch", "jax"]))
 def test_a_script(backend: str, cluster: str, tmp_path: Path) -> None:
     script = programs.write(tmp_path, TRAINS)
@@ -132,7 +132,7 @@ def test_a_script(backend: str, cluster: str, tmp_path: Path) -> None:
     assert "rank 1 of 3" in err and "left with exit code 7" in err
 
 
-@sampling.in_turns(2, 3)
+@sampling.one_in(3)
 def test_a_function(cluster: str, tmp_path: Path) -> None:
     code, out, err = run([str(programs.write(tmp_path, RUNS))], "torch", cluster)
     assert code == 0, err

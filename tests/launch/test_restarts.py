@@ -41,7 +41,7 @@ if kf.env.is_main_process():
 """
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 @pytest.mark.parametrize("backend", sampling.on_one(that_train()))
 def test_training_goes_on_from_the_last_backup(backend: str, tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)

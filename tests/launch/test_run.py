@@ -15,7 +15,7 @@ def tell(folder: Path, text: str, backend: str = "torch") -> tuple[int, str, str
     return programs.finish(programs.start([str(programs.write(folder, text))], backend), 150)
 
 
-@sampling.in_turns(1, 2)
+@sampling.one_in(2)
 def test_torch_result_of_rank_0_state_and_custom_objects(tmp_path: Path) -> None:
     program = """
 import sys

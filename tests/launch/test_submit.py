@@ -80,7 +80,7 @@ if kf.env.is_main_process():
 """
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 @pytest.mark.xdist_group("torch")
 def test_mpirun_runs_it(tmp_path: Path) -> None:
     program = programs.write(tmp_path, PROGRAM)

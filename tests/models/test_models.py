@@ -18,7 +18,7 @@ def result(name: str, layout: str) -> dict:
     return worker.result(name, layout, {})
 
 
-@pytest.mark.parametrize(("backend", "task"), each_on_one(("jax", "tensorflow", "torch"), TASKS, first=1))
+@pytest.mark.parametrize(("backend", "task"), each_on_one(("jax", "tensorflow", "torch"), TASKS))
 def test_a_common_model_is_right(backend: str, task: tuple[str, str], on_ranks) -> None:
     line = on_ranks(backend)(result, *task)
     assert line["state"] == "right", line

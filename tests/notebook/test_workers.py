@@ -114,7 +114,7 @@ def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kerne
     assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
 
 
-@sampling.in_turns(2, 3)
+@sampling.one_in(3)
 def test_workers_of_other_versions_are_refused(notebook: Kernel) -> None:
     notebook.run("import keras\nversion, keras.__version__ = keras.__version__, '9.9.9'")
     shown = notebook.run("kf.notebook.restart()")

@@ -1,6 +1,6 @@
 """The notebooks run from top to bottom on every engine; their cells assert what they say.
 
-`make test` runs one on one engine, with each day the next; `make test-full` all.
+`make test` runs one on one engine; `make test-full` all.
 """
 
 from __future__ import annotations
@@ -13,23 +13,16 @@ import pytest
 from nbclient import NotebookClient
 
 from keras_flow.backends.engines import that_train
-from tests import sampling
+from tests.sampling import chosen
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 
 def _runs() -> list[object]:
-    """One engine a day, with one notebook, which changes when all engines have had theirs."""
-    runs: list[object] = []
-    turn = sampling.ordinal() // len(that_train())
-    for number, backend in enumerate(that_train()):
-        today = NOTEBOOKS[(2 * number + turn) % len(NOTEBOOKS)]
-        for name in NOTEBOOKS:
-            is_run = name == today and sampling.is_of_today(number, len(that_train()))
-            marks = [] if is_run else pytest.mark.full
-            runs.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
-    return runs
+    pairs = [(name, backend) for name in NOTEBOOKS for backend in that_train()]
+    run = chosen("the notebook that is run", pairs)
+    return [pytest.param(*pair, marks=[] if pair == run else pytest.mark.full, id="-".join(pair)) for pair in pairs]
 
 
 @pytest.mark.timeout(420)

@@ -1,7 +1,7 @@
 """The grid: every feature on every backend under dp4, tp4 and 2x2 gives the numbers of one device.
 
-Each day some models on every backend under one layout each, and a sixth of the other cases on one backend, so that a
-case meets all backends and layouts within 54 days; all of them in `make test-full`.
+`make test` runs some models on every backend under one layout each, and a sixth of the other cases on one backend, all
+by a hash of their names; `make test-full` runs all of them.
 """
 
 from __future__ import annotations
@@ -10,51 +10,44 @@ import pytest
 
 from tests.parity import faults, support
 from tests.parity.cases import CASES, plain
-from tests.sampling import is_of_today, ordinal
+from tests.sampling import chosen, is_chosen
 
 BACKENDS = ("tensorflow", "jax", "torch")
-EVERY_DAY = ("mlp", "cnn", "transformer", "odd batches")
-#: each other case is run once in so many
-DAYS = 6
+ON_EVERY_BACKEND = ("mlp", "cnn", "transformer", "odd batches")
+#: of the other cases about one in so many is run
+EVERY = 6
 
 
-def _today(row: int, number: int, name: str, layouts: tuple[str, ...], layout: str) -> bool:
-    """Whether a case is run today on the backend of this row, under this layout."""
-    if name in EVERY_DAY:
-        return layouts[(row + number + ordinal()) % len(layouts)] == layout
-    if not is_of_today(number, DAYS):
+def _marks(is_run: bool) -> list[pytest.MarkDecorator]:
+    return [] if is_run else [pytest.mark.full]
+
+
+def _is_run(backend: str, name: str, layouts: tuple[str, ...], layout: str) -> bool:
+    """Whether `make test` runs a case on a backend under a layout."""
+    if chosen(f"{backend} {name}", layouts) != layout:
         return False
-    turn, days = divmod(ordinal() // DAYS, len(BACKENDS))  # the layout changes once the case was on all backends
-    return (number + days) % len(BACKENDS) == row and layouts[(row + number + turn) % len(layouts)] == layout
+    return name in ON_EVERY_BACKEND or (is_chosen(name, EVERY) and chosen(f"backend of {name}", BACKENDS) == backend)
 
 
 GRID = [
-    pytest.param(
-        backend,
-        case.name,
-        layout,
-        marks=[] if _today(row, number, case.name, case.on(backend), layout) else pytest.mark.full,
-    )
-    for row, backend in enumerate(BACKENDS)
-    for number, case in enumerate(CASES.values())
+    pytest.param(backend, case.name, layout, marks=_marks(_is_run(backend, case.name, case.on(backend), layout)))
+    for backend in BACKENDS
+    for case in CASES.values()
     for layout in case.on(backend)
 ]
-#: each on one of the backends a day; without a fault on all
+#: each on one of the backends; without a fault on all
 FAULTS = [
     pytest.param(
-        backend,
-        layout,
-        fault,
-        marks=[] if fault == faults.NONE or is_of_today(row + number, len(BACKENDS)) else pytest.mark.full,
+        backend, layout, fault, marks=_marks(fault == faults.NONE or chosen(f"{layout} {fault}", BACKENDS) == backend)
     )
-    for row, backend in enumerate(BACKENDS)
-    for number, (layout, fault) in enumerate(faults.seeded(backend))
+    for backend in BACKENDS
+    for layout, fault in faults.seeded(backend)
 ]
-#: each model of plain SGD on one of the backends a day
+#: each model of plain SGD on one of the backends
 DOUBLED = [
-    pytest.param(backend, case.name, marks=[] if is_of_today(row + number, len(BACKENDS)) else pytest.mark.full)
-    for row, backend in enumerate(BACKENDS)
-    for number, case in enumerate(plain.CASES)
+    pytest.param(backend, case.name, marks=_marks(chosen(case.name, BACKENDS) == backend))
+    for backend in BACKENDS
+    for case in plain.CASES
 ]
 
 

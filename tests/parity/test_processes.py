@@ -49,10 +49,9 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engines() -> list:
     return [
-        pytest.param(backend, layout, marks=[pytest.mark.xdist_group(backend), *sampling.in_turn(number, 7)])
-        for number, (backend, layout) in enumerate(
-            (name, each) for name, layouts in PROCESSES.items() for each in layouts
-        )
+        pytest.param(backend, layout, marks=[pytest.mark.xdist_group(backend), sampling.one_in(7)])
+        for backend, layouts in PROCESSES.items()
+        for layout in layouts
     ]
 
 
@@ -81,12 +80,12 @@ def test_several_processes_give_the_numbers_of_one_device(
     assert (tmp_path / "backup" / "latest.weights.h5").exists()
 
 
-@sampling.in_turns(2, 3)
+@sampling.one_in(3)
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("layout", ["dp4", "2x2", "tp4"])
 @pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
-def test_two_processes_give_the_grids_numbers(backend: str) -> None:
+def test_two_processes_give_the_grids_numbers(backend: str, layout: str, half: int) -> None:
     """Half of the small grid under one layout; under one, a placement too of which a process has no rank."""
-    layouts, half = divmod(sampling.ordinal() // 6, 2)
-    layout = ("dp4", "2x2", "tp4")[layouts % 3]
     options = ("--processes", "2", "--layouts", layout, "--trace")
     chosen = (*SMALL, "rnn")[half::2]
     only = "|".join(f"^{re.escape(name)}$" for name in (*chosen, "two placements"))
@@ -140,7 +139,7 @@ with kf.DataParallel().scope():
 """
 
 
-@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow"), 1))
+@pytest.mark.parametrize("backend", sampling.on_one(("jax", "tensorflow")))
 def test_processes_whose_data_have_other_lengths(backend: str, tmp_path: Path) -> None:
     """The longer ones would wait for the others; torch's are among its own tests."""
     script = programs.write(tmp_path, OTHER_LENGTHS)

@@ -36,10 +36,7 @@ def on_one_device(backend: str, folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("backend", "layout"),
-    [
-        pytest.param(*case, marks=[pytest.mark.xdist_group(case[0]), *sampling.in_turn(number, 5)])
-        for number, case in enumerate(PROCESSES)
-    ],
+    [pytest.param(*case, marks=[pytest.mark.xdist_group(case[0]), sampling.one_in(5)]) for case in PROCESSES],
 )
 def test_processes_that_read_their_rows_give_the_numbers_of_one_device(
     backend: str, layout: str, tmp_path: Path

@@ -1,11 +1,10 @@
-"""A random sample of the sweep, another one each day: what the tests run in a minute for each engine."""
+"""A sample of the sweep: what the tests run in a minute for each engine."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import asdict
 
-from tests.sampling import day
 from tests.sweep.design import Setting, covering
 
 #: groups of pieces, and pieces in a group, that an engine trains in a minute
@@ -16,7 +15,7 @@ def chosen(backend: str) -> list[tuple[tuple[str, ...], Setting]]:
     """Groups of pieces and a setting for each. Optimizers are not among them: each trains a model alone."""
     from tests.sweep.cases import PIECES
 
-    drawn = random.Random(f"{day()} {backend}")
+    drawn = random.Random(f"a sample for {backend}")
     names = sorted(name for name in PIECES if not name.startswith("optimizers."))
     groups, size = GROUPS[backend]
     return [(tuple(drawn.sample(names, size)), drawn.choice(covering(drawn.randrange(12)))) for _ in range(groups)]

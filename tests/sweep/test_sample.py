@@ -1,4 +1,4 @@
-"""A random sample of Keras's public names has the numbers of one device; the whole is run by `make test-full`."""
+"""A sample of Keras's public names has the numbers of one device; the whole is run by `make test-full`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.sampling import day
 from tests.sweep import runner, sample
 from tests.sweep.design import Setting
 
@@ -15,7 +14,6 @@ from tests.sweep.design import Setting
     ("backend", "group"), [(backend, group) for backend, (count, _) in sample.GROUPS.items() for group in range(count)]
 )
 def test_a_sample_has_the_numbers_of_one_device(backend: str, group: int, on_ranks, tmp_path: Path) -> None:
-    print(f"TEST_DAY={day()}")
     lines = on_ranks(backend)(sample.train, group)
     # some operations have no gradient on an engine, with one device too
     assert sum(line["state"] in ("right", "wrong") for line in lines) >= 0.5 * len(lines) > 0

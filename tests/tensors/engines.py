@@ -1,7 +1,7 @@
 """Tests of global tensors as plain functions that run on the four ranks of an engine.
 
 @on_engines
-def test_sums() -> None: ...        # on numpy, and on another engine each day
+def test_sums() -> None: ...        # on numpy, and on one engine
 
 @pytest.mark.parametrize("key", [0, 1])
 @on_numpy
@@ -11,7 +11,6 @@ def test_rows(key: int) -> None: ...
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,18 +27,18 @@ def on_numpy(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def on_engines(function: Callable[..., None]) -> Callable[..., None]:
-    """On numpy and on one of the engines, which turns with the day and the name; on the others in `make test-full`."""
-    return _on(function, ["numpy", *on_one(ENGINES, zlib.crc32(function.__name__.encode()))])
+    """On numpy and on one of the engines, by the test's name; on the others in `make test-full`."""
+    return _on(function, ["numpy", *on_one(ENGINES)])
 
 
 def on_every_engine(function: Callable[..., None]) -> Callable[..., None]:
-    """On all of them, each day."""
+    """On all of them."""
     return _on(function, ["numpy", *ENGINES])
 
 
 def on_engines_alone(function: Callable[..., None]) -> Callable[..., None]:
-    """What numpy has not: on one of the engines, which turns with the day; on the others in `make test-full`."""
-    return _on(function, on_one(ENGINES, zlib.crc32(function.__name__.encode())))
+    """What numpy has not: on one of the engines, by the test's name; on the others in `make test-full`."""
+    return _on(function, on_one(ENGINES))
 
 
 def on_jax(function: Callable[..., None]) -> Callable[..., None]:

@@ -131,7 +131,7 @@ def test_operator_and_gradients(number: int, seed: int) -> None:
             backend,
             number,
             id=f"{backend}-{number}-{CASES[number].name}",
-            marks=[] if sampling.is_of_today(number, EVERY[backend]) else pytest.mark.full,
+            marks=sampling.one_in(EVERY[backend]),
         )
         for backend, number in itertools.product(ENGINES, range(len(CASES)))
     ],

@@ -128,7 +128,7 @@ def test_a_timeline(on_ranks, backend: str, fails: bool, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("backend", "layout"),
     [
-        *sampling.each_on_one(that_train(), ("data", "tensor", "hybrid"), first=1),
+        *sampling.each_on_one(that_train(), ("data", "tensor", "hybrid")),
         # torch exchanges otherwise there (docs/timeline.md)
         *sampling.each_on_one(("jax", "tensorflow"), ("weights by rows",)),
     ],

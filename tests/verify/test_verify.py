@@ -32,7 +32,7 @@ def test_a_train_step_of_the_users_own(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(run, "own_step")
 
 
-@pytest.mark.parametrize("backend", on_one(ENGINES, 1))
+@pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_each_layer_by_itself(backend: str, on_ranks) -> None:
     by_layer = on_ranks(backend)(run, "by_layer")
     assert by_layer["as it was"]
@@ -42,7 +42,7 @@ def test_each_layer_by_itself(backend: str, on_ranks) -> None:
     assert by_layer["note"].startswith("layer by layer (as asked for); not verified: what a `call` of the user's own")
 
 
-@pytest.mark.parametrize("backend", on_one(ENGINES, 2))
+@pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_double_precision_is_of_a_copy(backend: str, on_ranks) -> None:
     expected = {"ok": True, "is double": True, "as it was": True, "floatx": "float32"}
     assert on_ranks(backend)(run, "in_double") == expected
@@ -58,12 +58,12 @@ def test_a_doubled_gradient_is_found_and_not_trained(backend: str, on_ranks) -> 
     assert found["untrained"]
 
 
-@pytest.mark.parametrize("backend", on_one(ENGINES, 1))
+@pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_first_batch_of_a_generator_is_trained_on_too(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(run, "steps_of_a_generator") == 2
 
 
-@pytest.mark.parametrize("backend", on_one(ENGINES, 2))
+@pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_refusals(backend: str, on_ranks) -> None:
     refused = on_ranks(backend)(run, "refusals")
     assert "is not built" in refused["not built"]

@@ -17,7 +17,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool.close()
 
 
-@sampling.in_turns(0, 2)
+@sampling.one_in(2)
 def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
     def program() -> int:
         import torch

@@ -1,0 +1,74 @@
+"""Every source file has tests, which `python -m tests.who FILE` names, and `make test` runs a fixed part of all."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests import sampling, who
+
+SOURCES = [
+    str(path.relative_to(who.ROOT))
+    for folder in ("backends", "keras_flow")
+    for path in sorted((who.ROOT / folder).rglob("*.py"))
+    if "backends" not in path.relative_to(who.ROOT / folder).parts
+]
+
+
+def test_every_file_has_tests() -> None:
+    tests = {source: who.tests_of(source) for source in SOURCES}
+    assert [source for source, found in tests.items() if not found] == []
+    assert [test for found in tests.values() for test in found if not (who.ROOT / test).exists()] == []
+
+
+def test_a_module_of_the_tests_is_tested_by_what_imports_it() -> None:
+    assert "tests/parity/test_grid.py" in who.tests_of("tests/parity/cases/layers.py")
+    assert who.tests_of("tests/boxing/test_planner.py") == ["tests/boxing/test_planner.py"]
+
+
+def test_the_tests_of_an_optimizer_on_torch() -> None:
+    found = who.tests_of("backends/torch/optimizer.py")
+    assert "tests/backends/torch" in found
+    assert "tests/parity/test_grid.py" in found
+    assert "tests/backends/tensorflow" not in found
+
+
+class Item:
+    """What `sampling.is_run` asks of a test."""
+
+    def __init__(self, nodeid: str, **marks: pytest.Mark):
+        self.nodeid, self.marks = nodeid, marks
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+
+def test_one_engine_is_chosen_for_each_test_and_about_one_test_in_so_many() -> None:
+    engines = ("jax", "tensorflow", "torch")
+    runs: dict[str, list[str]] = {}
+    for case in range(300):
+        for engine in engines:
+            marks = {"one_of": pytest.mark.one_of(engine, engines).mark, "one_in": pytest.mark.one_in(3).mark}
+            if sampling.is_run(Item(f"tests/torch/test_a.py::test_b[{engine}-{case}]", **marks)):  # type: ignore[arg-type]
+                runs.setdefault(str(case), []).append(engine)
+    assert all(len(found) == 1 for found in runs.values())
+    assert 70 < len(runs) < 130
+    assert {found[0] for found in runs.values()} == set(engines)
+
+
+def test_parts_of_all_tests_are_disjoint_and_complete() -> None:
+    for number in range(50):
+        item = Item(f"tests/test_a.py::test_{number}")
+        assert sum(sampling.in_part(item, f"{part}/7") for part in range(1, 8)) == 1  # type: ignore[arg-type]
+
+
+def test_what_is_collected_does_not_depend_on_the_date() -> None:
+    words = subprocess.run(
+        ["git", "grep", "-nE", r"date\.today|datetime\.now|TEST_DAY", "--", "tests"],
+        cwd=who.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+    assert [line for line in words if not line.startswith("tests/test_who.py")] == []
