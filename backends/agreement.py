@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import ast
 import json
-import random as python_random
-import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from keras_flow.backends.active import backend
 from keras_flow.current import joining, last_call
-from keras_flow.errors import FlowError, warn
-
-if TYPE_CHECKING:
-    from keras.src.random import seed_generator
+from keras_flow.errors import FlowError
 
 #: exchanges so far, and how often they were counted anew: the same numbers in all processes
 _exchanges = _begun_anew = 0
@@ -155,86 +147,6 @@ def require_equal(facts: Mapping[str, object], what: str) -> None:
         pairs = ", ".join(f"{name} is {first.get(name)} in process 0 and {other.get(name)} in it" for name in names)
         if pairs:
             raise FlowError(f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts.")
-
-
-@dataclass(frozen=True)
-class EngineRandom:
-    """Random numbers of the engine's own, beside Keras's seeds.
-
-    Attributes:
-        name: whose they are, for the message.
-        state: the state as a text.
-        set_state: gives a state back.
-    """
-
-    name: str
-    state: str
-    set_state: Callable[[str], None]
-
-
-def align_random_states(engine: EngineRandom | None = None) -> None:
-    """Give all processes process 0's states of Python's, NumPy's, Keras's and the engine's random numbers.
-
-    Keras draws seeds from these: unaligned, each process would shuffle, initialise and drop in its own way. Where they
-    differed there is a warning.
-    """
-    if backend().world().process_count == 1:
-        return
-    states = _states()
-    if engine is not None:
-        states[engine.name] = engine.state
-    # checksums first: states are kilobytes, and processes that were seeded alike need send none
-    sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in states.items()}
-    if not differ(sums):
-        return
-    others = [json.loads(text) for text in exchange(json.dumps(sums))]
-    names = [name for name in sums if len({other[name] for other in others}) > 1]
-    states = json.loads(first_says(json.dumps(states)))
-    _set_states(states)
-    if engine is not None:
-        engine.set_state(states[engine.name])
-    warn(
-        f"random states differed between the processes ({', '.join(names)}): all take process 0's. Call "
-        "keras.utils.set_random_seed(...) at the start of the program to choose them"
-    )
-
-
-def _states() -> dict[str, Any]:
-    version, state, gauss = python_random.getstate()
-    numpy_state: Any = np.random.get_state(legacy=True)
-    generator = _keras_generator()
-    return {
-        "Python's random": [version, list(state), gauss],
-        "NumPy's": [numpy_state[0], numpy_state[1].tolist(), *map(float, numpy_state[2:])],
-        "Keras's seed generator": None if generator is None else [int(part) for part in np.asarray(generator.state)],
-    }
-
-
-def _set_states(states: dict[str, Any]) -> None:
-    from keras.src.backend.common import global_state
-    from keras.src.random import seed_generator
-
-    version, state, gauss = states["Python's random"]
-    name, keys, position, has_gauss, gauss_of_numpy = states["NumPy's"]
-    np.random.set_state((name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss_of_numpy))
-    seeds = states["Keras's seed generator"]
-    if seeds is None:
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
-    else:
-        generator = _keras_generator()
-        if generator is None:
-            generator = seed_generator.SeedGenerator()
-            global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
-        generator.state.assign(np.asarray(seeds, generator.state.dtype))
-    # last, because making a generator draws from it
-    python_random.setstate((version, tuple(state), gauss))
-
-
-def _keras_generator() -> seed_generator.SeedGenerator | None:
-    from keras.src.backend.common import global_state
-    from keras.src.random import seed_generator
-
-    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 def _next() -> str:

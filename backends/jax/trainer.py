@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import jax
 from packaging.version import Version
 
-from keras_flow.backends import agreement
+from keras_flow.backends import random_states
 from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning, variables
 from keras_flow.errors import FlowError
 
@@ -37,7 +37,7 @@ def enter(distribution: Distribution) -> None:
             "jax_threefry_partitionable is off: random layers would depend on the layout. Leave it on (JAX's default), "
             'jax.config.update("jax_threefry_partitionable", True)'
         )
-    agreement.align_random_states()
+    random_states.align()
 
 
 def jit(

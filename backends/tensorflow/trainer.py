@@ -15,7 +15,7 @@ from keras.src import tree
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.trainer import Trainer
 
-from keras_flow.backends import agreement
+from keras_flow.backends import random_states
 from keras_flow.backends.batch_watch import BatchWatch
 from keras_flow.backends.tensorflow import mirrored_strategy, profiled_programs, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
@@ -271,7 +271,7 @@ def remat(_: object, original: Callable[..., object], function: Callable, *args:
 
 def enter(distribution: Distribution) -> None:
     """Make the mesh, or the strategy, of a distribution, and take process 0's random states."""
-    agreement.align_random_states()
+    random_states.align()
     if mirrored_strategy.is_mirrored(distribution):
         mirrored_strategy.strategy_of(distribution)
     else:

@@ -11,22 +11,12 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow import philox
-from keras_flow.backends import agreement, logical_random
+from keras_flow.backends import logical_random
 from keras_flow.backends.interface import RandomPart
 from keras_flow.backends.torch import device_draws, layouts, local_tensors
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
 from keras_flow.current.models import layer_in_call
-
-
-def align() -> None:
-    """Give all ranks rank 0's random states, torch's own too. A collective of the whole job."""
-
-    def set_state(state: str) -> None:
-        torch.set_rng_state(torch.frombuffer(bytearray(bytes.fromhex(state)), dtype=torch.uint8))
-
-    own = torch.get_rng_state().numpy().tobytes().hex()
-    agreement.align_random_states(agreement.EngineRandom("torch's", own, set_state))
 
 
 def dropout(

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends import leaves, random_states, row_interaction
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     call_order,
@@ -21,7 +21,6 @@ from keras_flow.backends.torch import (
     operations,
     partial_numbers,
     processes,
-    random,
     rowwise_calls,
     split_rows,
     variables,
@@ -51,7 +50,7 @@ def enter(distribution: Distribution) -> None:
         layouts.group(placement.ranks)
     # after the groups exist: aligning the random states is a collective
     operations.register()
-    random.align()
+    random_states.align()
 
 
 def forget_steps(model: keras.Model) -> None:

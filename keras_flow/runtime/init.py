@@ -8,7 +8,7 @@ import platform
 import sys
 from pathlib import Path
 
-from keras_flow.backends import active, agreement
+from keras_flow.backends import active, agreement, random_states
 from keras_flow.backends.interface import World
 from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.current.processes import find
@@ -60,6 +60,8 @@ def init(devices: int | None = None, type: str | None = None, simulate: bool = F
     if world.process_count > 1 and not _announced:
         _announced = True
         agreement.require_equal(_facts(), "versions, or a program,")
+        # before the program makes data, layers and pipelines, so that those without a seed are alike
+        random_states.align(begins=True)
         # those that were started by our launcher know it
         if world.process_index == 0 and TOKEN_VARIABLE not in os.environ:
             print(f"keras-flow: {world.size} ranks; this is {find()}", file=sys.stderr)

@@ -1,0 +1,131 @@
+"""Random states of the processes of a job: all have process 0's, so that a program needs no seed.
+
+Keras draws seeds of layers and weights from Python's generator, shuffles arrays by NumPy's, torch's or TensorFlow's,
+and a `tf.data` shuffle or a DataLoader without a seed draws from TensorFlow's or torch's, whatever the engine is.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_flow.backends import agreement
+from keras_flow.backends.active import tensor_engine
+from keras_flow.errors import warn
+
+if TYPE_CHECKING:
+    from keras.src.random import seed_generator
+
+_SEED, _TENSORFLOW = "keras.utils.set_random_seed", "TensorFlow's"
+
+
+def align(begins: bool = False) -> None:
+    """Give all processes process 0's random states: Python's, NumPy's, Keras's, and those of loaded engines.
+
+    Unaligned, each process would shuffle, initialise and drop in its own way.
+
+    Args:
+        begins: the program begins (`kf.init`), and who gave no seed is told nothing. Later, or where the processes
+            called `set_random_seed` with different numbers, there is a warning.
+    """
+    if tensor_engine().world().process_count == 1:
+        return
+    states = _states()
+    # checksums first: states are kilobytes, and processes that were seeded alike need send none
+    sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in states.items()}
+    if not agreement.differ(sums):
+        _seed_tensorflow(states)
+        return
+    others = [json.loads(text) for text in agreement.exchange(json.dumps(sums))]
+    names = [name for name in sums if len({other.get(name) for other in others}) > 1]
+    first = json.loads(agreement.first_says(json.dumps(states)))
+    _set_states({name: state for name, state in first.items() if name in states})
+    names = [name for name in names if name != _TENSORFLOW]
+    if names and (not begins or _SEED in names):
+        warn(
+            f"random states differed between the processes ({', '.join(names)}): all take process 0's. Call "
+            "keras.utils.set_random_seed(...) at the start of the program, in all processes with one number, to "
+            "choose them"
+        )
+
+
+def _states() -> dict[str, Any]:
+    """Name -> state, as JSON has it, of the generators that this process has loaded."""
+    version, state, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "Python's random": [version, list(state), gauss],
+        "NumPy's": [numpy_state[0], numpy_state[1].tolist(), *map(float, numpy_state[2:])],
+    }
+    if "keras" in sys.modules:
+        generator = _keras_generator()
+        states[_SEED] = _keras_seed()
+        states["Keras's seed generator"] = (
+            None if generator is None else [int(part) for part in np.asarray(generator.state)]
+        )
+    if "torch" in sys.modules:
+        states["torch's"] = sys.modules["torch"].get_rng_state().numpy().tobytes().hex()
+    if "tensorflow.python.eager.context" in sys.modules:
+        # without a seed each of TensorFlow's shuffles has one from the hardware: one that follows from Python's state
+        states[_TENSORFLOW] = _tensorflow_seed() or zlib.crc32(repr(random.getstate()).encode()) or 1
+    return states
+
+
+def _set_states(states: dict[str, Any]) -> None:
+    name, keys, position, has_gauss, gauss_of_numpy = states["NumPy's"]
+    np.random.set_state((name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss_of_numpy))
+    if _SEED in states:
+        _set_keras_states(states[_SEED], states["Keras's seed generator"])
+    if "torch's" in states:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(torch.frombuffer(bytearray(bytes.fromhex(states["torch's"])), dtype=torch.uint8))
+    _seed_tensorflow(states)
+    # last, because making a generator of Keras's draws from it
+    version, state, gauss = states["Python's random"]
+    random.setstate((version, tuple(state), gauss))
+
+
+def _set_keras_states(seed: int | None, generator_state: list[int] | None) -> None:
+    from keras.src.backend.common import global_state
+    from keras.src.random import seed_generator
+    from keras.src.utils import rng_utils
+
+    global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, seed)
+    if generator_state is None:
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+        return
+    generator = _keras_generator()
+    if generator is None:
+        generator = seed_generator.SeedGenerator()
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+    generator.state.assign(np.asarray(generator_state, generator.state.dtype))
+
+
+def _keras_generator() -> seed_generator.SeedGenerator | None:
+    from keras.src.backend.common import global_state
+    from keras.src.random import seed_generator
+
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def _keras_seed() -> int | None:
+    from keras.src.backend.common import global_state
+    from keras.src.utils import rng_utils  # `keras.utils.get_random_seed` is no public name of Keras 3.13
+
+    return global_state.get_global_attribute(rng_utils.GLOBAL_RANDOM_SEED)
+
+
+def _tensorflow_seed() -> int | None:
+    # private: TensorFlow has no public name for the number of `tf.random.set_seed` (checked with 2.21)
+    return sys.modules["tensorflow.python.eager.context"].global_seed()
+
+
+def _seed_tensorflow(states: dict[str, Any]) -> None:
+    """Give TensorFlow its seed, where it has another one or none: its operations then count from the first."""
+    if _TENSORFLOW in states and _tensorflow_seed() != states[_TENSORFLOW]:
+        sys.modules["tensorflow"].random.set_seed(states[_TENSORFLOW])
