@@ -158,7 +158,6 @@ NAMES = {
         ),
         "draw dropout": "JAX draws the stock values of a rank's part by itself",
         "has_one_mask": "ranks compute their rows alone; on TensorFlow replicas do",
-        "align": "ranks are processes with random states of their own",
     },
     "reading": {
         "LogicalBatches": "on torch a value of which a rank has its rows is a tensor of its own kind",

@@ -1,4 +1,4 @@
-"""A program without any seed trains in several processes: all of them shuffle, initialise and drop as process 0 does."""
+"""A program without any seed trains in several processes: all shuffle, initialise and drop as process 0 does."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_processes_with_seeds_of_their_own_take_the_first_ones(tmp_path: Path) -
         "import keras, random, os\nimport numpy as np\nimport keras_flow as kf\n"
         "kf.init()\nrank = int(os.environ['RANK'])\nkeras.utils.set_random_seed(5 + rank)\n"
         "with kf.DataParallel().scope():\n"
-        "    print('drawn', random.random(), np.random.rand(), keras.utils.get_random_seed(), flush=True)\n"
+        "    print('drawn', random.random(), np.random.rand(), keras.random.randint((), 0, 10**6), flush=True)\n"
     )
     command = [
         "-m",
@@ -116,5 +116,4 @@ def test_processes_with_seeds_of_their_own_take_the_first_ones(tmp_path: Path) -
     drawn = [line for line in printed.splitlines() if line.startswith("drawn")]
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
-    assert drawn[0].endswith(" 5")
     assert "all take process 0's" in printed
