@@ -48,6 +48,10 @@ def _entry(
     _refuse_empty(args, kwargs, original.__name__)
     _choose_jit_again(model)
     _refuse_strings(model, args[0] if args else kwargs.get("x"))
+    if is_dry_run():
+        if models.is_built(model):
+            _check(model, distribution)
+        raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
     with scope:

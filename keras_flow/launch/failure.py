@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.joining import WRITER_FAILED, SilentProcess
-from keras_flow.errors import LaunchError
+from keras_flow.errors import FlowError, LaunchError, is_of_user
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
 
@@ -33,6 +33,8 @@ _LOST_NEIGHBOUR = re.compile(
         )
     )
 )
+#: what a terminal does not show: styles, movements of the cursor, blanks
+_INVISIBLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\s\b]")
 _WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError")
 
 
@@ -116,8 +118,8 @@ def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 
     """Write down the exception that ends this rank, before it leaves."""
     failure = Failure(
         time=time.time(),
-        summary="".join(traceback.format_exception_only(error)).strip(),
-        trace="".join(traceback.format_exception(error)),
+        summary=_summary(error),
+        trace=_trace(error),
         exit_code=exit_code,
         left=isinstance(error, SystemExit),
         silent=error.process if isinstance(error, SilentProcess) else 0,
@@ -126,6 +128,25 @@ def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 
     written = target.with_suffix(".new")
     written.write_text(json.dumps(asdict(failure)), encoding="utf-8")
     os.replace(written, target)  # the launcher never sees half a file
+
+
+def _summary(error: BaseException) -> str:
+    """Type and text of an exception."""
+    if isinstance(error, FlowError):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback of an exception without its last lines, which are the summary.
+
+    Of an error of keras_flow only the lines of the user's program: its text says the rest.
+    """
+    if isinstance(error, FlowError):
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
+        return "".join(traceback.format_list(frames))
+    said = "".join(traceback.format_exception_only(error))
+    return "".join(traceback.format_exception(error)).removesuffix(said)
 
 
 def read(folder: JobFolder, rank: int) -> Failure | None:
@@ -177,8 +198,11 @@ def rank_failed(rank: int, job: Job, code: int, failure: Failure | None, output:
     if failure is None:
         head, what, details = f"{who} failed: {how}", "its output", output
     else:
-        head, what, details = f"{who} failed: {failure.summary} ({how})", "its traceback", failure.trace
-    if entered:
+        # an exit code behind a text of several lines would be taken for a part of it
+        head = f"{who} failed: {failure.summary}" + ("" if "\n" in failure.summary else f" ({how})")
+        what, details = "where it was", failure.trace
+    # an exception says itself where it came from, unless it came from waiting
+    if entered and (failure is None or failure.lost_neighbour or failure.waited_too_long):
         head += f"\nWhat it last entered of what waits for others: {entered}."
     return RankError(_text(head, rank, job, what, details), rank, code, tail(details))
 
@@ -192,7 +216,7 @@ def rank_left_early(rank: int, failed: int, job: Job, failure: Failure | None) -
         f"{what}\nEvery {job.word} must take part in the same steps: look for a sys.exit or a "
         f"return that only some {job.words} reach"
     )
-    return RankError(_text(head, failed, job, "its traceback", trace), rank, 0, tail(trace))
+    return RankError(_text(head, failed, job, "where it was", trace), rank, 0, tail(trace))
 
 
 def rank_hangs(suspects: list[int], job: Job, stacks: dict[int, str]) -> RankError:
@@ -218,6 +242,6 @@ def _who(rank: int, job: Job) -> str:
 def _text(head: str, rank: int, job: Job, what: str, details: str) -> str:
     """The text of an error: what happened, then the last lines of details about a rank."""
     ended = f"The other {job.words} were ended."
-    if not details.strip():
+    if not _INVISIBLE.sub("", details):
         return f"{head}\n{ended}"
     return f"{head}\n{ended} {job.word.capitalize()} {rank}, {what}:\n{tail(details)}"

@@ -13,6 +13,7 @@ import cloudpickle
 import numpy as np
 
 from keras_flow.errors import FlowError
+from keras_flow.launch import by_value
 
 #: whether this process is loading what `kf.run` sent: modules imported meanwhile must not start jobs
 _loading = False
@@ -32,7 +33,7 @@ def send(path: Path, main: Callable[..., object], args: Sequence[object], kwargs
         FlowError: something in them cannot be pickled; the text names it if it can be told.
     """
     try:
-        work = cloudpickle.dumps((main, tuple(args), dict(kwargs), _keras_state()))
+        work = by_value.dumps((main, tuple(args), dict(kwargs), _keras_state()))
     except Exception as error:  # whatever a __reduce__ raises
         raise FlowError(_unsendable(main, args, kwargs, error)) from error
     path.write_bytes(pickle.dumps((list(sys.path), list(sys.argv), work)))
@@ -49,7 +50,7 @@ def receive(path: Path) -> Callable[[], object]:
     sys.path[:], sys.argv[:], work = pickle.loads(path.read_bytes())
     _loading = True
     try:
-        main, args, kwargs, state = pickle.loads(work)
+        main, args, kwargs, state = by_value.loads(work)
     finally:
         _loading = False
     _restore(state)

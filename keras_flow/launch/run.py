@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 from keras_flow.backends import active
 from keras_flow.current.processes import find
-from keras_flow.errors import FlowError
-from keras_flow.launch import launcher, on_ray, payload
+from keras_flow.errors import FlowError, LaunchError
+from keras_flow.launch import launcher, on_ray, payload, rehearsal
 from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.runtime import versions
 from keras_flow.runtime.init import agreed_devices, init
@@ -53,7 +53,8 @@ def run(
         What `main` returned on rank 0.
 
     Raises:
-        FlowError: the ranks cannot be had (see `kf.init`), or `main` cannot be sent to them.
+        FlowError: the ranks cannot be had (see `kf.init`), or `main` cannot be sent to them. Also a wrong placement,
+            rule or layout that shows before the first step, and within seconds: no process is started then.
         LaunchError: a rank failed, left early or hung. It names the rank; no rank runs any more.
 
     Example:
@@ -80,6 +81,8 @@ def run(
         with _announced(ranks):
             init(devices)
             return main(*args, **named)
+    if on is None:
+        rehearsal.rehearse(main, args, named, ranks or count, count)
     with launcher.job_folder() as folder:
         payload.send(folder.payload, main, args, named)
         job = Job(
@@ -94,7 +97,10 @@ def run(
         if on == "ray":
             folder.result.write_bytes(on_ray.launch(job, folder.payload.read_bytes()) or b"")
         else:
-            launcher.launch(job, folder)
+            try:
+                launcher.launch(job, folder)
+            except LaunchError as error:
+                raise error.with_traceback(None) from None  # the launcher's own lines say nothing of the program
         return cast(Result, payload.receive_result(folder.result))
 
 

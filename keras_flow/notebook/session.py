@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import cloudpickle
 
 from keras_flow.backends import active
 from keras_flow.errors import FlowError
+from keras_flow.launch import by_value
 from keras_flow.notebook import worker
 from keras_flow.notebook.cell import RESTART, CellRun
 from keras_flow.notebook.errors import CellError, ShownError
@@ -132,10 +132,8 @@ def run(
     workers = _started()
     if not isinstance(workers, Workers):
         return [worker.plain(function(*args, **dict(kwargs or {})))]
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    cell = (file, linecache.getlines(file)) if getattr(function, "__module__", "") == "__main__" else ("", [])
     try:
-        sent = cloudpickle.dumps((function, tuple(args), dict(kwargs or {}), cell))
+        sent = by_value.dumps((function, tuple(args), dict(kwargs or {})))
     except Exception as error:  # whatever a __reduce__ raises
         raise FlowError(
             f"kf.notebook.run cannot send {getattr(function, '__name__', function)} to the workers: {error}. Open "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import linecache
 import os
 import platform
 import signal
@@ -18,6 +17,7 @@ import cloudpickle
 import numpy as np
 
 from keras_flow.current import last_call, pausing
+from keras_flow.launch import by_value
 from keras_flow.launch.folder import own_folder
 from keras_flow.notebook import connections
 from keras_flow.runtime import versions
@@ -153,16 +153,8 @@ def take(pickled: bytes) -> None:
 
 
 def call(pickled: bytes) -> bytes:
-    """Call a function that the notebook sent; what it returned, pickled.
-
-    Args:
-        pickled: function, arguments, keyword arguments, and the file and lines of the cell that defines it.
-    """
-    function, args, kwargs, (file, lines) = cloudpickle.loads(pickled)
-    if file and hasattr(function, "__code__"):
-        # cloudpickle forgets the file, and this process has none: tracebacks show the cell's lines all the same
-        function.__code__ = function.__code__.replace(co_filename=file)
-        linecache.cache[file] = (sum(map(len, lines)), None, list(lines), file)
+    """Call a function that the notebook sent, with its arguments; what it returned, pickled."""
+    function, args, kwargs = by_value.loads(pickled)
     return cloudpickle.dumps(plain(function(*args, **kwargs)))
 
 

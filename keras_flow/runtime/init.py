@@ -10,6 +10,7 @@ from pathlib import Path
 
 from keras_flow.backends import active, agreement, random_states
 from keras_flow.backends.interface import World
+from keras_flow.current import dry_run
 from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
@@ -49,6 +50,9 @@ def init(devices: int | None = None, type: str | None = None, simulate: bool = F
     count = agreed_devices(devices)
     kind = normalise_type(type)
     versions.check(active.checked_name())
+    played = dry_run.world()
+    if played is not None:  # a rehearsal of `kf.run`
+        return played
     if simulate:
         if count is None or kind not in (None, "cpu"):
             raise FlowError(

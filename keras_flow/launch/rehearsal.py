@@ -1,0 +1,144 @@
+"""Plays `main` up to its first step before any rank is started, so that a wrong rule costs no start of processes.
+
+It is played in a fork of this process, as a dry run: variables have no values, ranks are numbers. Whatever others could
+notice (a file written, a connection, a process) ends the rehearsal before it happens, and what is printed is dropped.
+Errors about placements, rules and layouts are raised. Any other error is left to the ranks, which run all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from keras_flow.backends.active import backend
+from keras_flow.backends.engines import ENGINES
+from keras_flow.backends.hooking import install
+from keras_flow.current import dry_run
+from keras_flow.current.world import World
+from keras_flow.errors import FlowError, LayoutError, is_of_user
+
+#: seconds after which the ranks are started, whatever the rehearsal has found
+_SECONDS = 4.0
+#: events of `sys.audit` that others could notice; `open` and `os.mkdir` are looked at more closely
+_NOTICED = frozenset(
+    (
+        *(f"os.{name}" for name in ("remove", "rename", "rmdir", "link", "symlink", "truncate", "chmod", "chown")),
+        *(f"os.{name}" for name in ("utime", "system", "exec", "posix_spawn", "spawn", "fork", "forkpty", "killpg")),
+        *(f"socket.{name}" for name in ("connect", "bind", "sendto", "sendmsg")),
+        *("subprocess.Popen", "signal.pthread_kill", "sqlite3.connect"),
+    )
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: modules whose errors are about placements, rules and layouts alone
+_OF_LAYOUTS = ("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.distributions.")
+_KINDS = {kind.__name__: kind for kind in (FlowError, LayoutError)}
+
+
+def rehearse(
+    main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], ranks: int, processes: int
+) -> None:
+    """Call `main` in a dry run on so many ranks, until its first step, for some seconds at most.
+
+    Nothing is done where it would take long (Keras is not loaded yet) or could disturb (threads, notebooks).
+
+    Raises:
+        FlowError: what `main` raised about placements, rules or layouts, with the line of the program.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if "keras" not in sys.modules or "ipykernel" in sys.modules or not in_main or not hasattr(os, "fork"):
+        return
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python and JAX, which warn of forks: this one is ended where it hangs
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            _play(main, args, kwargs, ranks, processes, writing)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        found = _read(reading)
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if found:
+        kind, text, where = json.loads(found)
+        raise _KINDS.get(kind, FlowError)(f"{text}\nFound before any rank was started, at:\n{where.rstrip()}")
+
+
+def _read(pipe: int) -> bytes:
+    """What the rehearsal writes until it ends; nothing where it takes too long."""
+    end, found = time.monotonic() + _SECONDS, b""
+    while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+        part = os.read(pipe, 65536)
+        if not part:
+            return found
+        found += part
+    return b""
+
+
+def _play(
+    main: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    ranks: int,
+    processes: int,
+    pipe: int,
+) -> None:
+    """Call `main` in the forked process, and write what it raised about layouts."""
+    _silence()
+    for engine in ENGINES.values():  # Keras loads others where it finds them, which takes seconds: to set their seeds
+        sys.modules.setdefault(engine.module, None)  # type: ignore[arg-type]  # Python takes None for "cannot be had"
+    sys.addaudithook(_end_before_it_is_noticed)
+    try:
+        install(backend())
+        local = tuple(range(ranks // processes))
+        with dry_run.on(World(ranks, backend().world().type, local, 0, processes)):
+            main(*args, **kwargs)
+    except FlowError as error:
+        if _is_of_layouts(error):
+            frames = [each for each in traceback.extract_tb(error.__traceback__) if is_of_user(each.filename)]
+            message = json.dumps([type(error).__name__, str(error), "".join(traceback.format_list(frames[-1:]))])
+            os.write(pipe, message.encode())
+    except BaseException:
+        pass  # the ranks meet it too, and their launcher tells it
+
+
+def _silence() -> None:
+    sys.dont_write_bytecode = True
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for the life of the process
+
+
+def _end_before_it_is_noticed(event: str, args: tuple[object, ...]) -> None:
+    noticed = event in _NOTICED
+    if event == "open":
+        flags = args[2] if len(args) > 2 else 0
+        noticed = args[0] != os.devnull and isinstance(flags, int) and bool(flags & _WRITING)
+    elif event == "os.mkdir":  # one that is there stays as it is
+        noticed = not (isinstance(args[0], str | bytes | os.PathLike) and os.path.isdir(args[0]))
+    if noticed:
+        os._exit(0)
+
+
+def _is_of_layouts(error: FlowError) -> bool:
+    if isinstance(error, LayoutError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return name.startswith(_OF_LAYOUTS)
