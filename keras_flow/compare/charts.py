@@ -55,6 +55,27 @@ def deviations(result: Comparison) -> str:
     return "".join(charts)
 
 
+def between_engines(result: Comparison) -> str:
+    """How far each loss is from that of the first backend: a chart for each layout, with the limit drawn in."""
+    engines = list(_by_backend(result))
+    charts = []
+    for layout in dict.fromkeys(run.layout for run in result.runs):
+        first, *others = [run for run in result.runs if run.layout == layout]
+        gaps = [
+            Curve(
+                run.backend,
+                [abs(a - b) for a, b in zip(run.losses, first.losses, strict=False)],
+                engines.index(run.backend),
+            )
+            for run in others
+        ]
+        limit = tolerances.between_limit([loss for loss in first.losses if isfinite(loss)] or [1.0])
+        if gaps:
+            title = f"|Δ loss| to {first.backend}, layout {layout}"
+            charts.append(_chart(curves(title, gaps, limit=[limit] * len(first.losses), floor=_FLOOR)))
+    return "".join(charts)
+
+
 def step_times(result: Comparison) -> str:
     """A bar for each run."""
     return bars(

@@ -29,6 +29,11 @@ class Deviation:
     of_tolerance: float
 
 
+def between_limit(losses: Sequence[float]) -> float:
+    """How far the losses of two engines may be apart."""
+    return BETWEEN_BACKENDS * max(1.0, max(map(abs, losses))) * drift(len(losses))
+
+
 def drift(steps: int) -> float:
     """The factor on the tolerances of a run of this many steps."""
     return max(1.0, steps / STEPS)

@@ -6,7 +6,7 @@ from html import escape
 
 from rich.text import Text
 
-from keras_flow.compare.charts import deviations, held, losses, step_times
+from keras_flow.compare.charts import between_engines, deviations, held, losses, step_times
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.table import heads, metric_name, row
 from keras_flow.pictures.svg import table
@@ -27,7 +27,13 @@ tr.first td{border-top:2px solid var(--line)}.bad{color:var(--bad);font-weight:6
 .hold figure{margin:0}.hold figcaption{font-size:.8rem;color:var(--dim);overflow-wrap:anywhere;max-width:170px}
 .scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
 table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
-@media(max-width:520px){body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}}
+@media(max-width:520px){body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}
+table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
+table.runs tr{display:grid;grid-template-columns:repeat(3,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
+table.runs td,tr.first td{border:0;text-align:left;padding:.1rem .2rem}
+table.runs td:nth-child(-n+2){font-weight:600}table.runs td:nth-child(2){grid-column:span 2}
+table.runs td:nth-child(n+3)::before{content:attr(data-head);display:block;font-size:.75rem;color:var(--dim);font-weight:400}}
 """
 
 
@@ -49,6 +55,7 @@ def page(result: Comparison) -> str:
 <p>{len(result.runs[0].losses)} steps of <b>{result.batch_size}</b> rows, from the same weights, over the same samples in the
 same order (seed {result.seed}).</p>
 {verdict}
+{_known(result)}
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
 <p>Δ loss and Δ weights: the largest deviation from the single-device run of the same backend, red where over the
 tolerance. Δ engine: the loss of a step against the first backend under the same layout{_nature(result)}. Step time is a
@@ -57,6 +64,7 @@ is what a rank receives in a training step, peak MB the most that it holds at on
 <h2>Loss</h2><p>Where curves coincide, the dashes of one line take their colours in turn.</p><div class="charts">{losses(result)}</div>
 <h2>Deviation from one device</h2><p>Of the loss, at each step, on a logarithmic scale; the red line is the tolerance. What
 deviates by nothing lies on the floor.</p><div class="charts">{deviations(result)}</div>
+{_engines(result)}
 <h2>Time of a step</h2>{step_times(result)}
 <h2>Who holds what</h2><p>Each variable under each layout: a block has the colours and the numbers of the ranks that hold it.</p>
 {held(result)}
@@ -72,14 +80,34 @@ def fragment(result: Comparison) -> str:
     """The main parts, as a piece of a page that has colours of its own, such as a notebook."""
     metric = metric_name(result)
     rows = [[Text.from_markup(cell).plain for cell in row(run, metric)] for run in result.runs]
+    known = "".join(f"<div>{escape(str(each))}</div>" for each in result.known)
     verdict = "✓ all runs agree within the tolerances" if not result.failures else "✗ " + "; ".join(result.failures)
     wrap = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
     return (
-        f"<div><b>{escape(verdict)}</b></div>"
+        f"<div><b>{escape(verdict)}</b></div>{known}"
         + table(("backend", "layout", *heads(metric)), rows, numbers=range(2, 12))
         + wrap.format(losses(result))
         + wrap.format(deviations(result))
+        + wrap.format(between_engines(result))
         + step_times(result)
+    )
+
+
+def _known(result: Comparison) -> str:
+    """The known differences between engines that concern this program."""
+    return "".join(
+        f"<p><b>{'Known cause' if each.explains else 'Known difference'}</b>: {escape(str(each))}</p>"
+        for each in result.known
+    )
+
+
+def _engines(result: Comparison) -> str:
+    charts = between_engines(result)
+    return (
+        "<h2>Engine against engine</h2><p>The loss of each step against that of the first backend, from the same weights on "
+        f'the same rows.</p><div class="charts">{charts}</div>'
+        if charts
+        else ""
     )
 
 
@@ -96,15 +124,18 @@ def _table(result: Comparison) -> str:
         last = run.backend
         cells = [Text.from_markup(cell).plain for cell in row(run, metric)]
         # cells of backend, layout and two more; then the deviations; `not <=` is true for nan as well
-        over = [False] * 4 + [not run.loss_share <= 1, not run.weights_share <= 1] + [False] * 6
+        over = [False] * 4 + [not run.loss_share <= 1, not run.weights_share <= 1, not (run.between_share or 0) <= 1]
+        over += [False] * 5
         rows.append(
             f"<tr{first}>"
             + "".join(
-                f"<td{' class=bad' if bad else ''}>{escape(cell)}</td>" for cell, bad in zip(cells, over, strict=True)
+                f'<td{" class=bad" if bad else ""} data-head="{escape(head)}">{escape(cell)}</td>'
+                for cell, bad, head in zip(cells, over, names, strict=True)
             )
             + "</tr>"
         )
-    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in names)}</tr>{''.join(rows)}</table>"
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    return f'<table class="runs"><tr>{head}</tr>{"".join(rows)}</table>'
 
 
 def _evaluations(result: Comparison) -> str:

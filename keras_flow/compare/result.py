@@ -27,6 +27,7 @@ class RunResult:
         weights_deviation: largest deviation of a final weight.
         weights_share: the same, as a share of the tolerance.
         between_backends: largest deviation of a step's loss from the first backend's run of the same layout.
+        between_share: the same, as a share of the limit; None where it is not judged.
         evaluated: backend -> loss of these final weights, evaluated there on one device.
         received_per_step: bytes that a rank receives in a training step, as `explain` says; None where it cannot.
         peak_per_rank: bytes that a rank holds at one time in a step at most (explain's estimate).
@@ -47,6 +48,7 @@ class RunResult:
     weights_share: float
     between_backends: float | None
     evaluated: dict[str, float]
+    between_share: float | None = None
     hierarchy: list[int] = field(default_factory=list)
     received_per_step: int | None = None
     peak_per_rank: int | None = None
@@ -55,6 +57,28 @@ class RunResult:
     def ranks_used(self) -> int:
         """Ranks that hold weights."""
         return sum(count > 0 for count in self.bytes_per_rank.values())
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known difference between engines that concerns the compared program.
+
+    Attributes:
+        name: its short name.
+        what: what happens, on which engine.
+        advice: how to have equal numbers.
+        explains: the runs, `"tensorflow dp4"`, whose deviation from the first backend it explains; none where all
+            agree.
+    """
+
+    name: str
+    what: str
+    advice: str
+    explains: list[str]
+
+    def __str__(self) -> str:
+        said = f"of {', '.join(self.explains)}" if self.explains else "here too, without a deviation over its limit"
+        return f"{self.name} ({said}). {self.what} {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,7 @@ class Comparison:
         batch_size: rows of a global batch.
         seed: seed of weights and order.
         versions: package -> version.
+        known: known differences between engines that concern the program, each with what they explain.
         random_layers: whether the model draws an engine's own random numbers, so that two backends never train alike.
         skipped: backends left out, with the reason.
         environment: what else the numbers depend on: Python, the system, its processors.
@@ -83,6 +108,7 @@ class Comparison:
     random_layers: bool
     skipped: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)
+    known: list[Known] = field(default_factory=list)
     command: str = ""
 
     def write(self, path: Path) -> None:

@@ -20,8 +20,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from keras_flow import __version__
 from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.compare import deviations, html, table
+from keras_flow.compare.known_differences import ProgramFacts, that_fit
 from keras_flow.compare.options import CompareJob, CompareOptions
-from keras_flow.compare.result import Comparison, RunResult
+from keras_flow.compare.result import Comparison, Known, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.progress import is_seen
 from keras_flow.runtime import versions
@@ -206,9 +207,10 @@ def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped
     for (_, layout), run in raw.items():
         random_layers |= run["random_layers"]
         found_versions |= run["versions"]
-        result = _run_result(folder, run, raw, evaluated, ranks_of(layout))
+        judged = not raw[(jobs[0].backend, layout)]["random_layers"]
+        result = _run_result(folder, run, raw, evaluated, ranks_of(layout), judged)
         runs.append(result)
-        failures += _failures(result, raw[(jobs[0].backend, layout)]["random_layers"])
+        failures += _failures(result)
     return Comparison(
         program=options.file.name,
         runs=runs,
@@ -219,6 +221,7 @@ def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped
         random_layers=random_layers,
         skipped=skipped,
         environment=_environment(),
+        known=_known(ProgramFacts(**raw[(jobs[0].backend, jobs[0].layouts[-1])]["program"]), runs),
         command=options.command(),
     )
 
@@ -234,7 +237,9 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _run_result(folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None) -> RunResult:
+def _run_result(
+    folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None, between_judged: bool
+) -> RunResult:
     """One run, with its deviations from one device and from the first backend."""
     backend, layout = run["backend"], run["layout"]
     shapes, bytes_of, declared = _shards(folder, backend, layout)
@@ -262,6 +267,9 @@ def _run_result(folder: Path, run: dict, raw: dict, evaluated: dict, named: int 
         weights_deviation=weights.value,
         weights_share=weights.of_tolerance,
         between_backends=between,
+        between_share=between / deviations.between_limit(run["losses"])
+        if between is not None and between_judged
+        else None,
         evaluated={name: values[f"{backend}-{layout}"] for name, values in evaluated.items()},
         hierarchy=hierarchy,
         received_per_step=run["received_per_step"],
@@ -269,7 +277,7 @@ def _run_result(folder: Path, run: dict, raw: dict, evaluated: dict, named: int 
     )
 
 
-def _failures(run: RunResult, random_layers: bool) -> list[str]:
+def _failures(run: RunResult) -> list[str]:
     """A sentence for everything that is wrong with a run."""
     name = f"{run.backend} {run.layout}"
     out = []
@@ -287,13 +295,22 @@ def _failures(run: RunResult, random_layers: bool) -> list[str]:
     for backend, loss in run.evaluated.items():
         if not abs(loss - own) <= deviations.EVALUATION * max(1.0, abs(own)):
             out.append(f"{name}: its weights evaluate to {loss:.6g} on {backend}, to {own:.6g} on {run.backend}")
-    if run.between_backends is not None and not random_layers:
-        limit = deviations.BETWEEN_BACKENDS * max(1.0, max(map(abs, run.losses))) * deviations.drift(len(run.losses))
-        if not run.between_backends <= limit:
-            out.append(
-                f"{name}: loss deviates by {run.between_backends:.2g} from the first backend's (limit {limit:.2g})"
-            )
+    if run.between_share is not None and not run.between_share <= 1:
+        limit = deviations.between_limit(run.losses)
+        out.append(f"{name}: loss deviates by {run.between_backends:.2g} from the first backend's (limit {limit:.2g})")
     return out
+
+
+def _known(program: ProgramFacts, runs: Sequence[RunResult]) -> list[Known]:
+    """The known differences that concern the program, and which deviations they explain."""
+    first, engines = runs[0].backend, list(dict.fromkeys(run.backend for run in runs))
+    apart = [run for run in runs if run.between_share is not None and not run.between_share <= 1]
+    found = []
+    for each in that_fit(program, engines):
+        explained = [run for run in apart if each.of == "training" and each.separates(run.backend, first)]
+        names = [f"{run.backend} {run.layout}" for run in explained]
+        found.append(Known(each.name, each.what, each.advice, names))
+    return found
 
 
 def _shards(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, int], dict[str, str]]:

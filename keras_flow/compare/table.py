@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from keras_flow.compare.result import Comparison, RunResult
@@ -53,7 +54,9 @@ def show(result: Comparison, console: Console) -> None:
     for backend, reason in result.skipped.items():
         console.print(f"left out: {backend} ({reason})")
     for failure in result.failures:
-        console.print(f"[bold red]FAILED[/] {failure}")
+        console.print(f"[bold red]FAILED[/] {escape(failure)}")
+    for known in result.known:
+        console.print(f"[bold]{'known cause' if known.explains else 'known difference'}[/]: {escape(str(known))}")
     if not result.failures:
         console.print("[bold green]All runs agree within the tolerances.[/]")
 
@@ -79,7 +82,7 @@ def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
         f"{run.evaluation[metric]:.4f}" if metric else "-",
         _deviation(run.loss_deviation, run.loss_share, run.layout),
         _deviation(run.weights_deviation, run.weights_share, run.layout),
-        "-" if run.between_backends is None else f"{run.between_backends:.1e}",
+        "-" if run.between_backends is None else _marked(run.between_backends, run.between_share or 0.0),
         f"{1000 * run.step_seconds:.1f}",
         f"{run.ranks_used}/{run.ranks_named}",
         megabytes(max(run.bytes_per_rank.values())),
@@ -95,4 +98,8 @@ def _megabytes(count: int | None) -> str:
 def _deviation(value: float, share: float, layout: str) -> str:
     if layout == "1":
         return "-"
+    return _marked(value, share)
+
+
+def _marked(value: float, share: float) -> str:
     return f"{value:.1e}" if share <= 1 else f"[bold red]{value:.1e}[/]"

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from keras_flow.compare.options import CompareJob
 from keras_flow.errors import FlowError
@@ -123,6 +124,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
                 "steps": len(watch.losses),
                 "random_layers": (distribution or alone).random == "stock"
                 and any("seed_generator" in v.path for v in model.variables),
+                "program": _program(model, data, job.batch_size, (distribution or alone).random),
                 "placement": _placement(distribution),
                 "batch_axes": list(getattr(distribution, "batch_axes", ())),
                 "paths": [v.path for v in model.weights],
@@ -145,6 +147,26 @@ def _explained(distribution: object, model: object, batch_size: int) -> dict[str
     return {
         "received_per_step": explanation.received,
         "peak_per_rank": max(memory.peak for memory in explanation.memory.values()),
+    }
+
+
+def _program(model: Any, data: Any, batch_size: int, random: str) -> dict[str, object]:
+    """The fields of `known_differences.ProgramFacts`."""
+    from keras_flow.backends.active import backend
+    from keras_flow.user_file import length_of
+
+    optimizer = model.optimizer
+    # a loss for all outputs or one for each
+    outputs = len(model.outputs) if getattr(model, "outputs", None) else 1
+    return {
+        "layers": sorted({type(layer).__name__ for layer in model._flatten_layers()}),
+        "optimizer": type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+        "clips": any(getattr(optimizer, how, None) for how in ("clipnorm", "global_clipnorm", "clipvalue")),
+        "outputs": outputs,
+        "short_batch": length_of(data.x) % batch_size,
+        "dtypes": sorted({str(layer.compute_dtype) for layer in model._flatten_layers() if layer.compute_dtype}),
+        "device": backend().world().type,
+        "random": random if any("seed_generator" in variable.path for variable in model.variables) else "",
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keras_flow.compare import html
-from tests.compare.test_report import BAD, GOOD
+from tests.compare.test_report import APART, BAD, GOOD
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 
@@ -39,10 +39,10 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.fixture(params=["good", "bad"])
+@pytest.fixture(params=["good", "bad", "apart"])
 def page(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Any:
     file = tmp_path / "report.html"
-    file.write_text(html.page(GOOD if request.param == "good" else BAD), encoding="utf-8")
+    file.write_text(html.page({"good": GOOD, "bad": BAD, "apart": APART}[request.param]), encoding="utf-8")
     browser.get_log("performance"), browser.get_log("browser")
     show(browser, 1100, "light")
     browser.get(file.as_uri())
@@ -72,7 +72,9 @@ def test_every_picture_is_drawn(page: Any) -> None:
         "return [svg.getAttribute('aria-label'), box.width, box.height,"
         "svg.querySelectorAll('rect,path,polyline').length] })"
     )
-    assert len(drawn) == 2 + 2 + 1 + 2, "losses, deviations, step times, and a variable under each of two layouts"
+    assert len(drawn) == 2 + 2 + 2 + 1 + 2, (
+        "losses, deviations, engines, times, and a variable under each of two layouts"
+    )
     for name, width, height, shapes in drawn:
         assert width > 40 and height > 20 and shapes > 0, name
 
@@ -82,7 +84,12 @@ def test_every_picture_is_drawn(page: Any) -> None:
 def test_themes_and_widths(page: Any, width: int, theme: str) -> None:
     show(page, width, theme)
     overflow = page.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert overflow <= 0, "the page scrolls sideways; only its tables may"
+    assert overflow <= 0, "the page scrolls sideways"
+    hidden = page.execute_script(
+        "return [...document.querySelectorAll('td')].filter(cell => cell.getBoundingClientRect().right > innerWidth)"
+        ".map(cell => cell.textContent)"
+    )
+    assert hidden == [], "numbers off the screen"
     ground, ink = page.execute_script(
         "const style = getComputedStyle(document.body); return [style.backgroundColor, style.color]"
     )

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from keras_flow.compare import html, table
-from keras_flow.compare.result import Comparison, RunResult
+from keras_flow.compare.known_differences import ProgramFacts, that_fit
+from keras_flow.compare.result import Comparison, Known, RunResult
 
 SHAPES = {"1": {0: [8, 4]}, "tp2": {0: [8, 2], 1: [8, 2]}}
 
@@ -63,6 +64,15 @@ BAD = replace(
 )
 
 
+KNOWN = Known("repeated rows", "TensorFlow adds <later>.", "Compare with SGD.", ["torch tp2"])
+APART = replace(
+    GOOD,
+    runs=[*GOOD.runs[:3], replace(GOOD.runs[3], between_backends=0.023, between_share=15.0)],
+    failures=["torch tp2: loss deviates by 0.023 from the first backend's (limit 0.0015)"],
+    known=[KNOWN, replace(KNOWN, name="short batch", explains=[])],
+)
+
+
 class Parsed(HTMLParser):
     """Tags, their attributes, and the texts of table cells."""
 
@@ -104,7 +114,8 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     charts = re.findall(r"<svg[^>]*aria-label='([^']*)'.*?</svg>", page)
     assert charts[:4] == ["loss on jax", "loss on torch", "|Δ loss| on jax", "|Δ loss| on torch"]
     assert "median milliseconds of a step" in charts
-    assert page.count("tolerance</text>") == 2, "drawn into each chart of deviations"
+    assert charts[4:6] == ["|Δ loss| to jax, layout 1", "|Δ loss| to jax, layout tp2"]
+    assert page.count("tolerance</text>") == 4, "drawn into each chart of deviations"
     assert "m/kernel [8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
     assert "<figcaption>m/kernel [8, 4]</figcaption>" in page
     assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
@@ -118,8 +129,40 @@ def test_the_page_shows_failures() -> None:
     page = html.page(BAD)
     assert "All runs agree" not in page
     assert '<li class="bad">jax tp2: loss deviates by 7e-05, 7 times the tolerance &lt;b&gt;</li>' in page
-    assert page.count("<td class=bad>") == 2, "loss and weights of one run"
+    assert page.count("<td class=bad") == 2, "loss and weights of one run"
     assert "not judged: the model draws random numbers" in page
+
+
+def test_engines_that_differ_are_red_and_have_their_known_cause() -> None:
+    page = html.page(APART)
+    assert page.count("<td class=bad") == 1
+    assert '<td class=bad data-head="Δ engine">2.3e-02</td>' in page
+    cause = "repeated rows (of torch tp2). TensorFlow adds &lt;later&gt;. Compare with SGD."
+    assert f"<b>Known cause</b>: {cause}</p>" in page
+    assert "<b>Known difference</b>: short batch (here too, without a deviation over its limit)." in page
+    assert cause in html.fragment(APART)
+    text = " ".join(shown(APART).split())
+    assert "known cause: repeated rows (of torch tp2). TensorFlow adds <later>. Compare with SGD." in text
+    colours = StringIO()
+    table.show(APART, Console(file=colours, width=150, force_terminal=True, color_system="standard"))
+    assert "\x1b[1;31m2.3e-02" in colours.getvalue()
+
+
+def test_the_known_differences_that_concern_a_program() -> None:
+    def names(*engines: str, **facts: object) -> list[str]:
+        return [each.name for each in that_fit(ProgramFacts(**facts), engines)]  # type: ignore[arg-type]
+
+    rows, outputs = "repeated rows of an embedding", "losses of outputs in a short last batch"
+    text = {"layers": ["Embedding", "Dense"], "optimizer": "Adam"}
+    assert names("jax", "tensorflow", **text) == [rows] == names("tensorflow", "torch", "jax", **text)
+    assert names("jax", "torch", **text) == [] == names("jax", "tensorflow", **{**text, "optimizer": "SGD"})
+    assert names("jax", "tensorflow", **{**text, "optimizer": "SGD", "clips": True}) == [rows]
+    assert names("jax", "tensorflow", optimizer="Adam") == []
+    assert names("jax", "tensorflow", outputs=2, short_batch=3) == [outputs]
+    assert names("jax", "torch", outputs=2, short_batch=3) == [] == names("jax", "tensorflow", outputs=2)
+    assert names("jax", "torch", random="stock", device="gpu") == ["random numbers of each engine", "TF32"]
+    assert names("torch", random="stock", device="gpu") == []
+    assert names("jax", "torch", dtypes=["float32", "bfloat16"]) == ["half precision"]
 
 
 def shown(result: Comparison, width: int = 150) -> str:

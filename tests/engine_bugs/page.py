@@ -9,6 +9,8 @@ import ast
 import re
 from pathlib import Path
 
+from keras_flow.compare.known_differences import KNOWN
+
 ENGINES = {"jax": "JAX", "tensorflow": "TensorFlow", "torch": "PyTorch"}
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "engine-bugs.md"
@@ -17,6 +19,13 @@ _HEAD = """# Bugs of the engines that keras_flow goes around
 
 Each is reproduced in a few lines of the plain engine, in `tests/engine_bugs/`. The test fails when an engine is mended,
 so that what goes around it can be dropped. Written by `python -m tests.engine_bugs.page`.
+"""
+
+_KNOWN = """
+## Engines that differ on one device
+
+No distribution changes these: it has the numbers of one device of its engine. `keras-flow compare` names those that
+fit a program (`keras_flow/compare/known_differences.py`).
 """
 
 
@@ -28,6 +37,11 @@ def bugs(engine: str) -> dict[str, str]:
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     found = {node.name: ast.get_docstring(node) or "" for node in functions if not node.name.startswith("_")}
     return {name: text for name, text in found.items() if "Instead:" in text}
+
+
+def reproductions(engine: str) -> list[str]:
+    """Names of all reproductions of an engine: of its bugs, and of the ways in which it differs from other engines."""
+    return [*bugs(engine), *(each.reproduction for each in KNOWN if each.reproduction and engine in each.engines)]
 
 
 def seen_in(engine: str) -> str:
@@ -49,6 +63,10 @@ def page() -> str:
         for name, text in own.items():
             what, _, instead = (" ".join(part.split()) for part in text.partition("Instead:"))
             parts.append(f"\n- {what}\n  *Instead:* {instead}\n  (`{name}`)\n")
+    parts.append(_KNOWN)
+    for known in KNOWN:
+        shown = f"  (`{known.reproduction}`)\n" if known.reproduction else ""
+        parts.append(f"\n- **{known.name}**: {known.what}\n  *Instead:* {known.advice}\n{shown}")
     return "".join(parts)
 
 

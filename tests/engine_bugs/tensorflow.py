@@ -220,13 +220,7 @@ def a_collective_with_a_time_limit_keeps_its_threads() -> bool:
 
 
 def adam_squares_the_slices_of_a_repeated_row_one_by_one() -> bool:
-    """Keras's optimizers on TensorFlow take an embedding's gradient as slices, and square them (Adam, RMSprop, ...) or
-    take their norm before those of a row that occurs twice are added up: one device has other numbers than on JAX and
-    torch.
-
-    Instead: nothing goes around it: a distribution has the numbers of one device on the same engine. Where engines are
-    compared, SGD without clipping has equal ones.
-    """
+    """Adam, on slices of a gradient and on their sum (`keras_flow.compare.known_differences` says what it means)."""
     import keras
 
     weights = []
@@ -239,7 +233,21 @@ def adam_squares_the_slices_of_a_repeated_row_one_by_one() -> bool:
     return not np.allclose(*weights, rtol=1e-3)
 
 
+def losses_of_outputs_weigh_a_short_batch_as_a_whole_one() -> bool:
+    """`evaluate` of two outputs on 3 rows in batches of 2 (`keras_flow.compare.known_differences`)."""
+    import keras
+
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, [keras.layers.Identity(name=name)(inputs) for name in ("a", "b")])
+    model.compile("sgd", "mse")
+    x = np.array([[0.0], [0.0], [3.0]], "float32")
+    logs = model.evaluate(x, [np.zeros_like(x)] * 2, batch_size=2, verbose=0, return_dict=True)
+    assert np.isclose(logs["loss"], 6.0), "the whole loss is by rows: 9 / 3 for each of the outputs"
+    return bool(np.isclose(logs["a_loss"], 4.5))  # (0 + 9) / 2 batches, where 9 / 3 rows is meant
+
+
 BUGS = (
+    losses_of_outputs_weigh_a_short_batch_as_a_whole_one,
     adam_squares_the_slices_of_a_repeated_row_one_by_one,
     gradient_of_top_k_scatters_all_rows_on_one_rank,
     sparse_cross_entropy_of_split_classes_is_wrong_in_float64,

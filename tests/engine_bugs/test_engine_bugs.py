@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.engine_bugs.page import ENGINES, PAGE, bugs, page
+from tests.engine_bugs.page import ENGINES, PAGE, page, reproductions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -24,7 +24,7 @@ def _found(engine: str) -> dict[str, bool]:
 
 
 @pytest.mark.full  # engines change with their versions, not with this code
-@pytest.mark.parametrize(("engine", "bug"), [(engine, bug) for engine in ENGINES for bug in bugs(engine)])
+@pytest.mark.parametrize(("engine", "bug"), [(engine, bug) for engine in ENGINES for bug in reproductions(engine)])
 def test_it_is_still_there(engine: str, bug: str) -> None:
     assert _found(engine)[bug], f"{engine} is mended: drop what goes around it, and this reproduction"
 
