@@ -1,7 +1,8 @@
 """`make docs`: puts the documentation site together in build/site-source and builds it in build/site, strictly.
 
 Pages are those of docs/; the notebooks are executed, so that the site shows what they show; the reference is made of
-the docstrings of public names. Links that leave docs/ become plain text, because their targets are no pages.
+the docstrings of public names (docs/reference.py). Links that leave docs/ become plain text, because their targets are
+no pages.
 
     python docs/site.py                 # executes the notebooks on JAX (some minutes)
     python docs/site.py --no-execute    # shows them without outputs
@@ -18,20 +19,14 @@ import sys
 from pathlib import Path
 
 import nbformat
+import reference
 from nbclient import NotebookClient
-
-import keras_flow
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "build" / "site-source"
 #: what a widget is shown by; it needs the kernel
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*|[^):]+/)\)")
-_SECTIONS = {
-    "Distributions": ("DataParallel", "ModelParallel", "shard", "layout_of", "explain_file", "plot_layout"),
-    "Layouts": ("Placement", "placement", "Layout"),
-    "Ranks": ("init", "run"),
-}
 
 
 def main() -> None:
@@ -45,7 +40,9 @@ def main() -> None:
     decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
     texts = [re.sub(r"^#", "##", path.read_text(), flags=re.MULTILINE) for path in decisions]
     (SOURCE / "adr.md").write_text("# Decisions\n\n" + "\n".join(texts))
-    (SOURCE / "reference.md").write_text(reference())
+    (SOURCE / "reference").mkdir()
+    for name, text in reference.pages().items():
+        (SOURCE / "reference" / name).write_text(text)
     for page in SOURCE.rglob("*.md"):
         page.write_text(_links(page, page.read_text()))
     (SOURCE / "notebooks").mkdir()
@@ -54,23 +51,6 @@ def main() -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     print(f"site: {ROOT / 'build' / 'site' / 'index.html'}")
-
-
-def reference() -> str:
-    """A page of all public names; those without a section of their own work on global tensors."""
-    named = {name for names in _SECTIONS.values() for name in names}
-    errors = [name for name in keras_flow._NAMES if "Error" in name or "Warning" in name]
-    rest = tuple(name for name in keras_flow._NAMES if name not in named and name not in errors)
-    sections = {**_SECTIONS, "Global tensors": rest, "Errors": tuple(errors)}
-    parts = ["# Reference\n\n`import keras_flow as kf`; each name below is one of `kf`.\n"]
-    for title, names in sections.items():
-        parts.append(f"\n# {title}\n")
-        for name in names:
-            parts.append(f"\n::: {keras_flow._NAMES[name]}.{name}\n")
-    for name, module in keras_flow._MODULES.items():
-        if name not in ("ops",):
-            parts.append(f"\n# kf.{name}\n\n::: {module}\n")
-    return "".join(parts)
 
 
 def notebook(source: Path, target: Path, execute: bool) -> None:

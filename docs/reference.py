@@ -1,0 +1,107 @@
+"""The pages of the reference: one for each group of public names, under the names that a program writes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras_flow
+
+
+@dataclass(frozen=True)
+class Group:
+    """One page.
+
+    Args:
+        title: its heading, and its entry in the navigation.
+        about: what the names are for.
+        names: names of `kf`.
+        module: a module of `kf` whose names are on the page too, as `kf.comm.all_reduce`.
+        members: the names of that module; all that it exports where none are given.
+    """
+
+    title: str
+    about: str
+    names: tuple[str, ...] = ()
+    module: str = ""
+    members: tuple[str, ...] = ()
+
+
+_CREATION = ("tensor", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "to_global", "global_tensor")
+GROUPS = {
+    "distributions": Group(
+        "Distributions",
+        "A model that is built in the scope of a distribution is trained by all its ranks.",
+        ("DataParallel", "ModelParallel", "shard", "layout_of", "explain_file", "plot_layout"),
+    ),
+    "layouts": Group(
+        "Placements and layouts",
+        "A placement says which ranks compute, an sbp how a tensor lies on them.",
+        ("Placement", "placement", "Layout"),
+        "sbp",
+        ("split", "broadcast", "partial_sum", "parse"),
+    ),
+    "ranks": Group(
+        "Starting ranks",
+        "Who starts the ranks, and which of them this process is.",
+        ("init", "run", "on_preemption"),
+        "env",
+    ),
+    "loops": Group(
+        "Loops of your own",
+        "Collectives of tensors that each process has for itself, and averaged gradients.",
+        ("DistributedDataParallel",),
+        "comm",
+    ),
+    "tensors": Group(
+        "Global tensors",
+        "One logical tensor on all ranks of a placement. `kf.ops` has the operators of `keras.ops`, with their names "
+        "and arguments.",
+        ("GlobalTensor", *_CREATION, "value_and_grad", "explain", "visualize"),
+    ),
+    "boxing": Group("Boxing", "Plans that change a layout, and what they cost.", (), "boxing"),
+    "notebook": Group("Notebooks and traces", "Ranks for cells, and what ran when.", ("trace",), "notebook"),
+    "errors": Group(
+        "Errors", "What keras_flow raises and warns of.", ("FlowError", "LayoutError", "LaunchError", "FlowWarning")
+    ),
+}
+
+
+def exports(module: str) -> tuple[str, ...]:
+    """Return the public names of a module of `kf`: what it imports as itself, else what it defines."""
+    spec = importlib.util.find_spec(keras_flow._MODULES[module])
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    named = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    again = tuple(alias.name for alias in named if alias.asname == alias.name)
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return again or tuple(name for name in defined if not name.startswith("_"))
+
+
+def names(group: Group) -> list[str]:
+    """Return the names of a page as a program writes them, without `kf.`."""
+    members = group.members or (exports(group.module) if group.module else ())
+    return [*group.names, *(f"{group.module}.{member}" for member in members)]
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page of the reference, by its file's name."""
+    index = ["# Reference\n\n`import keras_flow as kf`. A name leads to its page; the search knows all of them.\n"]
+    texts = {}
+    for file, group in GROUPS.items():
+        shown = [f"# {group.title}\n\n{group.about}\n"]
+        for name in names(group):
+            options = f"    options:\n      heading: kf.{name}\n      toc_label: kf.{name}\n"
+            shown.append(f"\n::: keras_flow.{_home(name)}\n{options}")
+        texts[f"{file}.md"] = "".join(shown)
+        links = " · ".join(f"[`kf.{name}`]({file}.md#keras_flow.{_home(name)})" for name in names(group))
+        index.append(f"\n**[{group.title}]({file}.md)** {group.about}\n\n{links}\n")
+    return {"index.md": "".join(index), **texts}
+
+
+def _home(name: str) -> str:
+    """Return where griffe finds a name: `kf.env` is the module keras_flow.runtime.env."""
+    module, _, member = name.rpartition(".")
+    return f"{keras_flow._MODULES[module].removeprefix('keras_flow.')}.{member}" if module else name
