@@ -29,6 +29,8 @@ class Group:
     members: tuple[str, ...] = ()
 
 
+#: what every distribution has from its bases, and a program calls
+_METHODS = "[scope, explain, verify, check, apply]"
 _CREATION = ("tensor", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "to_global", "global_tensor")
 GROUPS = {
     "distributions": Group(
@@ -94,6 +96,8 @@ def pages() -> dict[str, str]:
         shown = [f"# {group.title}\n\n{group.about}\n"]
         for name in names(group):
             options = f"    options:\n      heading: kf.{name}\n      toc_label: kf.{name}\n"
+            if name in ("DataParallel", "ModelParallel"):
+                options += f"      inherited_members: {_METHODS}\n"
             shown.append(f"\n::: keras_flow.{_home(name)}\n{options}")
         texts[f"{file}.md"] = "".join(shown)
         links = " · ".join(f"[`kf.{name}`]({file}.md#keras_flow.{_home(name)})" for name in names(group))

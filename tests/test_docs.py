@@ -125,3 +125,7 @@ def test_all_global_state_is_listed() -> None:
     listed = {(row.split("`")[1], name) for row in rows for name in row.split("`")[3::2]}
     files = [path for tree in ("keras_flow", "backends") for path in (ROOT / tree).rglob("*.py")]
     assert listed == {(str(path.relative_to(ROOT)), name) for path in files for name in _state(path)}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150

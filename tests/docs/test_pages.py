@@ -23,7 +23,7 @@ from tests.docs.pages import PAGES, ROOT, Step, blocks, commands, matches, name_
 from tests.launch import programs
 
 #: the pages that `make test` runs, and where
-_QUICK = {("README.md", "tensorflow"), ("docs/first_program.md", "torch"), ("docs/howto/is_it_right.md", "jax")}
+_QUICK = {("README.md", "torch"), ("docs/first_program.md", "jax"), ("docs/howto/is_it_right.md", "tensorflow")}
 #: pages whose programs print no warning
 _CALM = ("README.md", "docs/first_program.md", "docs/index.md")
 _WARNING = re.compile(r".*(?:[Ww]arning:|WARNING:(?!\s*All log)).*")
