@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 #: model -> the distribution that its layouts were last checked for
 _checked: WeakKeyDictionary[keras.Model, Distribution] = WeakKeyDictionary()
+#: the loops that are running, outer first: the model and the kind of its function
+_loops: ContextVar[tuple[tuple[keras.Model, str], ...]] = ContextVar("keras_flow_loops", default=())
 
 
 def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
@@ -54,23 +57,41 @@ def _entry(
         raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
+    given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
     with scope:
         distribution.ensure_entered()
-        distribution.adopt(model)
+        outer = _loops.get()
+        if distribution.adopt(model, *filter(None, [given.get("callbacks")])):
+            _make_again(model, outer)
         if models.is_built(model):
             _check(model, distribution)
         if original.__name__ == "fit":
             args, kwargs = distribution.verified(model, original, args, kwargs)
+        token = _loops.set((*outer, (model, original.__name__)))
         try:
             if distribution.has_one_rank and model.built:
                 with _keras_alone(distribution):
                     return original(model, *args, **kwargs)
-            with distribution.uneven_notice.expecting(_batch_size(original, model, args, kwargs)):
+            with distribution.uneven_notice.expecting(_batch_size(original, given)):
                 return original(model, *args, **kwargs)
         except BaseException as error:
             backend().recover(model)
+            _make_again(model, outer)
             _raise_collected(model, distribution, error)
             raise
+        finally:
+            _loops.reset(token)
+
+
+def _make_again(model: keras.Model, loops: Sequence[tuple[keras.Model, str]]) -> None:
+    """Make the functions again that the loops around this call run, where they were dropped with the old layouts.
+
+    A callback may call `evaluate` within `fit`, and validation is such a call; Keras then goes on with the function
+    that it made when the outer loop began.
+    """
+    for running, name in loops:
+        if running is model and name in _FUNCTIONS:
+            getattr(model, f"make_{_FUNCTIONS[name]}_function")()
 
 
 @contextmanager
@@ -85,11 +106,8 @@ def _keras_alone(distribution: Distribution) -> Iterator[None]:
         distribution_lib.set_distribution(outer)
 
 
-def _batch_size(
-    original: Callable[..., object], model: keras.Model, args: tuple[object, ...], kwargs: dict[str, object]
-) -> int | None:
+def _batch_size(original: Callable[..., object], given: dict[str, object]) -> int | None:
     """The `batch_size` of a call for arrays (Keras's default is 32); None where the data say it themselves."""
-    given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
     asked = given.get("batch_size")
     if isinstance(asked, int):
         return asked
@@ -222,6 +240,8 @@ def _batch_begins(
 
 
 _STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
+#: loop -> the kind of function that it runs, step for step
+_FUNCTIONS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 

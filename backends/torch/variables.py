@@ -138,13 +138,15 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Move a variable to another layout, keeping its value; one that is not distributed yet takes rank 0's value."""
     before = keras_layout(variable)
     variable._layout = layout
+    if _is_read_outside(creator()) and not variable.trainable:
+        keep_plain(variable)
     stored: torch.Tensor | None = variable._value
     if stored is None:
         return  # made later, with this layout
     full: torch.Tensor = to_logical(stored.detach())
     if not isinstance(stored, DTensor) and before is None:
         full = _value_of_rank_0(variable, full, layout.distribution)
-    if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=True):
+    if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=creator() is None):
         _set(variable, _distribute(full, layout))
     elif isinstance(stored, DTensor) or full is not stored:
         variable._value = torch.nn.Parameter(full.clone(), requires_grad=stored.requires_grad)

@@ -114,8 +114,12 @@ class Distribution(distribution_lib.Distribution):
         """The layout of a batch tensor [rows, ...]: its rows over the batch axes where they divide, else broadcast."""
         raise NotImplementedError
 
-    def adopt(self, model: keras.Model) -> bool:
-        """Give every variable, slot and metric of a model its layout under this distribution.
+    def adopt(self, model: keras.Model, *others: object) -> bool:
+        """Give every variable that a model reaches its layout under this distribution.
+
+        Args:
+            model: the model.
+            others: objects used with it, as callbacks are; what they reach is laid too.
 
         Returns:
             Whether the layout of any of them changed.

@@ -249,13 +249,17 @@ class FlowDistribution(Distribution):
         """Keep a problem of the variable, or of the layer output, with this path; `check` raises it."""
         self._problems[path] = [problem]
 
-    def adopt(self, model: keras.Model) -> bool:
-        """Give every variable, slot and metric of a model its layout under this distribution.
+    def adopt(self, model: keras.Model, *others: object) -> bool:
+        """Give every variable that a model reaches its layout under this distribution.
+
+        Args:
+            model: the model.
+            others: objects used with it, as callbacks are; what they reach is laid too.
 
         Returns:
             Whether the layout of any of them changed.
         """
-        return models.adopt(model, self)
+        return models.adopt(model, self, *others)
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Give the variables of a built model their layouts under this distribution.

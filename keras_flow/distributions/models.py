@@ -2,57 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import keras
+from keras.src.backend.common import global_state
+
 from keras_flow.backends.active import backend
+from keras_flow.current import reachable
+from keras_flow.current.creator import creating
 from keras_flow.current.models import all_variables, own_variables
-from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
-from keras_flow.layout import Layout
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 if TYPE_CHECKING:
-    import keras
-
     from keras_flow.current.distribution import Distribution
-
 
 #: model -> the layouts of its weights when it was last trained or adopted
 _last_layouts: WeakKeyDictionary[keras.Model, list[KerasLayout | None]] = WeakKeyDictionary()
+#: model -> what it was compiled with when all that it reaches was last laid
+_last_parts: WeakKeyDictionary[keras.Model, list[object]] = WeakKeyDictionary()
 
 
-def adopt(model: keras.Model, distribution: Distribution) -> bool:
-    """Give every variable, slot and metric of a model its layout under `distribution`, unless it has it already.
+def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bool:
+    """Give every variable that a model reaches its layout under `distribution`, unless it has it already.
 
-    Compiled steps of the model are dropped when a layout changes.
+    Those are its own, of its optimizers, metrics, losses and seed generators, wherever they were made. Compiled steps
+    of the model are dropped when a layout changes.
+
+    Args:
+        model: the model.
+        distribution: what lays them.
+        others: objects that are used with the model in this call, as callbacks are; what they reach is laid too.
 
     Returns:
         Whether the layout of any of them changed.
     """
     if distribution.has_one_rank and _has_layouts(model, distribution):
         return False  # on one rank, what Keras has created since then is where it belongs
-    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
-    changed = False
-    for variable in all_variables(model):
-        layout = keras_layout(variable)
-        if layout is not None and layout.distribution is distribution:
-            continue
-        changed |= _place(variable, distribution, owners.get(id(variable)))
+    # the walk over all objects is for what Keras does not list: once for each `compile`
+    if not (_was_compiled_with(model) and _listed_are_laid(model, distribution)):
+        others = (model, *others)
+    changed = lay(others, distribution) if others else False
+    _last_parts[model] = _parts(model)
     layouts = [keras_layout(variable) for variable in model.weights]
     # `kf.shard` gives a layer's variables new layouts behind our back: compare with what was last seen
-    relaid = any(a is not b for a, b in zip(layouts, _last_layouts.get(model, layouts), strict=False))  # by kf.shard
+    relaid = any(a is not b for a, b in zip(layouts, _last_layouts.get(model, layouts), strict=False))
     _last_layouts[model] = layouts
-    changed |= _adopt_slots(model, distribution, relaid)
+    if relaid and not changed:
+        lay((model,), distribution)  # the slots of what was moved
     if changed or relaid:
         backend().forget_steps(model)
     return changed or relaid
 
 
+def _parts(model: keras.Model) -> list[object]:
+    return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+
+
+def _was_compiled_with(model: keras.Model) -> bool:
+    """Whether the model has the optimizer, losses and metrics with which it was last laid."""
+    known = _last_parts.get(model)
+    return known is not None and all(a is b for a, b in zip(known, _parts(model), strict=True))
+
+
+def _listed_are_laid(model: keras.Model, distribution: Distribution) -> bool:
+    """Whether all variables that Keras lists for a model were laid by this distribution."""
+    optimizer = getattr(model, "optimizer", None)
+    listed = (*all_variables(model), *(optimizer.variables if optimizer is not None else ()))
+    return all(_is_laid(variable, distribution) for variable in listed)
+
+
+def _is_laid(variable: keras.Variable, distribution: Distribution) -> bool:
+    layout = keras_layout(variable)
+    return layout is not None and layout.distribution is distribution
+
+
 def _has_layouts(model: keras.Model, distribution: Distribution) -> bool:
     """Whether the model's weights have the layouts that they were last given, all by this distribution."""
     layouts = [keras_layout(variable) for variable in model.weights]
-    return _last_layouts.get(model) == layouts and all(
-        layout is not None and layout.distribution is distribution for layout in layouts
-    )
+    return _last_layouts.get(model) == layouts and all(_is_laid(variable, distribution) for variable in model.weights)
+
+
+def lay(roots: Iterable[object], distribution: Distribution) -> bool:
+    """Give every variable that some objects reach its layout under `distribution`, with its value.
+
+    Variables of layers get it by the rules, an optimizer's slots that of their variable, all others are broadcast.
+
+    Returns:
+        Whether the layout of any of them changed.
+    """
+    found = list(reachable.variables(*roots, global_state.get_global_attribute("global_seed_generator")))
+    # a layer may hold another's variable; rules by layer are those of the one that made it
+    layers = {id(owner): owner for _, owner in found if isinstance(owner, keras.Layer)}
+    makers = {id(variable): layer for layer in layers.values() for variable in own_variables(layer)}
+    optimizers = {id(owner): owner for _, owner in found if isinstance(owner, keras.Optimizer)}
+    slots = {id(slot) for optimizer in optimizers.values() for slot in optimizer._variables}
+    changed = False
+    for variable, owner in found:
+        if id(variable) not in slots and not _is_laid(variable, distribution):
+            _place(variable, distribution, makers.get(id(variable), owner))
+            changed = True
+    # slots last: they follow their variables
+    return any([lay_optimizer(optimizer, distribution) for optimizer in optimizers.values()]) or changed
 
 
 def relay_layer(layer: keras.Layer) -> None:
@@ -66,45 +119,39 @@ def relay_layer(layer: keras.Layer) -> None:
             _place(variable, layout.distribution, layer)
 
 
-def _place(variable: keras.Variable, distribution: Distribution, layer: keras.Layer | None) -> bool:
-    """Move a variable into the layout that it gets as one of `layer`."""
-    shape = tuple(variable.shape)
-    if layer is None:  # a metric's, an optimizer's or a seed: broadcast
-        placed = KerasLayout(VariableLayout(Layout(distribution.placement, {}, shape), "default"), distribution)
-    else:
-        placed = distribution.layout_for(variable.path, shape, layer)
-    backend().place(variable, placed)
-    return True
+def _place(variable: keras.Variable, distribution: Distribution, owner: reachable.Owner) -> None:
+    """Move a variable into the layout that it would have had, made by its owner under the distribution."""
+    layer = owner if isinstance(owner, keras.Layer) else None
+    # an optimizer reaches the variables that it updates, which are not its own
+    by_hand = owner is None or isinstance(owner, keras.Optimizer)
+    with nullcontext() if by_hand else creating("layer" if layer is not None else "metric", layer):
+        backend().place(variable, distribution.layout_for(variable.path, tuple(variable.shape), layer))
 
 
-def _adopt_slots(model: keras.Model, distribution: Distribution, relaid: bool) -> bool:
-    """Give the optimizer's slots the layouts of their variables; whether any changed.
+def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> bool:
+    """Give an optimizer's slots the layouts of their variables; whether any changed.
 
     Slots have no reference to their variable, only a name by it: `path_with_underscores + "_" + slot`.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return False
     changed = False
-    variables = {variable.path.replace("/", "_"): variable for variable in model.trainable_variables}
-    # slots of a changed variable must change with it, or the update mixes two layouts
-    for slot in optimizer.variables:
-        layout = keras_layout(slot)
-        if layout is not None and layout.distribution is distribution and not relaid:
-            continue
+    references = [each for each in optimizer._trainable_variables if isinstance(each, keras.Variable)]
+    variables = {variable.path.replace("/", "_"): variable for variable in references}
+    for slot in optimizer._variables:
         owners = [
             name
             for name, variable in variables.items()
             if slot.name.startswith(name + "_") and tuple(slot.shape) == tuple(variable.shape)
         ]
-        if owners:
-            # of `dense_kernel` and `dense_kernel_1` the longer name is the variable's
-            placed = keras_layout(variables[max(owners, key=len)])
-        else:
-            placed = KerasLayout(
-                VariableLayout(Layout(distribution.placement, {}, tuple(slot.shape)), "default"), distribution
-            )
-        if placed is not None:
-            backend().place(slot, placed)
-            changed = True
+        # of `dense_kernel` and `dense_kernel_1` the longer name is the variable's
+        wanted = keras_layout(variables[max(owners, key=len)]) if owners else None
+        found = keras_layout(slot)
+        if found is not None and (
+            found.distribution is distribution
+            if wanted is None
+            else found.distribution is wanted.distribution and found.layout == wanted.layout
+        ):
+            continue
+        with creating("optimizer"):
+            backend().place(slot, wanted or distribution.layout_for(slot.path, tuple(slot.shape)))
+        changed = True
     return changed

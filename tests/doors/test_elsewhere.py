@@ -1,0 +1,41 @@
+"""Objects made elsewhere work where they are used, with their state, on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.doors import elsewhere
+from tests.doors.elsewhere import Case
+from tests.ranks import Pool
+
+ENGINES = ("jax", "tensorflow", "torch")
+#: one for each kind that went wrong once, each place and each use
+FIXED = (
+    Case("metric", "before", "evaluate"),
+    Case("metric", "before", "validation"),
+    Case("model", "before", "validation", "2x2"),
+    Case("metric in a closure", "before", "fit"),
+    Case("loss", "before", "train_on_batch"),
+    Case("weighted metrics", "in a plain fit", "evaluate"),
+    Case("optimizer", "in a plain fit", "fit", "2x2"),
+    Case("callback", "under another", "validation"),
+    Case("seed generator", "before", "evaluate"),
+)
+_ALL = elsewhere.cases()
+#: cases that share a start of an engine
+_PART = 40
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
+    assert on_ranks(engine)(elsewhere.deviations, FIXED) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("part", range(-(-len(_ALL) // _PART)))
+def test_every_combination(engine: str, part: int, on_ranks: Callable[..., Pool]) -> None:
+    cases = _ALL[part * _PART : (part + 1) * _PART]
+    assert on_ranks(engine)(elsewhere.deviations, cases, timeout=1200.0) == {}
