@@ -1,21 +1,28 @@
-"""Do the rows of a batch interact in a layer or a model? Decided from its structure, before training.
+"""Do the rows of a batch interact in a layer or a model? Decided from what is seen of it, before it computes.
 
 A layer acts row by row when row i of its output depends on row i of its inputs only: then a rank may compute its rows
 alone. BatchNormalization and the random layers do not, but hooks make them exact. This is the one place that knows: an
-engine asks for the interaction that is found, and decides by its kind what it can still do. What is in none of the
-tables is unknown, and says so.
+engine asks for the interaction that is found, and decides by its kind what it can still do.
+
+What is believed is proven: a class in one of the tables, whose methods are Keras's own on the class and on the layer,
+with activations and a quantization that act on a row, and with no state but that which is known to be exact. Whatever
+else is there mixes rows, with a reason. A layer is looked at when it is first called, and again once anything of it is
+another object than before: `quantize`, `enable_lora`, another activation, policy or method. (A class of Keras that
+somebody patches is looked at again as the next `fit`, `evaluate` or `predict` begins.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import keras
 from keras.src import tree
 from keras.src.models.functional import Functional
+
+from keras_flow.backends import leaves, own_code
 
 
 @dataclass(frozen=True)
@@ -24,13 +31,14 @@ class Interaction:
 
     Attributes:
         kind: `"own code"` of the user's; a `"function"` of the user's inside one of Keras's layers; `"along rows"`, an
-            axis that is dimension 0; `"state"` of the batch's rows; an `"added loss"` over all rows; a `"shape"`
-            without the rows; or `"unknown"`, for what is in no table.
+            axis that is dimension 0; `"state"` of the batch's rows, or that a call assigns; a `"quantization"` by all
+            rows; an `"added loss"` over all rows; a `"shape"` without the rows; or `"unknown"`, for what is in no
+            table.
         text: who, and why, as the beginning of a sentence.
         operation: the class of the operation of a functional model, where it is one.
     """
 
-    kind: Literal["own code", "function", "along rows", "state", "added loss", "shape", "unknown"]
+    kind: Literal["own code", "function", "along rows", "state", "quantization", "added loss", "shape", "unknown"]
     text: str
     operation: str = ""
 
@@ -50,28 +58,35 @@ _LAYERS = _names(
     GlobalMaxPooling2D GlobalMaxPooling3D Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise
     GaussianDropout Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D
     UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Add Subtract Multiply Average Maximum Minimum Attention
-    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling
-    Normalization"""
+    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling"""
 )
 #: preprocessing whose random numbers, where it has some, are one for each row or one for all. Not RandomGaussianBlur
 #: and RandomElasticTransform, whose draws for all rows have the shape of rows; MelSpectrogram, which scales by the
 #: largest value of all rows; RandomBrightness, which writes into its input (torch: a view)
-_PREPROCESSING = _names(
-    """AutoContrast CategoryEncoding CenterCrop ContrastLimitedAdaptiveHistogramEqualization Discretization Hashing
-    RandomColorDegeneration RandomContrast RandomCrop RandomErasing RandomFlip RandomGrayscale RandomHue RandomInvert
-    RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear RandomTranslation
-    RandomZoom Resizing Solarization STFTSpectrogram"""
+_IMAGES = _names(
+    """AutoContrast CenterCrop ContrastLimitedAdaptiveHistogramEqualization RandomColorDegeneration RandomContrast
+    RandomCrop RandomErasing RandomFlip RandomGrayscale RandomHue RandomInvert RandomPerspective RandomPosterization
+    RandomRotation RandomSaturation RandomSharpness RandomShear RandomTranslation RandomZoom Resizing Solarization"""
 )
 #: preprocessing that takes a vector for one sample: a value for each row must be a column
 _ENCODERS = frozenset(["CategoryEncoding", "Discretization", "Hashing"])
+_PREPROCESSING = _IMAGES | _ENCODERS | {"STFTSpectrogram"}
 #: wrappers that do as the layers inside them
 _WRAPPERS = frozenset(["Bidirectional", "TimeDistributed", "SpectralNormalization"])
 _RECURRENT = frozenset(["RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "StackedRNNCells"])
 _CELLS = frozenset(["SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell"])
 #: layers that reduce or join along `axis`, which must not be dimension 0
 _ALONG_AXIS = _names(
-    """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot"""
+    """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot Normalization"""
 )
+#: layers for which a tensor of fewer dims has no rows, or takes those for something else: an image alone, queries alone
+_LEAST_RANK = {**dict.fromkeys(_IMAGES, 4), "Attention": 3, "AdditiveAttention": 3}
+#: how layers may be quantized and still act row by row: their weights, and inputs by the largest element of each row.
+#: Not float8, which scales by the largest element of all rows, and assigns that in the backward pass
+_QUANTIZATIONS = frozenset([None, "int8", "int4", "gptq", "awq"])
+#: layers whose state is exact where rows are computed apart: hooks make statistics those of all rows; a vector that is
+#: made of the kernel alone; and what `adapt` sets, no call
+_EXACT_STATE = frozenset(["BatchNormalization", "SpectralNormalization", "Normalization"])
 #: operations in functional models (`keras.ops`) that act element by element
 _ELEMENTWISE = _names(
     """Abs Absolute Add Subtract Multiply Divide TrueDivide FloorDivide Mod Power Maximum Minimum Square Sqrt
@@ -107,14 +122,57 @@ _METRICS = _names(
     TopKCategoricalAccuracy TrueNegatives TruePositives"""
 )
 
-_known: WeakKeyDictionary[keras.Layer, Interaction | None] = WeakKeyDictionary()
+#: the name of a layer's own entry of what was seen of it: there, because what was seen keeps the layer alive
+_SEEN = "_keras_flow_rows"
+
+
+@dataclass(eq=False)
+class _Look:
+    """What was seen of a layer when it was judged.
+
+    Attributes:
+        kind: its class.
+        call: its class's `call`.
+        sizes: how often it is part of a functional model's graph, and how many variables it has.
+        changes: how often classes of Keras had been patched.
+        members: the objects in its `__dict__`.
+        itself: the interaction in it, those inside it left out.
+        whole: the interaction in it and in those inside.
+        parts: the layers that this rests on, each with what was seen of it; None before it was judged as a whole.
+        of_ranks: the interaction in a call with inputs of so many dims, by that number.
+    """
+
+    kind: type
+    call: object
+    sizes: tuple[int, ...]
+    changes: int
+    members: list[object] = field(default_factory=list)
+    itself: Interaction | None = None
+    whole: Interaction | None = None
+    parts: list[tuple[keras.Layer, _Look]] | None = None
+    of_ranks: dict[int, Interaction | None] = field(default_factory=dict)
+
+    def is_of(self, layer: keras.Layer) -> bool:
+        """Whether the layer is as it was then: some two microseconds, since it is asked in each step."""
+        members, kind = layer.__dict__, layer.__class__
+        return (
+            kind is self.kind
+            and kind.call is self.call
+            and own_code.changes() == self.changes
+            and _sizes_of(layer) == self.sizes
+            and len(members) == len(self.members)
+            # equality is not asked: that of two tensors may be a collective
+            and all(map(operator.is_, members.values(), self.members))
+        )
 
 
 def of_model(model: keras.Model) -> Interaction | None:
     """The interaction of rows in a model's step, or None.
 
-    A custom `train_step` sees logical tensors, so only the layers that it calls matter.
+    A custom `train_step` sees logical tensors, so only the layers that it calls matter. Asked as a loop begins, when
+    classes are looked at too.
     """
+    own_code.look_at_classes()
     found = of_layer(model)
     own_step = getattr(type(model), "train_step", None) is not getattr(keras.Model, "train_step", None)
     if found is not None and own_step:
@@ -124,14 +182,52 @@ def of_model(model: keras.Model) -> Interaction | None:
     return found
 
 
-def of_layer(layer: keras.Layer) -> Interaction | None:
-    """The interaction of rows in a layer and those inside it, or None where it acts row by row."""
-    if layer in _known:
-        return _known[layer]
-    found = of_layer_itself(layer) or _first(_inside(layer))
-    if layer.built:
-        _known[layer] = found
-    return found
+def of_layer(layer: keras.Layer, rank: int | None = None) -> Interaction | None:
+    """The interaction of rows in a layer and those inside it, or None where it acts row by row.
+
+    Args:
+        layer: the layer, which is looked at again where it has changed.
+        rank: dims of the inputs of the call that is asked for; None: of the calls that it was built for.
+    """
+    look = vars(layer).get(_SEEN)
+    if look is None or look.parts is None or not all(seen.is_of(part) for part, seen in look.parts):
+        look = _judged(layer)
+    if rank is None or look.whole is not None:
+        return look.whole
+    if rank not in look.of_ranks:
+        look.of_ranks[rank] = _of_rank(layer, rank)
+    return look.of_ranks[rank]
+
+
+def of_call(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> Interaction | None:
+    """The interaction of rows in a call of a layer with these inputs, or None where it acts row by row."""
+    first = leaves.flat(args[0] if args else kwargs)
+    return of_layer(layer, max((len(getattr(leaf, "shape", ())) for leaf in first), default=0))
+
+
+def of_layer_itself(layer: keras.Layer) -> Interaction | None:
+    """The interaction of rows in a layer, those inside it left out."""
+    return _look_at(layer).itself
+
+
+def _judged(layer: keras.Layer) -> _Look:
+    look = _look_at(layer)
+    look.whole = look.itself or _first(_inside(layer))
+    # what a layer will hold once it is built is not known yet
+    look.parts = [(part, _look_at(part)) for part in layer._flatten_layers()] if layer.built else None
+    return look
+
+
+def _look_at(layer: keras.Layer) -> _Look:
+    """What is seen of a layer now."""
+    look = vars(layer).get(_SEEN)
+    if look is not None and look.is_of(layer):
+        return look
+    look = _Look(type(layer), type(layer).call, _sizes_of(layer), own_code.changes())
+    vars(layer)[_SEEN] = look  # Keras would track it as an attribute
+    look.members = [*vars(layer).values()]
+    look.itself = _of_itself(layer)
+    return look
 
 
 def of_loss(loss: object, rank: int) -> Interaction | None:
@@ -205,24 +301,31 @@ def assigns_weights(layer: keras.Layer) -> bool:
     return type(layer).__name__ == "SpectralNormalization"
 
 
-def of_layer_itself(layer: keras.Layer) -> Interaction | None:
-    """The interaction of rows in a layer, those inside it left out."""
-    found = None if _is_stock_graph(layer) or _is_stock_sequence(layer) else _by_class(layer)
+def _sizes_of(layer: keras.Layer) -> tuple[int, ...]:
+    """The lengths of lists that grow in place."""
+    members = layer.__dict__
+    return tuple(
+        map(len, (members["_inbound_nodes"], members["_trainable_variables"], members["_non_trainable_variables"]))
+    )
+
+
+def _of_itself(layer: keras.Layer) -> Interaction | None:
+    is_graph = _is_stock_graph(layer) or _is_stock_sequence(layer)
+    found = _of_class(layer) if not is_graph else None
+    found = found or _of_changes(layer)
     if found is None and layer.activity_regularizer is not None:
         text = f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
         return Interaction("added loss", text)
     return found
 
 
-def _by_class(layer: keras.Layer) -> Interaction | None:
+def _of_class(layer: keras.Layer) -> Interaction | None:
+    """The interaction in what a layer's class does with its arguments."""
     name = type(layer).__name__
     # by the class alone: whatever its `call` does, it may do it along the rows
     if not type(layer).__module__.startswith("keras.src.layers"):
         kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
         return Interaction("own code", f"{layer.name!r} is {kind}, which may mix rows")
-    # softmax along axis 0 is an activation function too
-    if _has_unknown_function(layer):
-        return Interaction("function", f"layer {layer.name!r} has a custom activation function, which may mix rows")
     # a state [rows, units] belongs to the rows of the batch before
     if getattr(layer, "stateful", False):
         return Interaction("state", f"layer {layer.name!r} is stateful: its state is of the batch's rows")
@@ -230,13 +333,10 @@ def _by_class(layer: keras.Layer) -> Interaction | None:
         # the first letter of an equation is the batch: it must be first again in the result
         keeps = _keeps_first_letter(layer.equation)
         return None if keeps else Interaction("along rows", f"layer {layer.name!r} contracts or moves dimension 0")
-    # of the many layers with an axis, only those in the table do something along it
-    axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
-    if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, _rank_of(layer))):
-        return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
-    # a vector without a batch dim is one sample, whose entries are no rows
-    if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and _rank_of(layer) in (None, 0, 1):
-        return Interaction("along rows", f"layer {layer.name!r} takes a vector for one sample")
+    ranks = _ranks_of(layer)
+    found = _first(_of_rank(layer, rank) for rank in ranks or [None])
+    if found is not None:
+        return found
     # with a noise shape its mask may be one for all rows
     if name == "AlphaDropout" and layer.noise_shape is None:
         return None
@@ -245,6 +345,50 @@ def _by_class(layer: keras.Layer) -> Interaction | None:
     # a layer of a later Keras is unknown until somebody has looked at it
     kind = "own code" if name == "Lambda" else "unknown"
     return Interaction(kind, f"layer {layer.name!r} ({name}) is not known to act row by row")
+
+
+def _of_rank(layer: keras.Layer, rank: int | None) -> Interaction | None:
+    """The interaction in a call of one of Keras's layers with inputs of so many dims (None: it is not known)."""
+    name = type(layer).__name__
+    if rank is not None and rank < _LEAST_RANK.get(name, 0):
+        return Interaction("along rows", f"layer {layer.name!r} takes a tensor of {rank} dims for one sample")
+    # of the many layers with an axis, only those in the table do something along it
+    axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
+    if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, rank)):
+        return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
+    # a vector without a batch dim is one sample, whose entries are no rows
+    if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and rank in (None, 0, 1):
+        return Interaction("along rows", f"layer {layer.name!r} takes a vector for one sample")
+    if name == "Rescaling" and any(_has_rows(value, rank) for value in (layer.scale, layer.offset)):
+        return Interaction("along rows", f"layer {layer.name!r} has a number for each row of the batch")
+    return None
+
+
+def _of_changes(layer: keras.Layer) -> Interaction | None:
+    """The interaction in what was made of one of Keras's layers: its methods, functions, quantization and state."""
+    method = own_code.replaced_method(layer)
+    if method:
+        text = f"the method {method!r} of layer {layer.name!r} is not Keras's own, and may mix rows"
+        return Interaction("own code", text)
+    # softmax along axis 0 is an activation function too
+    function = own_code.unknown_function(layer)
+    if function:
+        of_users = "a custom activation function" if function.endswith("activation") else f"a function ({function})"
+        return Interaction("function", f"layer {layer.name!r} has {of_users}, which may mix rows")
+    mode = layer.quantization_mode
+    if mode not in _QUANTIZATIONS:
+        text = f"layer {layer.name!r} is quantized to {mode}, which scales by the largest element of all rows"
+        return Interaction("quantization", text)
+    if not own_code.is_largest_of_row(getattr(layer, "inputs_quantizer", None)):
+        return Interaction("quantization", f"layer {layer.name!r} has a quantizer of its own, which may mix rows")
+    # assigned as "gradients" in the backward pass
+    state = [v for v in layer._trainable_variables if v.overwrite_with_gradient]
+    if mode is None and type(layer).__name__ not in _EXACT_STATE:
+        state += [v for v in layer._non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    if state:
+        text = f"layer {layer.name!r} has state ({state[0].path}), which a call may assign from all rows"
+        return Interaction("state", text)
+    return None
 
 
 def of_operations(model: keras.Layer) -> Iterator[Interaction]:
@@ -273,16 +417,11 @@ def of_operations(model: keras.Layer) -> Iterator[Interaction]:
 
 def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
     """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
-    name = type(layer).__name__
     if _is_stock_graph(layer) or _is_stock_sequence(layer):
         yield from of_operations(layer)
         yield from map(of_layer, layer.layers)
-    elif name in _RECURRENT:
-        yield from map(of_layer, layer.cells if name == "StackedRNNCells" else [layer.cell])
-    elif name == "Bidirectional":
-        yield from map(of_layer, (layer.forward_layer, layer.backward_layer))
-    elif name in _WRAPPERS:
-        yield of_layer(layer.layer)
+    else:  # cells, what is wrapped, projections of attention, an activation that is a layer
+        yield from map(of_layer, layer._layers)
 
 
 def _is_stock_graph(layer: keras.Layer) -> bool:
@@ -330,17 +469,6 @@ def _keeps_all_rows(node: object) -> bool:
     return first is Ellipsis or (isinstance(first, slice) and first == slice(None))
 
 
-def _has_unknown_function(layer: keras.Layer) -> bool:
-    for name in ("activation", "recurrent_activation"):
-        function = getattr(layer, name, None)
-        module = getattr(function, "__module__", None) or type(function).__module__
-        if isinstance(function, Callable) and not module.startswith("keras."):  # type: ignore[arg-type]
-            return True
-        if isinstance(function, keras.Layer) and of_layer(function) is not None:
-            return True
-    return False
-
-
 def _keeps_first_letter(equation: str) -> bool:
     inputs, _, output = equation.partition("->")
     first, _, second = inputs.partition(",")
@@ -351,13 +479,21 @@ def _keeps_first_letter(equation: str) -> bool:
 
 def _touches_rows(axes: object, rank: int | None) -> bool:
     flat = [int(axis) for axis in tree.flatten(axes) if axis is not None]
-    return any(axis == 0 or (rank is not None and axis == -rank) for axis in flat)
+    # without a rank only the last dim is known not to be that of the rows
+    return any(axis == 0 or (axis == -rank if rank is not None else axis < -1) for axis in flat)
 
 
-def _rank_of(layer: keras.Layer) -> int | None:
-    for node in layer._inbound_nodes:
-        return max((len(tensor.shape) for tensor in node.input_tensors), default=0)
-    return None
+def _has_rows(value: object, rank: int | None) -> bool:
+    shape = tuple(getattr(value, "shape", ()))
+    return len(shape) >= (2 if rank is None else max(rank, 1)) and shape[0] != 1
+
+
+def _ranks_of(layer: keras.Layer) -> set[int]:
+    """The dims of a layer's inputs in each graph that it is part of, and in what it was built for."""
+    found = {max((len(tensor.shape) for tensor in node.input_tensors), default=0) for node in layer._inbound_nodes}
+    shapes = [shape for shape in (layer._build_shapes_dict or {}).values() if isinstance(shape, tuple)]
+    lengths = [len(shape) for shape in shapes if all(isinstance(n, int | None) for n in shape)]
+    return found | {max(lengths)} if lengths else found
 
 
 def _first(found: Iterable[Interaction | None]) -> Interaction | None:

@@ -270,7 +270,7 @@ class MirroredSteps:
 _INSTEAD = "use the default strategy (kf.DataParallel() without strategy), which computes the logical batch as one"
 #: kinds of interaction that a replica cannot compute. Added losses `replica_math` makes exact, and Keras's own layers
 #: are trusted to do what they document.
-_REFUSED = ("own code", "along rows", "state")
+_REFUSED = ("own code", "function", "along rows", "state", "quantization")
 
 
 def _refuse_what_mixes_rows(model: keras.Model) -> None:
@@ -287,7 +287,7 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
         if interaction is not None and interaction.kind in _REFUSED:
             raise FlowError(
                 f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
-                f"replica sees its own rows only; {_INSTEAD}"
+                f"replica sees its own rows only ({interaction.text}); {_INSTEAD}"
             )
         # the graph of a functional model has operations that belong to no layer
         for operation in (

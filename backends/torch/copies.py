@@ -1,4 +1,7 @@
-"""Finds ranks whose copies of a weight differ, before they train: nothing else would say so."""
+"""Finds ranks whose copies of a value differ, of weights before they train, of state in their first steps.
+
+Nothing else would say so: a difference is a number like any other.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends import agreement, states
 from keras_flow.backends.torch import layouts
 from keras_flow.errors import FlowError
 
@@ -21,21 +25,10 @@ if TYPE_CHECKING:
 def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
     """Check that ranks which should hold equal parts of a variable do. A collective of the placement's ranks.
 
-    Each rank sums the bits of its part. Along each axis on which a variable is broadcast, the least and the greatest
-    sum must be equal: one all-reduce of two numbers a variable for each axis, whatever the number of ranks.
-
     Raises:
         FlowError: on all ranks of the placement, naming the variables.
     """
-    mesh = layouts.mesh(placement)
-    variables = [variable for variable in variables if variable._value is not None]
-    differ = torch.zeros(len(variables), dtype=torch.int64)
-    for axis in range(mesh.ndim):
-        # a sum of bits, not of values: nan equals itself, and -0.0 differs from 0.0
-        sums = torch.tensor([_sum_of_bits(v._value) if _is_copied(v._value, axis) else 0 for v in variables])
-        differ |= differ_between(sums, mesh.get_group(axis)).to(torch.int64)
-    differ = _greatest(differ, layouts.group(placement.ranks))
-    paths = [variable.path for variable, is_other in zip(variables, differ.tolist(), strict=True) if is_other]
+    paths = [variable.path for variable in _differing(variables, placement)]
     if paths:
         others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         raise FlowError(
@@ -43,6 +36,42 @@ def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
             "that were loaded inside the scope must come from the same file on all ranks (on several hosts: a file "
             "that each host has in the same version), and assigned values must be equal on all ranks"
         )
+
+
+def compare_state(model: keras.Model, placement: Placement) -> None:
+    """Check that the state which a step has assigned is equal on all ranks. A collective of the placement's ranks.
+
+    It differs where a layer computed it from the rows of a rank alone, and was believed to act row by row.
+
+    Raises:
+        FlowError: on all ranks of the placement, naming the first variable, its layer and the ranks.
+    """
+    state = states.assigned_by_calls(model)
+    differing = _differing([variable for variable, _ in state], placement)
+    if differing:
+        first = differing[0]
+        layer = next(layer for variable, layer in state if variable is first)
+        sums = agreement.agree_on({layouts.this_rank(): _sum_of_bits(first._value)})
+        raise FlowError(states.explained(first, layer, sums, len(differing) - 1))
+
+
+def _differing(variables: Sequence[keras.Variable], placement: Placement) -> list[keras.Variable]:
+    """The variables of which ranks hold different copies.
+
+    Each rank sums the bits of its part. Along each axis on which a variable is broadcast, the least and the greatest
+    sum must be equal: one all-reduce of two numbers a variable for each axis, whatever the number of ranks.
+    """
+    mesh = layouts.mesh(placement)
+    variables = [variable for variable in variables if variable._value is not None]
+    if not variables:
+        return []
+    differ = torch.zeros(len(variables), dtype=torch.int64)
+    for axis in range(mesh.ndim):
+        # a sum of bits, not of values: nan equals itself, and -0.0 differs from 0.0
+        sums = torch.tensor([_sum_of_bits(v._value) if _is_copied(v._value, axis) else 0 for v in variables])
+        differ |= differ_between(sums, mesh.get_group(axis)).to(torch.int64)
+    differ = _greatest(differ, layouts.group(placement.ranks))
+    return [variable for variable, is_other in zip(variables, differ.tolist(), strict=True) if is_other]
 
 
 def differ_between(numbers: torch.Tensor, group: torch_distributed.ProcessGroup | None = None) -> torch.Tensor:

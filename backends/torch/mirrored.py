@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as torch_distributed
 
-from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends import leaves, row_interaction, states
 from keras_flow.backends.torch import data, layouts, partial_numbers, profiling, split_rows
 from keras_flow.backends.torch.partial_numbers import Addition
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -45,7 +45,9 @@ def call(
     """Call a layer within a mirrored step: by own rows where it acts row by row and each rank has some, else on all."""
     rows = _common_rows((args, kwargs))
     # computed whole by all, with equal gradients: nothing to sum either
-    if rows is None or not _shares(step, layer, rows) or row_interaction.of_layer(layer) is not None:
+    if rows is None or not _shares(step, layer, rows):
+        return original(layer, *args, **kwargs)
+    if row_interaction.of_call(layer, args, kwargs) is not None:
         return original(layer, *args, **kwargs)
     placement = step.distribution.placement
     mine = rows_of(placement, rows)
@@ -141,9 +143,13 @@ def autograd_grad(
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # type: ignore[arg-type]
     groups = (layouts.group(ranks),)
     return tuple(
-        _AllSum.apply(grad, groups) / len(ranks) if grad is not None and isinstance(leaf, torch.nn.Parameter) else grad
+        _AllSum.apply(grad, groups) / len(ranks) if grad is not None and _is_weight(leaf) else grad
         for leaf, grad in zip(wanted, grads, strict=True)
     )
+
+
+def _is_weight(leaf: object) -> bool:
+    return isinstance(leaf, torch.nn.Parameter) and not getattr(leaf, "_keras_flow_overwritten", False)
 
 
 class _FlatMemory:
@@ -213,6 +219,10 @@ class Reducer:
             self._memory, self._watched = _FlatMemory(), watched
         for variable in variables:
             stored = variable._value
+            # what it is given is its next value: not averaged, so that a difference is found (`copies.compare_state`)
+            if states.is_overwritten(variable):
+                stored._keras_flow_overwritten = True
+                continue
             # a variable that was re-laid has a new Parameter, without a hook
             if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
                 stored.register_post_accumulate_grad_hook(self._ready)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
-    if not layer.built or row_interaction.of_layer(layer) is not None:
+    if not layer.built or row_interaction.of_call(layer, args, kwargs) is not None:
         return False
     # may gather its inputs and weights first: a collective for each time step costs more
     is_recurrent = row_interaction.is_recurrent(layer)

@@ -173,7 +173,10 @@ def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: To
     if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None:
         return None
     weights = [variable._value for variable in _weights(layer)]
-    if not all(isinstance(value, DTensor) for value in weights):
+    if len(shape) < 2 or not all(isinstance(value, DTensor) for value in weights):
+        return None
+    # asked in each call: it may have been changed since
+    if row_interaction.of_layer(layer) is not None:
         return None
     key = (shape, mesh, placements, layer.activation, *(value.placements for value in weights))
     known = _known.setdefault(layer, {})
@@ -185,8 +188,6 @@ def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: To
 def _split(
     layer: keras.Layer, shape: Sequence[int], mesh: DeviceMesh, placements: TorchPlacements
 ) -> SplitLayer | None:
-    if row_interaction.of_layer(layer) is not None or len(shape) < 2:
-        return None
     dims, weights = _dims(layer, len(shape)), [variable._value for variable in _weights(layer)]
     laid = [(shape, placements), *((value.shape, value.placements) for value in weights)]
     if dims is None or not all(layouts.divides(each, mesh, parts) for each, parts in laid):

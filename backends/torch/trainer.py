@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from keras_flow.backends import leaves, random_states, row_interaction
+from keras_flow.backends import leaves, random_states, row_interaction, states
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     call_order,
@@ -167,7 +167,10 @@ def retrack(model: keras.Model) -> None:
 
 
 def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) -> Callable[..., object]:
+    compared = 0
+
     def step(data: object) -> object:
+        nonlocal compared
         distribution = active()
         if distribution is None:
             return function(data)
@@ -185,18 +188,34 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         if consistent:
             with running(RunningStep(distribution, consistent=True, readers=readers)):
                 out = leaves.mapped(variables.to_logical, function(batches.put_batch(data, distribution)))
-                return _settled_logs(out, readers)
-        reducer = mirrored.reducer(distribution.placement)
-        if trains:
-            reducer.attach(model.trainable_variables)
-        try:
-            with running(RunningStep(distribution, consistent=False, readers=readers)):
-                return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
-        finally:
-            reducer.reset()
+                out = _settled_logs(out, readers)
+        else:
+            out = _mirrored_step(model, distribution, function, data, readers, trains)
+        if compared < states.STEPS:
+            compared += 1
+            copies.compare_state(model, distribution.placement)
+        return out
 
     step.keras_flow_step = True  # type: ignore[attr-defined]
     return step
+
+
+def _mirrored_step(
+    model: keras.Model,
+    distribution: Distribution,
+    function: Callable[..., object],
+    data: object,
+    readers: LogReaders | None,
+    trains: bool,
+) -> object:
+    reducer = mirrored.reducer(distribution.placement)
+    if trains:
+        reducer.attach(model.trainable_variables)
+    try:
+        with running(RunningStep(distribution, consistent=False, readers=readers)):
+            return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
+    finally:
+        reducer.reset()
 
 
 def _settled_logs(outputs: object, readers: LogReaders | None) -> object:

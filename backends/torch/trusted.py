@@ -106,6 +106,16 @@ def may_divide_by_zero(operator: torch._ops.OpOverload, args: Sequence[object]) 
     return isinstance(divisor, torch.Tensor) or divisor == 0
 
 
+def rounds(operator: torch._ops.OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+    """Whether an operator casts to a dtype of fewer digits: the sum of rounded summands is not the rounded sum."""
+    if operator._schema.name.partition("::")[2] != "_to_copy":
+        return False
+    source, target = getattr(args[0], "dtype", None), kwargs.get("dtype")
+    if not isinstance(source, torch.dtype) or not isinstance(target, torch.dtype) or not source.is_floating_point:
+        return False
+    return not target.is_floating_point or torch.finfo(target).eps > torch.finfo(source).eps
+
+
 @functools.cache
 def compares(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator, or its gradient, looks at single elements of its input.

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from keras_flow.backends.torch.gathering import replicated, whole
 from keras_flow.backends.torch.step import current_step
-from keras_flow.backends.torch.trusted import compares, is_taken_apart, is_trusted, may_divide_by_zero
+from keras_flow.backends.torch.trusted import compares, is_taken_apart, is_trusted, may_divide_by_zero, rounds
 from keras_flow.errors import ComputedWhole, FlowError, warn
 
 aten = torch.ops.aten
@@ -52,7 +52,7 @@ def propagate(
     if not is_trusted(operator):
         return _without_rule(operator, args, kwargs)
     if (
-        (compares(operator) or may_divide_by_zero(operator, args))
+        (compares(operator) or may_divide_by_zero(operator, args) or rounds(operator, args, kwargs))
         and isinstance(args[0], DTensor)
         and any(part.is_partial("sum") for part in args[0].placements)
     ):

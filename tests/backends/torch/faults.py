@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.backends.torch.registry import check, error_of
 from tests.backends.torch.rows import CLASSES, ROWS, Numbers, model_with, numbers, off
+from tests.one_device import one_device
 
 
 @check
@@ -110,3 +111,118 @@ def a_loss_of_another_shape_than_rows_is_refused() -> None:
         x, y = np.ones((8, 6), "float32"), np.ones((8, CLASSES), "float32")
         error = error_of(lambda: model.train_on_batch(x, y))
     assert f"a loss was given 2 rows and returned values of shape [{CLASSES}, 2]" in error, error
+
+
+@check
+def state_that_differs_between_ranks_is_an_error_and_no_number() -> None:
+    """A layer that is wrongly believed to act row by row: it assigns in a call, or float8 in its backward pass."""
+    import warnings
+
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends import row_interaction
+
+    class Largest(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.largest = self.add_weight(name="largest", initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            self.largest.assign(keras.ops.max(x))
+            return x
+
+    x = np.arange(48, dtype="float32").reshape(8, 6)
+    with kf.DataParallel().scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(CLASSES, name="dense")])
+        model.quantize("float8")
+        model.compile("sgd", "mse")
+        with mock.patch.object(row_interaction, "_of_changes", lambda _: None):
+            error = error_of(lambda: model.train_on_batch(x, x[:, :CLASSES]))
+        assert "layer 'dense' (Dense) assigned 'sequential/dense/inputs_amax_history'" in error, error
+        assert "another on rank 3" in error and "class Own(keras.layers.Dense)" in error, error
+        model = keras.Sequential([keras.layers.Input((6,)), Largest(name="largest"), keras.layers.Dense(CLASSES)])
+        model.compile("sgd", "mse")
+        with mock.patch.object(row_interaction, "_of_itself", lambda _: None):
+            error = error_of(lambda: model.predict_on_batch(x))
+        assert "layer 'largest' (Largest) assigned" in error and "numbers of numpy" in error, error
+        model = keras.Sequential([keras.layers.Input((6,)), Largest(), keras.layers.Dense(CLASSES)])
+        model.compile("sgd", "mse")
+        model.train_on_batch(x, x[:, :CLASSES])
+        assert float(keras.ops.convert_to_numpy(model.layers[0].largest)) == 47.0
+
+
+@check
+def what_changes_a_layer_changes_its_view() -> None:
+    """float8 between two fits, by its policy, or within attention; LoRA; a patched call: one device's updates."""
+    import functools
+    import warnings
+
+    import keras
+
+    import keras_flow as kf
+
+    layers = keras.layers
+
+    def trained(make: Any, change: Any, shape: tuple[int, ...], rows: int) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        model = make()
+        x = np.random.default_rng(3).normal(size=(rows, *shape)).astype("float32")
+        x[1] *= 5  # the largest element is one rank's
+        y = np.random.default_rng(4).normal(size=(rows, *model.output_shape[1:])).astype("float32")
+        found = []
+        for act in (lambda _: None, change, change) if change is not None else (lambda _: None,):
+            act(model)
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+            for _ in range(2):
+                before = [np.array(value) for value in model.get_weights()]
+                found.append(np.array(model.train_on_batch(x, y)))
+                found += [after - value for after, value in zip(model.get_weights(), before, strict=True)]
+        return found
+
+    def dense() -> Any:
+        return keras.Sequential([layers.Input((6,)), layers.Dense(5, "relu"), layers.Dense(CLASSES)])
+
+    def by_policy() -> Any:
+        first = layers.Dense(5, "relu", dtype="float8_from_float32")
+        return keras.Sequential([layers.Input((6,)), first, layers.Dense(CLASSES)])
+
+    def attention() -> Any:
+        x = layers.Input((3, 4))
+        return keras.Model(x, layers.MultiHeadAttention(2, 2)(x, x))
+
+    def float8(model: Any) -> None:
+        if not any(part.quantization_mode for part in model._flatten_layers()):
+            model.quantize("float8")
+
+    def lora(model: Any) -> None:
+        for layer in model.layers:
+            if not layer.lora_enabled:
+                layer.enable_lora(2)
+
+    def patched(model: Any) -> None:
+        layer = model.layers[0]
+        if "call" in vars(layer):
+            del layer.call
+        else:
+            whole = layer.call
+            layer.call = functools.wraps(whole)(lambda x, **_: whole(x) - keras.ops.mean(x, axis=0)[:5])
+
+    for make, change, shape in (
+        (dense, float8, (6,)),
+        (by_policy, None, (6,)),
+        (attention, float8, (3, 4)),
+        (dense, lora, (6,)),
+        (dense, patched, (6,)),
+    ):
+        for rows in (8, 7):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with one_device():
+                    expected = trained(make, change, shape, rows)
+                with kf.DataParallel().scope():
+                    found = trained(make, change, shape, rows)
+            assert len(found) == len(expected)
+            for mine, theirs in zip(found, expected, strict=True):
+                limit = 1e-4 * max(float(np.max(np.abs(theirs), initial=0)), 1e-4)
+                assert np.max(np.abs(mine - theirs), initial=0) <= limit, (make.__name__, rows, mine, theirs)

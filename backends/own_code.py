@@ -1,0 +1,138 @@
+"""Is what one of Keras's layers computes Keras's own code? Asked of the layer as it is, not of its class's name.
+
+A method may be replaced on a layer (`layer.call = ...`) or on its class (`Dense.call = ...`), an activation may be any
+function, and a quantizer any object. `row_interaction` believes of Keras's own code alone that it acts row by row.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from pathlib import Path
+
+import keras
+from keras.src.quantizers.quantizers import AbsMaxQuantizer
+
+import keras_flow
+from keras_flow.backends import hooking
+
+#: base classes, whose methods compute nothing of a call (training, saving, building) but for those below
+_BASES = frozenset(keras.Model.__mro__)
+_OF_BASES = frozenset(name for base in _BASES for name in vars(base))
+#: methods of base classes that take part in a call; those of quantizations are `_int8_call` and the like
+_FORWARD = ("forward", "compute_mask", *sorted(name for name in _OF_BASES if name.strip("_").endswith("call")))
+#: Keras's folder, and those of what notes the calls of layers, as `dist.verify` does
+_FOLDERS = tuple(str(Path(str(file)).parent) + "/" for file in (keras.__file__, keras_flow.__file__, __file__))
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+_OF_WEIGHTS = ("_initializer", "_regularizer", "_constraint")
+
+#: class of Keras -> its methods when they were looked at, and the name of one that is not Keras's own
+_of_classes: dict[type, tuple[list[object], str]] = {}
+#: how often a class of Keras was found changed
+_changes = 0
+
+
+def changes() -> int:
+    """How often a class of Keras was found with other methods than before."""
+    return _changes
+
+
+def look_at_classes() -> None:
+    """Look whether somebody has patched a class of Keras since it was looked at."""
+    global _changes
+    changed = [cls for cls, (methods, _) in _of_classes.items() if not _are_same(methods, _methods_of(cls))]
+    for cls in changed:
+        del _of_classes[cls]
+    _changes += bool(changed)
+
+
+def replaced_method(layer: keras.Layer) -> str:
+    """The name of a method in a layer's call that is not the one of Keras's class; empty where all are."""
+    members = vars(layer)
+    for name, value in members.items():
+        # Keras itself wraps `build` and `quantize` on each layer; they, as all of its base classes, compute no call
+        if callable(value) and _is_in_call(name) and hasattr(type(layer), name) and not _is_own(value):
+            return name
+    return _replaced_on_class(type(layer))
+
+
+def unknown_function(layer: keras.Layer) -> str:
+    """The name of a layer's attribute that is a function of the user's, and not one of its weights; or empty."""
+    if isinstance(layer, keras.Model):  # it has functions, of its steps
+        return ""
+    for name, value in vars(layer).items():
+        if name.endswith(_OF_WEIGHTS) or name in _OF_BASES or isinstance(value, keras.Layer):
+            continue
+        is_function = isinstance(value, _FUNCTIONS) or (name.endswith("activation") and callable(value))
+        if is_function and value not in _rowwise_functions():
+            return name
+    return ""
+
+
+def is_largest_of_row(quantizer: object) -> bool:
+    """Whether a quantizer of activations takes the largest element of each row, or there is none."""
+    if quantizer is None:
+        return True
+    # Dense and EinsumDense give the axes of a row; where a layer gives none, the quantizer's own hold
+    return type(quantizer) is AbsMaxQuantizer and quantizer.axis in (None, (-1,))
+
+
+def _replaced_on_class(cls: type) -> str:
+    if not cls.__module__.startswith("keras.src."):  # a class of the user's lives as long as its model
+        return _look_at_class(cls)
+    known, now = _of_classes.get(cls), _methods_of(cls)
+    if known is None or not _are_same(known[0], now):
+        known = _of_classes[cls] = (now, _look_at_class(cls))
+    return known[1]
+
+
+def _methods_of(cls: type) -> list[object]:
+    """The members of a class that take part in a call: other ones later mean that it was patched."""
+    found: list[object] = []
+    for owner in cls.__mro__:
+        members = vars(owner)
+        found += [members.get(name) for name in _FORWARD] if owner in _BASES else members.values()
+    return found
+
+
+def _are_same(first: list[object], second: list[object]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _look_at_class(cls: type) -> str:
+    names = {name for owner in cls.__mro__ if owner not in _BASES for name in vars(owner)} | set(_FORWARD)
+    of_keras = {name for owner in cls.__mro__ if owner.__module__.startswith("keras.src.") for name in vars(owner)}
+    for name in sorted(names & of_keras):
+        if not _is_in_call(name):
+            continue
+        # the first in the order of bases is what a call finds
+        value = next(vars(owner)[name] for owner in cls.__mro__ if name in vars(owner))
+        value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if callable(value) and not isinstance(value, type) and not _is_own(value):
+            return name
+    return ""
+
+
+def _is_in_call(name: str) -> bool:
+    return name in _FORWARD or name not in _OF_BASES
+
+
+def _is_own(function: object) -> bool:
+    """Whether the code of a function is Keras's: its name and module may be copied by `functools.wraps`."""
+    function = getattr(function, "__func__", function)
+    while _file_of(function) == hooking.__file__ and hasattr(function, "keras_flow_hook"):
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return _file_of(function).startswith(_FOLDERS)
+
+
+def _file_of(function: object) -> str:
+    return getattr(getattr(function, "__code__", None), "co_filename", "")
+
+
+@functools.cache
+def _rowwise_functions() -> frozenset[object]:
+    """Keras's activations, also as operations: all of them act element by element, or along the last dim."""
+    names = [name for name in dir(keras.activations) if name not in ("get", "serialize", "deserialize")]
+    found = [getattr(module, name, None) for module in (keras.activations, keras.ops) for name in names]
+    return frozenset(value for value in found if isinstance(value, types.FunctionType))

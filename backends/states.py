@@ -1,0 +1,73 @@
+"""State that a call assigns: which variables hold it, and what is said where ranks hold different values of it.
+
+The first steps of a model compare it between the ranks (`STEPS`), because a layer that is wrongly believed to act row
+by row shows there: what it assigns is then of its rank's rows. Later steps do not, since a difference stays.
+State is never averaged over the ranks, but for BatchNormalization's under `batch_statistics="replica"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
+
+#: steps of a model after which its state is compared
+STEPS = 2
+
+
+def assigned_by_calls(model: keras.Model) -> list[tuple[keras.Variable, keras.Layer]]:
+    """The variables of a model that a step may assign beside its trained weights, each with its layer.
+
+    Those of metrics are left out, which are summed over the ranks.
+    """
+    metrics = {id(variable) for variable in model.metrics_variables}
+    found: list[tuple[keras.Variable, keras.Layer]] = []
+    for layer in model._flatten_layers():
+        of_layer = [*layer._non_trainable_variables, *filter(is_overwritten, layer._trainable_variables)]
+        of_layer += [seeds.state for seeds in layer._seed_generators]
+        found += [(variable, layer) for variable in of_layer if id(variable) not in metrics]
+    return found
+
+
+def is_overwritten(variable: object) -> bool:
+    """Whether what a backward pass gives a variable is its next value and no gradient: float8's scales."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def explained(variable: keras.Variable, layer: keras.Layer, sums: Mapping[int, int], others: int) -> str:
+    """The text of an error.
+
+    Args:
+        variable: the first that differs.
+        layer: its layer.
+        sums: rank -> a checksum of its value.
+        others: how many other variables differ.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, total in sorted(sums.items()):
+        ranks.setdefault(total, []).append(rank)
+    groups = [_named(each) for each in ranks.values()]
+    parts = f"{len(groups)} values" if len(groups) > 4 else ", another on ".join(groups)
+    more = f", and {others} more variables differ" if others else ""
+    kind = type(layer).__name__
+    begin = (
+        f"layer {layer.name!r} ({kind}) assigned {variable.path!r} in a step, and the ranks hold different values of "
+    )
+    begin += f"it: one on {parts}{more}. "
+    if type(layer).__module__.startswith("keras."):
+        return begin + (
+            "The layer was believed to act row by row, so each rank gave it its own rows, and the value depends on all "
+            f"rows. Make it a layer of your own (`class Own(keras.layers.{kind}): pass`): of such nothing is believed, "
+            "and every rank computes it from all rows (the consistent view)"
+        )
+    return begin + (
+        "Every rank computed it from all rows, so the difference comes from elsewhere: numbers of numpy or of Python's "
+        "random, the time, or the rank. Draw by keras.random, and give all ranks the same"
+    )
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
