@@ -1,12 +1,14 @@
 """A line that shows that work goes on, for whatever takes longer than two seconds.
 
-In terminals and notebooks it moves and is gone at the end; where output is neither, nothing is written.
+In terminals and notebooks it moves and is gone at the end; where output is neither, a line is written every half a
+minute.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +17,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 #: work that is over before this shows nothing
 AFTER_SECONDS = 2.0
+#: seconds between two lines where nothing can move
+EVERY_SECONDS = 30.0
 
 
 def is_seen(console: Console) -> bool:
@@ -41,7 +45,8 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[str
     """
     console = console or Console(stderr=True)
     if not is_seen(console):
-        yield lambda text: None
+        with _lines(what, console) as tell:
+            yield tell
         return
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
@@ -56,3 +61,40 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[str
         timer.cancel()
         timer.join()  # it may be starting just now
         bar.stop()
+
+
+class Lines:
+    """Writes what is being done, every half a minute: for output that is no terminal.
+
+    Args:
+        console: where.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = self._last = time.monotonic()
+
+    def look(self, text: str) -> None:
+        """Write the text if it is time for a line."""
+        now = time.monotonic()
+        if now - self._last >= EVERY_SECONDS and not self._console.quiet:
+            self._last = now
+            self._console.print(f"{text} ({now - self._began:.0f} s)", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _lines(what: str, console: Console) -> Iterator[Callable[[str], None]]:
+    """Write a line every half a minute while the body runs; yields what changes its text."""
+    lines, texts, over = Lines(console), [what], threading.Event()
+
+    def write() -> None:
+        while not over.wait(min(1.0, EVERY_SECONDS / 4)):
+            lines.look(texts[-1])
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield texts.append
+    finally:
+        over.set()
+        thread.join()

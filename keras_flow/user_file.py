@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from keras_flow.distributions.distribution import FlowDistribution
 
-_DATA = re.compile(r"dp(\d+)$")
-_TENSOR = re.compile(r"tp(\d+)$")
-_HYBRID = re.compile(r"(\d+)x(\d+)$")
+_DATA = re.compile(r"dp([1-9]\d*)$")
+_TENSOR = re.compile(r"tp([1-9]\d*)$")
+_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)$")
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,14 @@ def check_layouts(file: str | Path, layouts: Sequence[str]) -> None:
     """Check names of layouts before any process starts. The file is parsed, not run.
 
     Raises:
-        FlowError: a name that is none of dpN, tpN, AxB in a file without `distributions`; or the file is not Python.
+        FlowError: no name; one that is none of dpN, tpN, AxB in a file without `distributions`; the file is not Python.
     """
+    if not layouts:
+        raise FlowError("no layout was named: legal are 1, dpN, tpN, AxB, or names from the file's distributions()")
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except SyntaxError as error:
-        raise FlowError(f"{file} is not a Python file: {error}") from error
+        raise FlowError(f"{file} is not a Python file: line {error.lineno}: {error.msg}") from error
     # `distributions` may be defined, imported or assigned; `from x import *` may bring it
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -32,8 +32,12 @@ def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "first" not in shown(True, 0.0, monkeypatch)
 
 
-def test_where_output_is_no_terminal_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(False, 0.5, monkeypatch) == ""
+def test_where_output_is_no_terminal_a_line_is_written_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(False, 0.5, monkeypatch) == "", "every half a minute"
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.4)
+    lines = shown(False, 2.0, monkeypatch).splitlines()
+    assert lines[0] == "first (0 s)" and lines[-1] in ("second (1 s)", "second (2 s)")
+    assert 2 <= len(lines) <= 5
 
 
 def test_a_quiet_console_in_a_notebook_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import typer
 from keras_flow.backends import active
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
-from keras_flow.launch import launcher, on_ray, submit
+from keras_flow.launch import launcher, noise, on_ray, submit
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, stated_timeout
 
@@ -225,6 +225,7 @@ def _run_alone(command: tuple[str, ...], ranks: int | None) -> int:
         return subprocess.call(command, env=env)
     sys.stdout.flush()
     sys.stderr.flush()
+    noise.filter_stderr()
     # this process becomes the script's: signals for the launcher are for the script
     os.execvpe(command[0], command, env)
 

@@ -46,14 +46,15 @@ def verify(
 
     from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
+    from keras_flow.progress import working
 
     requested = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(requested, skip_missing)
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
-    with Console(stderr=True).status("") as status:
+    with working("verifying") as tell:
         for name in names:
-            status.update(f"{name}: one device, then {layout}")
+            tell(f"{name}: verifying {layout} against one device")
             results.append(verify_file(name, file, layout, batch_size, tolerance, dtype, seed, by_layer))
             if not as_json:
                 console.print(results[-1])

@@ -24,7 +24,7 @@ from keras_flow.compare.known_differences import ProgramFacts, that_fit
 from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, Known, RunResult
 from keras_flow.errors import FlowError
-from keras_flow.progress import is_seen
+from keras_flow.progress import Lines, is_seen
 from keras_flow.runtime import versions
 from keras_flow.units import amount
 from keras_flow.user_file import check_layouts, ranks_of
@@ -56,8 +56,8 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     """
     backends, skipped = chosen_backends(options.backends, options.skip_missing)
     # one device first: the other layouts are compared with it
+    check_layouts(options.file, options.layouts)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
-    check_layouts(options.file, layouts)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
@@ -81,8 +81,10 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
         FlowError: an unknown backend, one that is not installed without `skip_missing`, or none left.
     """
     legal = that_train()
+    if not names:
+        raise FlowError(f"no backend was named: legal are {', '.join(legal)}")
     unknown = [name for name in names if name not in legal]
-    if unknown or not names:
+    if unknown:
         raise FlowError(f"unknown backend {unknown}: legal are {', '.join(legal)}")
     present, skipped = [], {}
     # each once, in the order that was asked for: the first is the one that others are compared with
@@ -143,11 +145,14 @@ def _run(job: CompareJob, action: str, progress: Progress) -> None:
     label = f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
     waiting = progress.add_task(label, total=1, note="")
     tasks: dict[str, TaskID] = {}
+    lines = Lines(Console(stderr=True))
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, stdin=subprocess.DEVNULL)
         try:
             while process.poll() is None:
                 _follow(job, tasks, progress)
+                if progress.disable:
+                    lines.look(_last_words(job, action))
                 if tasks:
                     progress.update(waiting, visible=False)
                 time.sleep(0.2)
@@ -165,6 +170,16 @@ def _run(job: CompareJob, action: str, progress: Progress) -> None:
         text = reason.read_text() if reason.exists() else log.read_text()[-3000:]
         raise FlowError(f"{job.backend}: {text.strip()}")
     progress.update(waiting, completed=1, visible=not tasks)
+
+
+def _last_words(job: CompareJob, action: str) -> str:
+    """What a process has written of its last step."""
+    events = Path(job.folder) / f"events-{job.backend}.jsonl"
+    written = events.read_text().rsplit("}", 1)[0].splitlines() if action == "train" and events.exists() else []
+    if not written:
+        return f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
+    event = json.loads(written[-1] + "}")
+    return f"{job.backend} {event['layout']}: step {event['step']} of {event['steps']}, loss {event['loss']:.4f}"
 
 
 def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> None:

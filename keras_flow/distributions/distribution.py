@@ -356,6 +356,19 @@ class FlowDistribution(Distribution):
         return f"{type(self).__name__}({self.placement}, batch_axes={list(self.batch_axes)})"
 
 
+def require_placement(placement: object, who: str) -> None:
+    """Refuse what is no placement.
+
+    Raises:
+        FlowError: it is a number, a list, or a placement of another library.
+    """
+    if not isinstance(placement, Placement):
+        count = placement if isinstance(placement, int) else 4
+        raise FlowError(
+            f"kf.{who} takes a kf.Placement, got {placement!r}; for example kf.{who}(kf.Placement(range({count})))"
+        )
+
+
 def _is_gathered(layer: keras.Layer | None, capabilities: Capabilities) -> bool:
     """Whether the engine gathers split variables of such a layer where it uses them."""
     return layer is not None and any(cls.__name__ in capabilities.gathered_variables for cls in type(layer).__mro__)

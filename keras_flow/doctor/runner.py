@@ -50,8 +50,10 @@ def examine(
     Raises:
         FlowError: an unknown backend.
     """
+    if not engines:
+        raise FlowError(f"no backend was named: legal are {', '.join(ENGINES)}")
     unknown = [name for name in engines if name not in ENGINES]
-    if unknown or not engines:
+    if unknown:
         raise FlowError(f"unknown backend {unknown}: legal are {', '.join(ENGINES)}")
     names = list(dict.fromkeys(engines))
     tell(f"checking {', '.join(names)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
+
+from keras_flow.launch.noise import Noise, is_known
 
 #: lines kept of a rank whose output is not shown, for the error if it fails
 _KEPT_LINES = 200
@@ -62,15 +65,16 @@ class RankOutput:
             mode = "ab" if shown.append else "wb"
             self._files = {name: (shown.folder / name).open(mode) for name in ("stdout", "stderr")}  # type: ignore[misc]
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._noise = {name: Noise() for name in ("stdout", "stderr")}
         self._pumps: list[threading.Thread] = []
 
     def targets(self) -> tuple[IO[bytes] | int | None, IO[bytes] | int | None]:
         """stdout and stderr for `subprocess.Popen`; None lets the rank write to the launcher's own."""
         if self._shown and not self._prefixed and not self._files and _is_plain(sys.stdout) and _is_plain(sys.stderr):
-            # its terminal is the launcher's: width, colours and progress bars are as without a launcher
+            # a terminal is the launcher's: width, colours and progress bars are as without a launcher
             sys.stdout.flush()
             sys.stderr.flush()
-            return None, None
+            return None if os.isatty(1) else subprocess.PIPE, subprocess.PIPE
         return subprocess.PIPE, subprocess.PIPE
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
@@ -90,6 +94,12 @@ class RankOutput:
         """The last lines that were not shown."""
         return "".join(self._kept)
 
+    def tell_left_out(self) -> None:
+        """Show the known lines of engines that were left out: the process has failed, and they may say why."""
+        for noise in self._noise.values():
+            if told := noise.told():
+                _write("stderr", told)
+
     def _pump(self, source: IO[bytes], name: str) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         line = ""
@@ -100,7 +110,7 @@ class RankOutput:
                 self._files[name].write(chunk)
                 self._files[name].flush()
             if self._shown and not self._prefixed:
-                _write(name, text)
+                _write(name, self._noise[name].pass_on(text, last=not chunk))
             else:
                 *finished, line = _lines(line + text)
                 for text in finished:
@@ -115,7 +125,10 @@ class RankOutput:
 
     def _show_or_keep(self, name: str, line: str) -> None:
         if self._shown:
-            _write(name, f"[{self._name}] {line.rstrip()}\n")
+            if is_known(line.rstrip("\r\n")):
+                self._noise[name].left_out.append(line.rstrip("\r\n"))
+            else:
+                _write(name, f"[{self._name}] {line.rstrip()}\n")
         else:
             self._kept.append(line)
 

@@ -65,6 +65,10 @@ def run(
         32
     """
     ranks = agreed_devices(devices)
+    if not callable(main):  # pyright: ignore[reportUnnecessaryComparison]
+        raise FlowError(f"kf.run takes a function, got {main!r}; for example kf.run(main, devices=4).")
+    if not isinstance(args, Sequence) or isinstance(args, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise FlowError(f"kf.run was given args={args!r}; legal is a tuple of the arguments, for example args=(1, 2).")
     named = dict(kwargs or {})
     # without this each rank would start ranks of its own, which start ranks
     if payload.is_loading():

@@ -7,6 +7,7 @@ import keras
 from keras_flow.backends.active import backend
 from keras_flow.backends.keras_distribution import placement_of
 from keras_flow.current import dry_run
+from keras_flow.distributions.distribution import require_placement
 from keras_flow.errors import FlowError
 from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.placements import Placement
@@ -74,6 +75,7 @@ class DataParallel(ExplainedDistribution):
         if placement is None:
             world = dry_run.world() or engine.world()
             placement = Placement(range(world.size), axis_names=("data",))
+        require_placement(placement, type(self).__name__)
         self.strategy = strategy
         self.batch_statistics = batch_statistics
         super().__init__(placement, batch_axes=placement.axis_names, random=random, verify=verify)

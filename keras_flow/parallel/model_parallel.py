@@ -8,6 +8,7 @@ import keras
 
 from keras_flow import sbp
 from keras_flow.backends.keras_distribution import placement_of
+from keras_flow.distributions.distribution import require_placement
 from keras_flow.distributions.rules import LayoutMapRules, PatternRules
 from keras_flow.errors import FlowError
 from keras_flow.parallel.tools import ExplainedDistribution
@@ -68,9 +69,15 @@ class ModelParallel(ExplainedDistribution):
         is_map = isinstance(rules, keras.distribution.LayoutMap)
         if placement is None:
             placement = _placement_of(rules if is_map else None)
+        require_placement(placement, type(self).__name__)
         # a placement of one axis "model" is plain tensor parallelism: nobody should have to say that there is no "data"
         if isinstance(batch_axes, str):
             batch_axes = () if batch_axes == "data" and "data" not in placement.axis_names else (batch_axes,)
+        elif not isinstance(batch_axes, Sequence) or not all(isinstance(axis, str) for axis in batch_axes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise FlowError(
+                f"batch_axes names an axis of the placement or several, got {batch_axes!r}; the placement's axes are "
+                f"{list(placement.axis_names)}"
+            )
         self.maps_outputs = is_map
         super().__init__(
             placement,

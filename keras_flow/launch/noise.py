@@ -1,0 +1,140 @@
+"""Known lines of the engines' own libraries that mean nothing, left out of what a job shows.
+
+Only whole lines of a known form and text are left out, so that a line of the program never is. They are kept, and told
+where the process fails.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import signal
+from collections import deque
+
+#: lines that were left out and are told after a failure
+_TOLD_LINES = 20
+#: what a process writes that is about to fail
+_FAILURE = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error)", re.MULTILINE)
+#: how lines of absl's log begin, before and after it is set up: level, time, thread, file of C++
+_LOG = r"(?:[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d [\d:.]+: [IWE] )"
+#: texts of lines that stand in right runs; each says nothing of the program
+_TEXTS = (
+    r"\S*port\.cc:\d+\] oneDNN custom operations are on\.",
+    r"\S*cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized",
+    r"\S*\.cc:\d+\] .*(?:Could not find cuda drivers|CUDA_ERROR_NO_DEVICE|failed call to cuInit|not use GPU)",
+    r"\S*\.cc:\d+\] .*Unable to register (?:cuDNN|cuFFT|cuBLAS|cuda\w*) (?:factory|plugin)",
+    r"\S*\.cc:\d+\] .*(?:computation placer already registered|TF-TRT Warning: Could not find TensorRT)",
+    r"op_level_cost_estimator\.cc:\d+\] Incompatible Matrix dimensions$",
+    r"dtensor_device\.cc:\d+\] DTensor cache key lookup missed for",
+    r"\S*\.cc:\d+\] .*[Bb]roadcasting resource tensor",
+    r"\S*\.cc:\d+\] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
+)
+_KNOWN = re.compile(
+    "|".join(
+        (
+            rf"{_LOG}(?:{'|'.join(_TEXTS)})",
+            r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$",
+            r"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$",
+            r"\t ?\[\[\{\{node \w+\}\}\]\]$",  # the second line of the rendezvous that aborts
+            r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+$",
+        )
+    )
+)
+#: beginnings of an unfinished line that may become a known one; of others the beginning is shown at once
+_MAY_BE = re.compile(r"[IWE]\d{4} |WARNING: All log|To enable the foll|\t ?\[\[|\[Gloo\]|\d{4}-\d\d-\d\d ")
+
+
+def is_known(line: str) -> bool:
+    """Whether a line, without its end, is a known one that means nothing.
+
+    Example:
+        >>> is_known("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR")
+        True
+        >>> is_known("WARNING: my own")
+        False
+    """
+    return _KNOWN.match(line) is not None
+
+
+class Noise:
+    """Takes known lines out of a stream that comes in pieces.
+
+    Attributes:
+        left_out: the last lines that were left out.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: deque[str] = deque(maxlen=200)
+        self._rest = ""
+        self._shown_part = False
+
+    def told(self) -> str:
+        """The last lines that were left out, for the reader of a failure; empty where there are none."""
+        if not self.left_out:
+            return ""
+        lines = list(self.left_out)[-_TOLD_LINES:]
+        return "\n".join(["keras-flow: the last lines of the engine that were left out above:", *lines, ""])
+
+    def pass_on(self, text: str, last: bool = False) -> str:
+        """What is to be shown of the next piece.
+
+        Args:
+            text: the piece.
+            last: nothing follows.
+        """
+        *lines, rest = (self._rest + text).split("\n")
+        shown = []
+        for line in lines:
+            # a line whose beginning is shown is shown to its end
+            if not self._shown_part and is_known(line.rstrip("\r")):
+                self.left_out.append(line)
+            else:
+                shown.append(line + "\n")
+            self._shown_part = False
+        self._rest = ""
+        if rest and (last or self._shown_part or not _MAY_BE.match(rest)):
+            shown.append(rest)
+            self._shown_part = not last
+        else:
+            self._rest = rest
+        return "".join(shown)
+
+
+def filter_stderr() -> None:
+    """From now on stderr of this process, and of the program that it becomes, passes a process that takes noise out."""
+    reading, writing = os.pipe()
+    if (between := os.fork()) == 0:
+        # a grandchild: the program must not find a child that it did not start
+        if os.fork() == 0:
+            os.close(writing)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_IGN)  # it ends when nobody can write any more
+            _filter(reading, 2)
+        os._exit(0)
+    os.waitpid(between, 0)
+    os.dup2(writing, 2)
+    os.close(reading)
+    os.close(writing)
+
+
+def _filter(reading: int, writing: int) -> None:
+    """Pass on what comes, without noise; of a program that fails the noise too."""
+    noise, decoder, has_failed, tail = Noise(), codecs.getincrementaldecoder("utf-8")(errors="replace"), False, ""
+    while True:
+        chunk = os.read(reading, 65536)
+        text = noise.pass_on(decoder.decode(chunk, final=not chunk), last=not chunk)
+        tail = tail[-100:] + text
+        has_failed = has_failed or _FAILURE.search(tail) is not None
+        if not chunk and has_failed:
+            text += noise.told()
+        _write(writing, text.encode(errors="replace"))
+        if not chunk:
+            return
+
+
+def _write(writing: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more: the program goes on
+        while data:
+            data = data[os.write(writing, data) :]

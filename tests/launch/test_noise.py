@@ -1,0 +1,98 @@
+"""Known lines of the engines are left out, whole lines only; a program's own never are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_flow.launch.noise import Noise, is_known
+
+ONEDNN = "I0000 00:00:1795726634.020782    6998 port.cc:153] oneDNN custom operations are on. You may see slightly"
+ABSL = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ABSL,
+        ONEDNN,
+        "2026-11-26 21:03:22.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on. You may",
+        "I0000 00:00:1795729605.555226   15389 cpu_feature_guard.cc:227] This TensorFlow binary is optimized to use",
+        "E0000 00:00:1795729850.048907   16553 op_level_cost_estimator.cc:1126] Incompatible Matrix dimensions",
+        "I0000 00:00:1795729885.307674   15389 dtensor_device.cc:1622] DTensor cache key lookup missed for __inf",
+        "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate "
+        "compiler flags.",
+        "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3",
+    ],
+)
+def test_what_is_left_out(line: str) -> None:
+    assert is_known(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "WARNING: my own",
+        "I0000 of my log: oneDNN custom operations are on.",
+        "E0000 00:00:1795726634.020782    6998 my.cc:1] something else",
+        f"my log: {ABSL}",
+        f"{ABSL} and more",
+        "[Gloo] Rank 0 is connected to 3 peer ranks",
+    ],
+)
+def test_what_is_shown(line: str) -> None:
+    assert not is_known(line)
+
+
+def passed(*pieces: str) -> list[str]:
+    noise = Noise()
+    return [*(noise.pass_on(piece) for piece in pieces), noise.pass_on("", last=True)]
+
+
+def test_pieces_of_lines() -> None:
+    assert passed("one\ntw", "o\n") == ["one\ntw", "o\n", ""]
+    assert passed(f"one\n{ABSL[:20]}", ABSL[20:] + "\ntwo\n") == ["one\n", "two\n", ""]
+    assert passed("Epoch 1\r", "Epoch 2\r", "done\n") == ["Epoch 1\r", "Epoch 2\r", "done\n", ""], "bars go on moving"
+    assert passed(f"my {ABSL}\n", "no end") == [f"my {ABSL}\n", "no end", ""]
+    assert passed(f"my own: {ABSL[:3]}", f"{ABSL}\n") == [f"my own: {ABSL[:3]}", f"{ABSL}\n", ""], "one line, shown"
+    assert passed("I0000 unfinished") == ["", "I0000 unfinished"]
+
+
+PROGRAM = """
+import os, sys, time
+print("out"); print("err", file=sys.stderr)
+print({absl!r}, file=sys.stderr)
+sys.stderr.flush()
+os.write(2, {onednn!r}.encode() + b"\\n")
+print("last", file=sys.stderr)
+"""
+
+
+def launched(folder: Path, *options: str, more: str = "") -> tuple[int, str, str]:
+    script = folder / "program.py"
+    script.write_text(PROGRAM.format(absl=ABSL, onednn=ONEDNN) + more)
+    command = [sys.executable, "-m", "keras_flow.cli.app", "launch", *options, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("options", [("--devices", "1"), ("--nproc_per_node", "2")], ids=["one", "two"])
+def test_a_job_shows_the_lines_of_the_program(tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert launched(tmp_path, *options) == (0, "out\n", "err\nlast\n")
+
+
+def test_every_process_shown(tmp_path: Path) -> None:
+    _, out, err = launched(tmp_path, "--nproc_per_node", "2", "--all-output")
+    assert sorted(out.splitlines()) == ["[rank 0] out", "[rank 1] out"] or "process" in out
+    assert len(err.splitlines()) == 4 and "absl" not in err and "oneDNN" not in err
+
+
+@pytest.mark.parametrize("options", [("--devices", "1"), ("--nproc_per_node", "2")], ids=["one", "two"])
+def test_after_a_failure_nothing_is_missing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code, _, err = launched(tmp_path, *options, more="raise ValueError('boom')")
+    assert code == 1
+    assert ABSL in err and ONEDNN in err and "ValueError: boom" in err
