@@ -147,7 +147,9 @@ def test_pictures_know_numbers_and_names_only() -> None:
     for path in sorted((ROOT / "keras_flow" / "pictures").glob("*.py")):
         for line, module in imports(path):
             if module.startswith(("keras", "keras_flow")):
-                assert module.startswith(("keras_flow.pictures", "keras_flow.errors")), f"{path.name}:{line} {module}"
+                assert module.startswith(("keras_flow.pictures", "keras_flow.errors", "keras_flow.atomic")), (
+                    f"{path.name}:{line} {module}"
+                )
 
 
 def test_boxing_imports_only_the_algebra_and_itself() -> None:

@@ -17,6 +17,7 @@ from jax._src import (  # private: JAX has no public name for its key-value stor
 )
 from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
+from keras_flow.backends import held_port
 from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
@@ -42,6 +43,7 @@ def join(described: processes.Processes, local_devices: Sequence[int] | None) ->
     if described.count == 1 or distributed.global_state.client is not None:
         return
     limit = joining.joining_seconds()
+    described = held_port.settled(described, limit)
     joining.check_port(described)
     try:
         jax.distributed.initialize(

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
+from keras_flow.backends import held_port
 from keras_flow.current import channel, joining, processes
 from keras_flow.errors import FlowError
 
@@ -44,6 +45,7 @@ def join(described: processes.Processes, type: str) -> None:
     if described.count == 1 or _joined is not None:
         return
     limit = joining.joining_seconds()
+    described = held_port.settled(described, limit)
     found = described.addresses or _exchanged_addresses(described, limit)
     # the only way to tell DTensor; its C++ code reads them too
     os.environ.update(

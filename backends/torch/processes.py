@@ -16,6 +16,7 @@ import psutil
 import torch
 import torch.distributed as torch_distributed
 
+from keras_flow.backends.torch import agent_store
 from keras_flow.current import joining, processes
 from keras_flow.errors import FlowError
 
@@ -43,12 +44,16 @@ def join(described: processes.Processes, type: str) -> None:
     limit = datetime.timedelta(seconds=joining.waiting_seconds())
     start_limit = datetime.timedelta(seconds=joining.joining_seconds())
     engine = "gloo" if type == "cpu" else "cpu:gloo,cuda:nccl"
-    joining.check_port(described)
+    if not described.port_is_held:
+        joining.check_port(described)
     _use_network_of(joining.own_address(described))
     try:
-        store = torch_distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            described.host, described.port, described.count, described.index == 0, start_limit
-        )
+        if described.port_is_held:
+            store = agent_store.connect(described.index, described.count, start_limit.total_seconds())
+        else:
+            store = torch_distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+                described.host, described.port, described.count, described.index == 0, start_limit
+            )
         store.set_timeout(limit)
         torch_distributed.init_process_group(
             engine, timeout=limit, store=store, rank=described.index, world_size=described.count

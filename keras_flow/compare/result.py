@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from keras_flow import atomic
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -117,7 +119,7 @@ class Comparison:
         # properties are no fields, and `asdict` leaves them out
         for run, source in zip(values["runs"], self.runs, strict=True):
             run["ranks_used"] = source.ranks_used
-        path.write_text(json.dumps(_finite(values), indent=1, allow_nan=False))
+        atomic.write_text(path, json.dumps(_finite(values), indent=1, allow_nan=False))
 
 
 def _finite(value: object) -> object:

@@ -17,7 +17,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from keras_flow import __version__
+from keras_flow import __version__, atomic
 from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.known_differences import ProgramFacts, that_fit
@@ -70,7 +70,7 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
         # the processes only write files, so that a reader of them needs no engine
         result = judge(options, jobs, folder, skipped)
     result.write(options.out / "report.json")
-    (options.out / "report.html").write_text(html.page(result), encoding="utf-8")
+    atomic.write_text(options.out / "report.html", html.page(result))
     return result
 
 

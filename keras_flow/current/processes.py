@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keras_flow.errors import FlowError
 
@@ -38,6 +38,7 @@ class Processes:
         port: its port there.
         source: who said so, in words.
         addresses: `host:port` of each process, where they are known beforehand (`TF_CONFIG`).
+        port_is_held: the launcher itself listens there, with a store for the processes (torchrun's agent).
     """
 
     index: int = 0
@@ -48,6 +49,7 @@ class Processes:
     port: int = 0
     source: str = "no launcher"
     addresses: tuple[str, ...] = ()
+    port_is_held: bool = False
 
     @property
     def coordinator(self) -> str:
@@ -101,7 +103,10 @@ def _of_rank(environment: Mapping[str, str]) -> Processes | None:
         if name not in environment:
             other = "WORLD_SIZE" if name == "RANK" else "RANK"
             raise FlowError(f"{other} is set and {name} is not: a launcher sets both. Set {name}, or unset {other}.")
-    return _described(environment, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK and WORLD_SIZE")
+    found = _described(environment, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK and WORLD_SIZE")
+    # inside `keras-flow launch`, started by torchrun on each host, it is said of the launchers
+    is_held = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "KERAS_FLOW_JOB" not in environment
+    return None if found is None else replace(found, port_is_held=is_held)
 
 
 def _of_open_mpi(environment: Mapping[str, str]) -> Processes | None:

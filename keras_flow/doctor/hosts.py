@@ -12,11 +12,11 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
 import keras_flow as kf
+from keras_flow import atomic
 from keras_flow.backends.active import checked_name, tensor_engine
 from keras_flow.doctor.links import fit
 from keras_flow.errors import FlowError
@@ -84,7 +84,7 @@ def main() -> None:
     found = measure()
     if kf.env.is_main_process():
         text = json.dumps({"hosts": {checked_name(): found}}, indent=1)
-        Path(sys.argv[1]).write_text(text)
+        atomic.write_text(sys.argv[1], text)
         print(text)
 
 

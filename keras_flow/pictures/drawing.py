@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from keras_flow import atomic
 from keras_flow.errors import FlowError
 
 
@@ -38,9 +39,9 @@ class Drawing:
         """
         target = Path(path)
         if target.suffix == ".svg":
-            target.write_text(self.svg, encoding="utf-8")
+            atomic.write_text(target, self.svg)
         elif target.suffix == ".png":
-            target.write_bytes(self._png(scale))
+            atomic.write_bytes(target, self._png(scale))
         else:
             raise FlowError(f"a picture can be written to a file that ends with .svg or .png, not to {target.name!r}")
 

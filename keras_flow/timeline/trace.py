@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keras_flow import atomic
 from keras_flow.backends import agreement
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import install
@@ -137,5 +138,5 @@ def _merge(parts: Path, target: Path) -> None:
         int(part.stem): [TraceEvent(**event) for event in json.loads(part.read_text())]
         for part in sorted(parts.glob("*.json"))
     }
-    target.write_text(json.dumps(chrome(events)))
+    atomic.write_text(target, json.dumps(chrome(events)))
     shutil.rmtree(parts, ignore_errors=True)

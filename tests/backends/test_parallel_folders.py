@@ -17,6 +17,7 @@ ROOT = Path(engines.__file__).parent
 #: files that one engine has, or two -> why the others have none
 FILES = {
     "optimizer": (("tensorflow", "torch"), "on JAX the update is a part of the step that XLA partitions"),
+    "agent_store": (("torch",), "torchrun's store, which the others ask by a process of its own (`held_port`)"),
     "fused_adam": (
         ("torch",),
         "XLA fuses Keras's formula; on TensorFlow its operations run one by one, as in stock Keras",
