@@ -14,7 +14,7 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import backups, dry_run_hooks, logical_random, older_keras, weights_files
+from keras_flow.backends import backups, dry_run_hooks, logical_random, older_keras, states, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
@@ -34,6 +34,8 @@ _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 _checked: WeakKeyDictionary[keras.Model, Distribution] = WeakKeyDictionary()
 #: the loops that are running, outer first: the model and the kind of its function
 _loops: ContextVar[tuple[tuple[keras.Model, str], ...]] = ContextVar("keras_flow_loops", default=())
+#: models whose state was compared between the processes
+_compared: WeakSet[keras.Model] = WeakSet()
 
 
 def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
@@ -73,7 +75,10 @@ def _entry(
                 with _keras_alone(distribution):
                     return original(model, *args, **kwargs)
             with distribution.uneven_notice.expecting(_batch_size(original, given)):
-                return original(model, *args, **kwargs)
+                result = original(model, *args, **kwargs)
+            if original.__name__ == "fit":
+                _compare_state(model)
+            return result
         except BaseException as error:
             backend().recover(model)
             _make_again(model, outer)
@@ -92,6 +97,13 @@ def _make_again(model: keras.Model, loops: Sequence[tuple[keras.Model, str]]) ->
     for running, name in loops:
         if running is model and name in _FUNCTIONS:
             getattr(model, f"make_{_FUNCTIONS[name]}_function")()
+
+
+def _compare_state(model: keras.Model) -> None:
+    """Compare what the first `fit` of a model has assigned, where processes may have computed different programs."""
+    if model not in _compared and backend().world().process_count > 1:
+        _compared.add(model)
+        states.compare(model, backend().shards)
 
 
 @contextmanager

@@ -1,14 +1,24 @@
 """State that a call assigns: which variables hold it, and what is said where ranks hold different values of it.
 
-The first steps of a model compare it between the ranks (`STEPS`), because a layer that is wrongly believed to act row
-by row shows there: what it assigns is then of its rank's rows. Later steps do not, since a difference stays.
+The first steps of a model compare it between the ranks (`STEPS`) where each computes its own rows, because a layer that
+is wrongly believed to act row by row shows there: what it assigns is then of its rank's rows. Later steps do not, since
+a difference stays. Where one program computes for all ranks, as JAX's, processes may still trace different numbers
+into it: their state is compared after a model's first `fit`.
 State is never averaged over the ranks, but for BatchNormalization's under `batch_statistics="replica"`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_flow import sbp
+from keras_flow.backends import agreement
+from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
@@ -27,13 +37,41 @@ def assigned_by_calls(model: keras.Model) -> list[tuple[keras.Variable, keras.La
     for layer in model._flatten_layers():
         of_layer = [*layer._non_trainable_variables, *filter(is_overwritten, layer._trainable_variables)]
         of_layer += [seeds.state for seeds in layer._seed_generators]
-        found += [(variable, layer) for variable in of_layer if id(variable) not in metrics]
+        # quantized kernels are large, and no call assigns them
+        found += [(v, layer) for v in of_layer if id(v) not in metrics and v.dtype not in ("int8", "uint8")]
     return found
+
+
+def _is_split(variable: keras.Variable) -> bool:
+    placed = keras_layout(variable)
+    return placed is None or any(isinstance(part, sbp.Split) for part in placed.layout.nd_sbp)
 
 
 def is_overwritten(variable: object) -> bool:
     """Whether what a backward pass gives a variable is its next value and no gradient: float8's scales."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def compare(model: keras.Model, shards: Callable[[keras.Variable], Mapping[int, np.ndarray]]) -> None:
+    """Check that the state which a step has assigned is equal on all ranks of all processes, which all call this.
+
+    Args:
+        model: its state is broadcast to all ranks.
+        shards: gives the values of a variable by rank, for the ranks of this process; split ones are left out.
+
+    Raises:
+        FlowError: in all processes, naming the first variable, its layer and the ranks.
+    """
+    state = [(v, layer) for v, layer in assigned_by_calls(model) if not _is_split(v)]
+    sums = [{rank: zlib.crc32(np.ascontiguousarray(own)) for rank, own in shards(v).items()} for v, _ in state]
+    said = [sorted(set(each.values())) for each in sums]
+    # equal facts mean equal numbers of values here: all processes go on, or none does
+    if not agreement.differ({"state": zlib.crc32(repr(said).encode())}) and all(len(each) < 2 for each in said):
+        return
+    by_rank = [agreement.agree_on(each) for each in sums]
+    off = [index for index, each in enumerate(by_rank) if len(set(each.values())) > 1]
+    if off:
+        raise FlowError(explained(*state[off[0]], by_rank[off[0]], len(off) - 1))
 
 
 def explained(variable: keras.Variable, layer: keras.Layer, sums: Mapping[int, int], others: int) -> str:

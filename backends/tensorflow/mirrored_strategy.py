@@ -20,7 +20,7 @@ from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImpor
     collective_all_reduce_strategy,
 )
 
-from keras_flow.backends import logical_random, row_interaction, shared_files
+from keras_flow.backends import logical_random, row_interaction, shared_files, states
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
@@ -187,6 +187,7 @@ class MirroredSteps:
         self.strategy = strategy_of(distribution)
         self.joined = joined
         self._functions: dict[object, Callable] = {}
+        self._compared = 0
 
     def __call__(self, data: object, source: object = None) -> object:
         """Run one step on host data; the results are logical tensors."""
@@ -211,6 +212,9 @@ class MirroredSteps:
         if key not in self._functions:
             self._functions[key] = self._function(structure, total)
         outputs = self._functions[key](values)
+        if self._compared < states.STEPS:
+            self._compared += 1
+            states.compare(self.model, shards)
         return tree.map_structure(functools.partial(self._join, total), outputs) if self.joined else outputs
 
     def _rows(self, total: int, index: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from keras.src import ops
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses import loss as keras_loss
 
+from keras_flow.backends import states
 from keras_flow.backends.interface import RandomPart
 from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
@@ -180,7 +181,13 @@ def apply(
         return original(optimizer, grads, trainable_variables)
     # one sum of all gradients: a collective for each would wait for the slowest replica each time
     grads = list(grads)
-    used = [index for index, gradient in enumerate(grads) if gradient is not None]
+    variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+    # what is no gradient but a variable's next value is no summand: a difference is found (`states.compare`)
+    used = [
+        index
+        for index, (gradient, variable) in enumerate(zip(grads, variables, strict=True))
+        if gradient is not None and not states.is_overwritten(variable)
+    ]
     # slices of embeddings stay slices, those of all replicas: Keras squares them before it adds up those of one row
     for index, gradient in zip(used, total_of([grads[index] for index in used]), strict=True):
         grads[index] = gradient
