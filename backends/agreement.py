@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import Any
 
+from keras_flow.backends import meeting
 from keras_flow.backends.active import backend
-from keras_flow.current import joining, last_call
+from keras_flow.current import joining
 from keras_flow.errors import FlowError
 
 #: exchanges so far, and how often they were counted anew: the same numbers in all processes
@@ -72,16 +74,15 @@ def _merged(text: str, merge: Callable[[str, str], str], judge: Callable[[str], 
     engine, here, key = backend(), backend().world(), _next()
     if here.process_count == 1:
         return judge(text)
-    last_call.enter("an exchange of facts between processes (random states, files)")
     reach, level = 1, 0
     while reach < here.process_count and not here.process_index & reach:
         if here.process_index + reach < here.process_count:
             theirs = f"{key}/{here.process_index + reach}"
-            text = merge(text, engine.get_text(theirs, _patience(level))[1:])
+            text = merge(text, _told(theirs, here.process_index + reach, _patience(level)))
             engine.delete_text(theirs)
         reach, level = 2 * reach, level + 1
     if here.process_index != 0:
-        engine.put_text(f"{key}/{here.process_index}", f":{text}")
+        _tell(f"{key}/{here.process_index}", text)
     return first_says(judge(text) if here.process_index == 0 else "")
 
 
@@ -101,9 +102,22 @@ def first_says(text: str) -> str:
     """
     engine, key = backend(), _next()
     if engine.world().process_index != 0:
-        return engine.get_text(f"{key}/0", _patience(engine.world().process_count.bit_length()))[1:]
-    engine.put_text(f"{key}/0", f":{text}")  # stores take an empty text for none
+        return _told(f"{key}/0", 0, _patience(engine.world().process_count.bit_length()))
+    _tell(f"{key}/0", text)
     engine.delete_text(f"{_key(_exchanges - _LAG)}/0")
+    return text
+
+
+def _tell(key: str, text: str) -> None:
+    backend().put_text(key, f"{json.dumps(astuple(meeting.now()))}\n{text}")
+
+
+def _told(key: str, process: int, seconds: float) -> str:
+    """What another process told, which is in the same call as this one."""
+    head, _, text = meeting.wait_for(key, process, seconds).partition("\n")
+    theirs, mine = meeting.Entry(*json.loads(head)), meeting.now()
+    if (theirs.number, theirs.name) != (mine.number, mine.name):
+        raise FlowError(meeting.judged(str(mine), process, theirs))
     return text
 
 
@@ -115,6 +129,7 @@ def begin_anew(times: int) -> None:
     """
     global _exchanges, _begun_anew
     _exchanges, _begun_anew = 0, times
+    meeting.begin_anew(times)
 
 
 def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from keras.src import tree
 
-from keras_flow.backends import agreement
+from keras_flow.backends import agreement, meeting
 from keras_flow.backends.active import backend
-from keras_flow.current import last_call
 from keras_flow.errors import FlowError
 
 #: the first batches of each data source are compared across processes, and then every so many
@@ -130,7 +129,7 @@ class BatchWatch:
             FlowError: in all processes, naming those that differ and the input.
         """
         is_due, index, self.seen = self.is_due(), self.seen, self.seen + 1
-        last_call.enter(f"the step of batch {index} (from 0) of its data")
+        meeting.step(index)
         if is_due and backend().world().process_count > 1:
             self._compare(data, index)
         return index == 0

@@ -14,7 +14,7 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import backups, dry_run_hooks, logical_random, older_keras, states, weights_files
+from keras_flow.backends import backups, dry_run_hooks, logical_random, meeting, older_keras, states, weights_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
@@ -60,14 +60,19 @@ def _entry(
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
     given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
-    with scope:
+    name = original.__name__
+    # the methods for one batch do not meet: that would cost as much as a small step
+    shared = (
+        nullcontext() if distribution.has_one_rank else meeting.running(f"model.{name}()", meets=name in _FUNCTIONS)
+    )
+    with shared, scope:
         distribution.ensure_entered()
         outer = _loops.get()
         if distribution.adopt(model, *filter(None, [given.get("callbacks")])):
             _make_again(model, outer)
         if models.is_built(model):
             _check(model, distribution)
-        if original.__name__ == "fit":
+        if name == "fit":
             args, kwargs = distribution.verified(model, original, args, kwargs)
         token = _loops.set((*outer, (model, original.__name__)))
         try:

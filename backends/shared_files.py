@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_flow.backends import agreement, whole_files
+from keras_flow.backends import agreement, meeting, whole_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.current.joining import WRITER_FAILED
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import keras
 
     from keras_flow.current.distribution import Distribution
+
+#: what processes do that write a file together, in messages
+WRITES = "writing a file of the model"
 
 #: this process is writing alone: nothing inside may be a collective
 writing: ContextVar[bool] = ContextVar("keras_flow_writing", default=False)
@@ -125,29 +128,65 @@ def write_alone(action: Callable[[], object], model: keras.Model | None) -> None
         FlowError: in the others, when it failed.
     """
     engine = backend()
+    if not is_split(model):
+        return write_here(action)
+    meeting.meet(WRITES)
     is_writer = engine.world().process_index == 0
     copies: dict[int, np.ndarray] = {}
-    for variable in [] if model is None else all_variables(model):
-        if engine.is_split_over_processes(variable):
-            value = np.asarray(variable)
-            if is_writer:
-                copies[id(variable)] = value
+    with meeting.together():
+        for variable in [] if model is None else all_variables(model):
+            if engine.is_split_over_processes(variable):
+                value = np.asarray(variable)
+                if is_writer:
+                    copies[id(variable)] = value
     error: BaseException | None = None
     if is_writer:
-        tokens = writing.set(True), _copies.set(copies)
-        try:
-            action()
-        # kept until the others are told: raised at once, it would leave them waiting
-        except Exception as raised:
-            error = raised
-        finally:
-            writing.reset(tokens[0])
-            _copies.reset(tokens[1])
+        token = _copies.set(copies)
+        error = written(action)
+        _copies.reset(token)
     outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
     if outcome:
         raise failed(outcome)
+
+
+def is_split(model: keras.Model | None) -> bool:
+    """Whether a process holds but a part of what a file of the model has, so that the others are needed."""
+    engine = backend()
+    return model is not None and any(engine.is_split_over_processes(variable) for variable in all_variables(model))
+
+
+def write_here(action: Callable[[], object]) -> None:
+    """Process 0 calls `action`, which needs nothing of the others: it may be the only one that comes here.
+
+    Raises:
+        Exception: in process 0 what `action` raised.
+        FlowError: in another one, when it failed, or when process 0 does not come here.
+    """
+    if backend().world().process_index != 0:
+        if outcome := meeting.ask_first(WRITES):
+            raise failed(outcome)
+        return
+    error = written(action)
+    meeting.first_tells("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+
+
+def written(action: Callable[[], object]) -> Exception | None:
+    """Call `action`, inside which nothing may be a collective; its error, kept until the others are told.
+
+    Raised at once, it would leave them waiting.
+    """
+    token = writing.set(True)
+    try:
+        action()
+    except Exception as raised:
+        return raised
+    finally:
+        writing.reset(token)
+    return None
 
 
 def failed(outcome: str) -> FlowError:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from keras_flow.backends import shared_files, weights_files
+from keras_flow.backends import meeting, shared_files, weights_files
 from keras_flow.backends.initializers import DRAWN
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
@@ -125,8 +125,11 @@ def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args
         if copy is not None:
             return np.asarray(copy, *args, **kwargs)
         if is_split_over_processes(value):
+            meeting.meet(meeting.READS)
             return np.asarray(gathered(value._value), *args, **kwargs)
     elif isinstance(value, jax.Array) and not isinstance(value, Tracer):
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            meeting.meet(meeting.READS)
         return original(gathered(value), *args, **kwargs)
     return original(value, *args, **kwargs)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends import shared_files, weights_files
+from keras_flow.backends import meeting, shared_files, weights_files
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
@@ -267,7 +267,13 @@ def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tenso
 
 def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
     """Hook on `convert_to_numpy` and `Variable.numpy`: the logical value of what is on a mesh."""
+    _meet_to_read(value)
     return to_host(value)
+
+
+def _meet_to_read(value: tf.Tensor) -> None:
+    if processes.joined().count > 1 and is_dtensor(value) and not dtensor.fetch_layout(value).is_fully_replicated():
+        meeting.meet(meeting.READS)
 
 
 def to_array(
@@ -281,6 +287,7 @@ def to_array(
 
     Always in a new array, so that `copy` (numpy 2 asks for it) changes nothing.
     """
+    _meet_to_read(value)
     return np.asarray(to_host(value), dtype=dtype)
 
 

@@ -14,7 +14,7 @@ from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves
+from keras_flow.backends import leaves, meeting
 from keras_flow.backends.torch import data, layouts, local_tensors, mirrored, rowwise_calls, short_calls, variables
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
@@ -92,6 +92,8 @@ def _call_outside(
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
+    if any(part.is_shard() for variable in layer.variables for part in getattr(variable._value, "placements", ())):
+        meeting.meet("calling a model or layer with split weights")
     args, kwargs = data.map_call(convert, args, kwargs)
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     with running(RunningStep(distribution, consistent=True)):

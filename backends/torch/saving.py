@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import agreement, shared_files
-from keras_flow.backends.torch import gather_blocks, layouts, variables
+from keras_flow.backends import agreement, meeting, shared_files
+from keras_flow.backends.torch import gather_blocks, layouts, values, variables
 
 if TYPE_CHECKING:
     import keras
@@ -68,6 +68,8 @@ def to_array(
     Where it is split all ranks must take part, or answer rank 0, which writes.
     """
     asking = _alone.get()
+    if asking is None:
+        values.meet_to_read(tensor)
     value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
     return value.astype(dtype) if dtype is not None else value
 
@@ -86,6 +88,9 @@ def write_alone(action: Callable[[], object], model: keras.Model | None) -> None
         Exception: on rank 0 what `action` raised.
         FlowError: on the others, when it failed.
     """
+    if not shared_files.is_split(model):
+        return shared_files.write_here(action)
+    meeting.meet(shared_files.WRITES)
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
     stored = [] if model is None else shared_files.all_variables(model)
@@ -96,15 +101,9 @@ def write_alone(action: Callable[[], object], model: keras.Model | None) -> None
     with variables.whole(computed, here=writes):
         if writes:
             with gather_blocks.asking(stored) as asking:
-                tokens = _alone.set(asking), shared_files.writing.set(True)
-                try:
-                    action()
-                # kept until the others are told: raised at once, it would leave them waiting
-                except Exception as raised:
-                    error = raised
-                finally:
-                    _alone.reset(tokens[0])
-                    shared_files.writing.reset(tokens[1])
+                token = _alone.set(asking)
+                error = shared_files.written(action)
+                _alone.reset(token)
         else:
             gather_blocks.answer(stored)
     # the others wait here until the file is complete

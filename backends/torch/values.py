@@ -12,12 +12,23 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends import meeting
+from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.gathering import whole
+from keras_flow.backends.torch.step import current_step
+
+
+def meet_to_read(tensor: DTensor) -> None:
+    """Before a read by the program itself: all ranks of the job take part, where each has a part of the tensor."""
+    is_shared = any(not part.is_replicate() for part in tensor.placements) and tensor.device_mesh.size() > 1
+    if is_shared and current_step() is None and tensor.device_mesh.size() == world().size:
+        meeting.meet(meeting.READS)
 
 
 def local_scalar(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Handler of `item()`, and with it of float, int, bool and `if`."""
     # a collective: ranks that read a number must all read it
+    meet_to_read(args[0])
     return operator(whole(args[0]))
 
 
@@ -28,16 +39,19 @@ def equal(operator: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str
 
 def to_numpy(_: object, original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
     """Hook on `DTensor.numpy`: the logical value."""
+    meet_to_read(tensor)
     return whole(tensor.detach()).cpu().numpy(*args, **kwargs)
 
 
 def to_list(_: object, original: Callable[..., object], tensor: DTensor) -> object:
     """Hook on `DTensor.tolist`: the logical value."""
+    meet_to_read(tensor)
     return whole(tensor.detach()).tolist()
 
 
 def to_text(_: object, original: Callable[..., str], tensor: DTensor, **options: object) -> str:
     """Hook on `DTensor.__repr__`: the logical value and the placements."""
+    meet_to_read(tensor)
     return (
         f"DTensor({whole(tensor.detach())!r}, placements={tuple(tensor.placements)}, mesh={tensor.device_mesh.shape})"
     )
@@ -45,4 +59,5 @@ def to_text(_: object, original: Callable[..., str], tensor: DTensor, **options:
 
 def formatted(_: object, original: Callable[..., str], tensor: DTensor, spec: str) -> str:
     """Hook on `DTensor.__format__`: the logical value."""
+    meet_to_read(tensor)
     return format(whole(tensor.detach()), spec)

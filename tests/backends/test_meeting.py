@@ -1,0 +1,103 @@
+"""A call that one process makes alone: it works where the others are not needed, else all are told within 10 s."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import sampling
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(240)
+
+#: one step an epoch; after each, process 0 alone does something
+PROGRAM = """
+import sys, time
+import numpy as np, keras
+import keras_flow as kf
+kf.init()
+layout, file, *acts = sys.argv[1:]
+x, y = np.ones((8, 6), "float32"), np.ones((8, 4), "float32")
+if layout == "1x2":
+    grid = kf.Placement([[0, 1]], axis_names=("data", "model"))
+    dist = kf.ModelParallel(grid, batch_axes="data", rules={"h/kernel": {"model": kf.sbp.split(1)}})
+else:
+    dist = kf.DataParallel()
+def act(model, what):
+    if what == "save":
+        model.save(file)
+        assert np.allclose(keras.models.load_model(file).get_weights()[0], model.get_weights()[0])
+    if what == "weights":
+        assert [weight.shape for weight in model.get_weights()] == [(6, 4), (4,)]
+    if what == "call":
+        assert model(x).shape == (8, 4)
+    if what == "predict":
+        model.predict(x, verbose=0)
+    if what == "evaluate":
+        model.evaluate(x, y, verbose=0)
+    if what == "sleep":
+        time.sleep(5)
+class Alone(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if acts[epoch] == "all":
+            self.model.save(file)
+            self.model.evaluate(x, y, verbose=0)
+        elif kf.env.is_main_process():
+            print("BEGUN", time.time(), flush=True)
+            act(self.model, acts[epoch])
+            print("DONE", acts[epoch], flush=True)
+with dist.scope():
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4, name="h")])
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=len(acts), verbose=0, callbacks=[Alone()])
+"""
+
+
+def run(engine: str, layout: str, acts: str, folder: Path) -> tuple[int, str, str, float]:
+    """Exit code, stdout, stderr, and the seconds from the last act to the end."""
+    program = programs.write(folder, PROGRAM)
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", "--timeout", "100"]
+    started = programs.start([*command, str(program), layout, str(folder / "model.keras"), *acts.split()], engine)
+    code, out, err = programs.finish(started, 200)
+    begun = [float(text) for text in re.findall(r"BEGUN (\S+)", out)]
+    return code, out, err, time.time() - begun[-1]
+
+
+@pytest.mark.parametrize("engine", sampling.some(("torch", "jax", "tensorflow"), 3))
+def test_what_needs_no_other_process_works_on_one(engine: str, tmp_path: Path) -> None:
+    acts = "save save all weights call sleep all save all" if engine == "torch" else "save save all weights sleep all"
+    code, out, err, _ = run(engine, "dp", acts, tmp_path)
+    assert code == 0, err
+    assert re.findall(r"DONE (\w+)", out) == [act for act in acts.split() if act != "all"]
+
+
+CASES = [
+    ("torch", "dp", "predict", "model.predict()"),
+    ("torch", "dp", "all evaluate", "model.evaluate()"),
+    ("torch", "1x2", "evaluate", "model.evaluate()"),
+    ("torch", "1x2", "all predict", "model.predict()"),
+    ("torch", "1x2", "save", "writing a file of the model"),
+    ("torch", "1x2", "weights", "reading a split variable or tensor"),
+    ("torch", "1x2", "call", "calling a model or layer with split weights"),
+    ("jax", "dp", "predict", "model.predict()"),
+    ("jax", "1x2", "save", "writing a file of the model"),
+    ("jax", "1x2", "all weights", "reading a split variable or tensor"),
+    ("tensorflow", "dp", "predict", "model.predict()"),
+    ("tensorflow", "1x2", "save", "writing a file of the model"),
+    ("tensorflow", "1x2", "all weights", "reading a split variable or tensor"),
+]
+
+
+@pytest.mark.parametrize("case", sampling.some(CASES, 6))
+def test_what_needs_all_is_an_error_that_names_both_calls(case: tuple[str, str, str, str], tmp_path: Path) -> None:
+    engine, layout, acts, name = case
+    code, _, err, seconds = run(engine, layout, f"{acts} sleep sleep", tmp_path)
+    assert code == 1, err
+    said = " ".join(err.split())
+    assert re.search(rf"{re.escape(name)} \(program.py, line \d+\) needs all ranks: rank 0 called it, where ", said), (
+        err
+    )
+    assert re.search(r"where rank 1 is in a step of model.fit\(\) \(program.py, line \d+\)", said), err
+    assert f"What it last entered of what waits for others: {name}" in said
+    assert seconds < 10, f"{seconds:.0f} s"
