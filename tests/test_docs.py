@@ -101,6 +101,7 @@ _MADE = (
     "WeakSet(",
     "WeakValueDictionary(",
     "threading.local(",
+    "deque(",
     "{}",
     "[]",
     "set()",
