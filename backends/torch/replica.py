@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,7 +42,8 @@ def _gradients_of(
     model: keras.Model, is_synced: Callable[[], bool], loss_function: Callable[..., Any], has_aux: bool
 ) -> Callable[..., tuple[Any, list[Any]]]:
     def step(*args: Any) -> tuple[Any, list[Any]]:
-        result = loss_function(*args)
+        # arrays become tensors, as where a loss function is traced: torch subtracts no array from a tensor with a gradient
+        result = loss_function(*keras.tree.map_structure(_tensor, args))
         (result[0] if has_aux else result).backward()
         values = [each.value for each in model.trainable_weights]
         found = [torch.zeros_like(value) if value.grad is None else value.grad for value in values]
@@ -51,6 +53,10 @@ def _gradients_of(
         return _detached(result), found
 
     return step
+
+
+def _tensor(value: Any) -> Any:
+    return keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _detached(result: Any) -> Any:
