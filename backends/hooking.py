@@ -95,6 +95,7 @@ def install(engine: Backend) -> None:
         if key not in _installed and hook.is_there:
             install_one(hook)
             _installed.add(key)
+    keras_hooks.wrap_loaded()
 
 
 def original_of(hook: Hook) -> object:
@@ -118,6 +119,15 @@ def install_one(hook: Hook) -> None:
         FlowError: the name is missing, because Keras or the engine is of another version.
     """
     owner, attribute = _owner(hook.module, hook.name)
+    hooked = wrap(owner, attribute, hook)
+    for other in hook.also:
+        module, _, name = other.partition(":")
+        owner, attribute = _owner(module, name)
+        setattr(owner, attribute, hooked)
+
+
+def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
+    """Wrap an attribute of a module or class by a hook; what it is now."""
     original = getattr(owner, attribute)
 
     @functools.wraps(original)
@@ -129,10 +139,7 @@ def install_one(hook: Hook) -> None:
 
     hooked.keras_flow_hook = hook  # type: ignore[attr-defined]
     setattr(owner, attribute, hooked)
-    for other in hook.also:
-        module, _, name = other.partition(":")
-        owner, attribute = _owner(module, name)
-        setattr(owner, attribute, hooked)
+    return hooked
 
 
 def _owner(module: str, name: str) -> tuple[object, str]:

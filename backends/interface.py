@@ -327,6 +327,19 @@ class Backend(TensorEngine, Protocol):
         """
         ...
 
+    # ---- generation.py
+    def generate_function(
+        self, model: keras.Model, distribution: Distribution, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """What a model's `make_generate_function` returned, as a step of a distribution of several ranks.
+
+        Args:
+            model: whose variables have the distribution's layouts.
+            distribution: where it runs.
+            function: takes a batch of logical tensors, and settings that are no tensors; returns logical tensors.
+        """
+        ...
+
     # ---- variables.py
     def place(self, variable: keras.Variable, layout: KerasLayout) -> None:
         """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""

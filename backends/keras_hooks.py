@@ -14,7 +14,16 @@ import numpy as np
 from keras import tree
 from keras.src.distribution import distribution_lib
 
-from keras_flow.backends import backups, dry_run_hooks, logical_random, meeting, older_keras, states, weights_files
+from keras_flow.backends import (
+    backups,
+    dry_run_hooks,
+    generation,
+    logical_random,
+    meeting,
+    older_keras,
+    states,
+    weights_files,
+)
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
@@ -46,13 +55,14 @@ def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dis
 def _entry(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
-    """Hook on `fit`, `evaluate`, `predict` and the methods for one batch: enter the model's distribution.
+    """Hook on `fit`, `evaluate`, `predict`, `generate` and the methods for one batch: enter the model's distribution.
 
     Layouts are checked first, and an error leaves a usable model.
     """
     _refuse_empty(args, kwargs, original.__name__)
     _choose_jit_again(model)
-    _refuse_strings(model, args[0] if args else kwargs.get("x"))
+    if original.__name__ in _ENTRIES:  # `generate` reads strings itself
+        _refuse_strings(model, args[0] if args else kwargs.get("x"))
     if is_dry_run():
         if models.is_built(model):
             _check(model, distribution)
@@ -262,11 +272,17 @@ _FUNCTIONS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
+def wrap_loaded() -> None:
+    """Wrap what is found by its name in the classes of models that exist."""
+    generation.wrap_loaded(_entry)
+
+
 def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
         *older_keras.hooks(),
         *backups.hooks(),
+        *generation.hooks(_entry),
         *(
             Hook(
                 "keras.src.models.model",

@@ -15,7 +15,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends import logical_random
 from keras_flow.backends.tensorflow.data import to_tensors
-from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.trace import compiled
 from keras_flow.backends.tensorflow.variables import from_logical, to_host
 from keras_flow.current.distribution import Distribution
@@ -32,17 +32,24 @@ class WholeStep:
         model: the model.
         step: `train_step`, `test_step` or `predict_step`.
         distribution: whose layouts the variables keep.
+        compile: whether the step is to be compiled, as one that is no `tf.function` yet.
     """
 
-    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution):
+    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution, compile: bool = True):
         self.model = model
         self.distribution = distribution
-        self.device = rank_devices()[distribution.placement.ranks[0]]
-        self._function = compiled(step)
+        own = set(world().local_ranks)
+        # of several processes each computes the same, on a device of its own
+        self.device = rank_devices()[next(rank for rank in distribution.placement.ranks if rank in own)]
+        self._function = compiled(step) if compile else step
         self._copies: dict[int, tf.Variable] = {}
 
     def __call__(self, data: object) -> object:
         """Run the step on a host batch; the results are plain tensors."""
+        return self.run(to_tensors(data, self.model))
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Run the step on plain tensors; the results are plain tensors."""
         # with a distribution active, the hooks would put what the step makes on the mesh again
         current = distribution_lib.distribution()
         on_mesh = (variable for variable in _variables(self.model) if isinstance(variable._value, dtensor.DVariable))
@@ -53,7 +60,7 @@ class WholeStep:
         distribution_lib.set_distribution(None)
         try:
             with _standing_in(variables, copies), tf.device(self.device), logical_random.as_under(self.distribution):
-                outputs = self._function(to_tensors(data, self.model))
+                outputs = self._function(*args, **kwargs)
         finally:
             distribution_lib.set_distribution(current)
         for variable, before, copy in zip(variables, values, copies, strict=True):

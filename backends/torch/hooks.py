@@ -7,6 +7,7 @@ from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
+    generation,
     layers,
     log_readers,
     losses,
@@ -344,6 +345,13 @@ def _saving() -> tuple[Hook, ...]:
 
 def _operations() -> tuple[Hook, ...]:
     return (
+        Hook(
+            f"{_KERAS}.core",
+            "slice_update",
+            generation.slice_update,
+            "a cache of keys and values, made of zeros, would hold all rows and heads on every rank",
+            when=generation.updated_on_mesh,
+        ),
         Hook(
             "torch.distributed.tensor._redistribute",
             "redistribute_local_tensor",

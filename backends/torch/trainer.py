@@ -254,6 +254,13 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
     return consistent
 
 
+def hold_consistent(model: keras.Model) -> None:
+    """Hold a model's weights as DTensors, for a step that is none of Keras's trainer; the next `fit` chooses anew."""
+    if any([variables.as_view(variable, consistent=True) for variable in model.variables]):
+        _views.pop(model, None)
+        retrack(model)
+
+
 def _variables_of(model: keras.Model, scalars: bool) -> list[keras.Variable]:
     """The variables of a model and of its optimizers, in an order that is the same on all ranks.
 

@@ -52,9 +52,11 @@ def layer_paths(model: keras.Model) -> list[str]:
 
 
 def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
-    """Variables and seeds of the model and its layers, and the state of its metrics, each once."""
+    """Variables and seeds of the model and its layers, and the state of its metrics and sampler, each once."""
     seen: set[int] = set()
-    for variable in (*model.variables, *model.metrics_variables):
+    # what draws the next token of a text is no layer, and Keras does not track its seeds
+    sampler = getattr(model, "sampler", None)
+    for variable in (*model.variables, *model.metrics_variables, *getattr(sampler, "variables", ())):
         if id(variable) not in seen:
             seen.add(id(variable))
             yield variable

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import keras
 from keras.src.backend.common import global_state
 
+from keras_flow.backends import generation
 from keras_flow.backends.active import backend
 from keras_flow.current import reachable
 from keras_flow.current.creator import creating
@@ -43,7 +44,7 @@ def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bo
         return False  # on one rank, what Keras has created since then is where it belongs
     # the walk over all objects is for what Keras does not list: once for each `compile`
     if not (_was_compiled_with(model) and _listed_are_laid(model, distribution)):
-        others = (model, *others)
+        others = (model, list(all_variables(model)), *others)  # of a sampler too, which no object of Keras holds
     changed = lay(others, distribution) if others else False
     _last_parts[model] = _parts(model)
     layouts = [keras_layout(variable) for variable in model.weights]
@@ -54,6 +55,7 @@ def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bo
         lay((model,), distribution)  # the slots of what was moved
     if changed or relaid:
         backend().forget_steps(model)
+        generation.forget(model)
     return changed or relaid
 
 

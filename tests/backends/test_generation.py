@@ -1,0 +1,148 @@
+"""KerasHub's `generate` gives the tokens of one device, on every engine and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+ENGINES = ("jax", "tensorflow", "torch")
+STOPS = [7, 9, 20, 41]
+#: name of a model -> what its backbone needs to be small
+MODELS = {
+    "Gemma": {"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    "Llama": {"num_query_heads": 4, "num_key_value_heads": 2},
+    "Mistral": {"num_query_heads": 4, "num_key_value_heads": 2},
+    "Qwen": {"num_query_heads": 4, "num_key_value_heads": 2},
+    "GPT2": {"num_heads": 4, "max_sequence_length": 16},
+}
+SAMPLERS = {
+    "Greedy": {},
+    "TopK": {"k": 5, "seed": 3},
+    "TopP": {"p": 0.8, "seed": 3},
+    "Random": {"temperature": 0.7, "seed": 3},
+    "Beam": {"num_beams": 3},
+    "Contrastive": {"k": 3},
+}
+
+
+def prompts(rows: int, length: int = 10) -> dict[str, np.ndarray]:
+    """Prompts of 3 to 5 tokens."""
+    mask = (np.arange(length) < 3 + np.arange(rows)[:, None] % 3).astype("int32")
+    return {
+        "token_ids": np.random.default_rng(rows).integers(1, 64, (rows, length)).astype("int32") * mask,
+        "padding_mask": mask,
+    }
+
+
+def generated(layout: str, name: str, samplers: list[str], rows: tuple[int, ...]) -> dict[str, list]:
+    """What a model of random weights generates under a layout: sampler and number of rows -> tokens."""
+    import keras
+    import keras_hub
+
+    import keras_flow as kf
+
+    backbone_class = getattr(keras_hub.models, f"{name}Backbone")
+    square = kf.Placement([[0, 1], [2, 3]], axis_names=("batch", "model"))
+    distribution = {
+        "one": lambda: kf.DataParallel(kf.Placement([0])),
+        "1x4": kf.DataParallel,
+        "2x2": lambda: kf.ModelParallel(
+            square, batch_axes="batch", rules=getattr(backbone_class, "get_layout_map", None)
+        ),
+    }[layout]()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    with distribution.scope():
+        backbone = backbone_class(vocabulary_size=64, num_layers=1, hidden_dim=16, intermediate_dim=32, **MODELS[name])
+        for variable in backbone.trainable_variables:  # initial weights are too small to prefer a token
+            variable.assign(keras.ops.convert_to_numpy(variable) * 4)
+        model = getattr(keras_hub.models, f"{name}CausalLM")(backbone=backbone, preprocessor=None)
+        found = {}
+        for sampler in samplers:
+            model.compile(sampler=getattr(keras_hub.samplers, f"{sampler}Sampler")(**SAMPLERS[sampler]))
+            for count in rows:
+                stops = None if sampler in ("Beam", "Contrastive") else STOPS
+                tokens = [model.generate(prompts(count), stop_token_ids=stops)["token_ids"] for _ in range(2)]
+                found[f"{sampler} {count}"] = np.asarray(tokens).tolist()
+        return found
+
+
+def compared(name: str, samplers: list[str], rows: tuple[int, ...], layouts: tuple[str, ...]) -> None:
+    """On each rank: the same tokens under each layout; not only the prompt, nor twice the same where they are drawn."""
+    one = generated("one", name, samplers, rows)
+    for layout in layouts:
+        assert generated(layout, name, samplers, rows) == one, (name, layout)
+    for key, (first, second) in one.items():
+        assert np.any(np.asarray(first) != prompts(len(first))["token_ids"])
+        assert (first != second) == key.startswith(("Top", "Random")), key
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tokens_are_those_of_one_device(on_ranks: Callable, engine: str) -> None:
+    """Rows that divide and not, drawn by logical index; the loop ends when all rows have ended."""
+    on_ranks(engine)(compared, "Gemma", ["TopP"], (8, 5), ("1x4", "2x2"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_sampler(on_ranks: Callable, engine: str, name: str) -> None:
+    on_ranks(engine)(compared, name, list(SAMPLERS), (8, 5), ("1x4", "2x2"), timeout=550)
+
+
+def test_caches_are_split_by_rows_and_heads_on_torch(on_ranks: Callable) -> None:
+    def program() -> list[object]:
+        import keras_hub
+
+        seen = []
+        loop = keras_hub.samplers.Sampler.run_loop
+
+        def run_loop(*args, **kwargs):
+            outputs = loop(*args, **kwargs)
+            seen.append(tuple(outputs[1].to_local().shape))
+            return outputs
+
+        keras_hub.samplers.Sampler.run_loop = run_loop
+        try:
+            generated("2x2", "Gemma", ["Greedy"], (8,))
+        finally:
+            keras_hub.samplers.Sampler.run_loop = loop
+        return seen
+
+    # of [rows 8, layers 1, keys and values 2, length 10, heads 2, head_dim 8]
+    assert on_ranks("torch")(program) == [(4, 1, 2, 10, 1, 8)] * 2
+
+
+def test_compiled_once_for_prompts_of_any_length(on_ranks: Callable) -> None:
+    def program() -> int:
+        import keras
+        import keras_hub
+
+        import keras_flow as kf
+
+        traces = []
+        with kf.DataParallel().scope():
+            backbone = keras_hub.models.GemmaBackbone(
+                vocabulary_size=64, num_layers=1, hidden_dim=16, intermediate_dim=32, **MODELS["Gemma"]
+            )
+            model = keras_hub.models.GemmaCausalLM(backbone=backbone, preprocessor=None)
+            model.compile(sampler="greedy")
+            step = model.generate_step
+
+            def counted(*args, **kwargs):
+                traces.append(1)
+                return step(*args, **kwargs)
+
+            model.generate_step = counted
+            for length in (2, 3, 4):
+                batch = prompts(4)
+                mask = (np.arange(10) < length).astype("int32")[None] * np.ones((4, 1), "int32")
+                model.generate({"token_ids": batch["token_ids"] * mask, "padding_mask": mask}, stop_token_ids=None)
+        keras.utils.clear_session()
+        return len(traces)
+
+    assert on_ranks("jax")(program) == 1
+    assert on_ranks("tensorflow")(program) == 1
