@@ -130,3 +130,23 @@ def test_all_global_state_is_listed() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_context_variables_stand_apart() -> None:
+    """What holds for a `with` block is a context variable, and stands under that heading; all else holds for longer."""
+    page = (ROOT / "docs" / "global-state.md").read_text()
+    section = page.split("## As long as a `with` block")[1].split("\n## ")[0]
+    listed = {
+        (row.split("`")[1], name)
+        for row in re.findall(r"^\| (`\w+/[^|]*)\|", section, re.MULTILINE)
+        for name in row.split("`")[3::2]
+    }
+    made = set()
+    for path in (path for tree in ("keras_flow", "backends") for path in (ROOT / tree).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(node.value or node).startswith(
+                "ContextVar("
+            ):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                made.add((str(path.relative_to(ROOT)), ast.unparse(target)))
+    assert listed == made

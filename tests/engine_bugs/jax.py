@@ -94,8 +94,8 @@ def the_gradient_of_an_overlapping_max_pool_is_wrong_where_positions_are_split()
 def a_scatter_counts_the_padding_of_rows() -> bool:
     """A scatter-add of rows that do not divide counts the padding, on a mesh with a second axis.
 
-    Instead: a batch that does not divide is computed whole by every rank if its step scatters
-    (`backends/jax/partitioning.py`).
+    Instead: dims that do not divide are gathered before it; the batch is computed whole by every rank if a loop of its
+    step scatters (`backends/jax/partitioning.py`).
     """
     ids = np.arange(12, dtype="int32")
     split = jax.device_put(ids, NamedSharding(_mesh(), _ROWS))
@@ -106,7 +106,8 @@ def a_scatter_counts_the_padding_of_rows() -> bool:
 def the_gradient_of_a_sort_of_uneven_rows_aborts() -> bool:
     """The gradient of a sort of rows that do not divide ends the process: `Check failed: IsScalarWithElementType`.
 
-    Instead: such a batch is computed whole by every rank (`backends/jax/partitioning.py`).
+    Instead: dims that do not divide are gathered before it; the batch is computed whole by every rank if a loop of its
+    step sorts (`backends/jax/partitioning.py`).
     """
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", _SORT], env=environment, capture_output=True, timeout=120)
