@@ -150,7 +150,11 @@ def _check(model: keras.Model, distribution: Distribution) -> None:
 
 def _refuse_empty(args: tuple[object, ...], kwargs: dict[str, object], method: str) -> None:
     data = args[0] if args else kwargs.get("x")
-    if isinstance(data, (list, tuple, dict)) and not data:
+    size = kwargs.get("batch_size")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
+        raise FlowError(f"{method} was given batch_size={size!r}; legal is a whole number of rows from 1 up, or None")
+    nothing = data is None and (args[1] if len(args) > 1 else kwargs.get("y")) is None
+    if nothing or (isinstance(data, (list, tuple, dict)) and not data):
         raise FlowError(f"{method} was given no data: x is {data!r}; give at least one row")
     for leaf in tree.flatten(data):
         shape = getattr(leaf, "shape", None)

@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, is_of_user
 
 if TYPE_CHECKING:
     import keras
@@ -65,7 +66,14 @@ def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a 
     sys.modules[path.stem] = module  # so that Keras can name the file's own layers when it saves them
     # a file may import its neighbours, as when it is run by itself
     sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except FlowError:
+        raise
+    except SyntaxError as error:
+        raise _no_python(file, error) from error
+    except Exception as error:
+        raise FlowError(f"{path} fails as it is imported{_where(error)}: {type(error).__name__}: {error}") from error
     missing = [name for name in needs if not callable(getattr(module, name, None))]
     if missing:
         raise FlowError(
@@ -73,6 +81,16 @@ def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a 
             + ", and ".join(_NEEDS[name] for name in needs)
         )
     return module
+
+
+def _no_python(file: str | Path, error: SyntaxError) -> FlowError:
+    return FlowError(f"{error.filename or file} is not a Python file: line {error.lineno}: {error.msg}")
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of the user's own code that an error came through."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def load_data(module: ModuleType) -> Data:
@@ -150,7 +168,7 @@ def check_layouts(file: str | Path, layouts: Sequence[str]) -> None:
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except SyntaxError as error:
-        raise FlowError(f"{file} is not a Python file: line {error.lineno}: {error.msg}") from error
+        raise _no_python(file, error) from error
     # `distributions` may be defined, imported or assigned; `from x import *` may bring it
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

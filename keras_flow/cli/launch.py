@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import shutil
 import signal
@@ -116,6 +117,11 @@ def launch(
         raise FlowError(f"--on {on}: legal is ray. Without it processes are started on this host.")
     if on and nnodes > 1:
         raise FlowError("--on ray places processes on nodes by itself: give --ranks, and leave --nnodes out.")
+    if devices is nproc_per_node is devices_per_proc and (late := _late_options(arguments or [])):
+        raise FlowError(
+            f"keras-flow launch: {late} stands behind {script}, so that the script is given it. Options of launch "
+            f"stand before the script: keras-flow launch {late} ... {script}"
+        )
     processes, share = _division(devices, nproc_per_node or (devices if on else None), devices_per_proc, engine)
     if node_rank >= nnodes:
         raise FlowError(f"--node_rank {node_rank} is no host of --nnodes {nnodes}; legal is 0 to {nnodes - 1}.")
@@ -129,11 +135,10 @@ def launch(
         if is_asked
     ]
     if asked:
-        if len(asked) > 1 or no_python or (print_k8s and not image):
-            raise FlowError(
-                f"{' '.join(asked)}: print one of them, of a script or module (not --no_python); --print-k8s needs "
-                "--image, a container image that has them."
-            )
+        if len(asked) > 1 or no_python:
+            raise FlowError(f"{' '.join(asked)}: print one of them, of a script or module (not --no_python).")
+        if print_k8s and not image:
+            raise FlowError("--print-k8s needs --image, a container image that has keras_flow and the script.")
         job = submit.Submission(
             engine=engine,
             program=(str(script), *(arguments or [])),
@@ -203,6 +208,12 @@ def _division(devices: int | None, processes: int | None, share: int | None, eng
     return processes, share
 
 
+def _late_options(arguments: list[str]) -> str:
+    """The first of a script's arguments that is an option of launch for the number of ranks; empty: there is none."""
+    options = ("--devices", "--ranks", "--nproc_per_node", "--nproc-per-node")
+    return next((word.partition("=")[0] for word in arguments if word.partition("=")[0] in options), "")
+
+
 def _command(script: Path, arguments: list[str], module: bool, no_python: bool) -> tuple[str, ...]:
     if no_python:
         program = shutil.which(str(script))
@@ -211,6 +222,9 @@ def _command(script: Path, arguments: list[str], module: bool, no_python: bool) 
         return (program, *arguments)
     if not module and not script.is_file():
         raise FlowError(f"keras-flow launch was asked to run {script}, which is not a file.")
+    package = str(script).partition(".")[0]
+    if module and importlib.machinery.PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
+        raise FlowError(f"keras-flow launch was asked to run the module {script}, which is not found.")
     mode = "module" if module else "script"
     return (sys.executable, "-m", "keras_flow.launch.child", mode, str(script), *arguments)
 

@@ -22,7 +22,8 @@ def verify(
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that are verified, from the first on.")] = 64,
     tolerance: Annotated[
-        float | None, typer.Option(help="Of gradients and updates, relative; a tenth of it for losses and outputs.")
+        float | None,
+        typer.Option(min=0, help="Of gradients and updates, relative; a tenth for losses and outputs."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float64 verifies a copy of the model that computes in it, on both sides.")
@@ -47,7 +48,9 @@ def verify(
     from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
+    from keras_flow.user_file import check_layouts
 
+    check_layouts(file, (layout,))
     requested = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(requested, skip_missing)
     console = Console(width=None if sys.stdout.isatty() else 140)

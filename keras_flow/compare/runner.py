@@ -58,7 +58,10 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     # one device first: the other layouts are compared with it
     check_layouts(options.file, options.layouts)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlowError(f"--out {options.out} cannot be a folder for the report: {error.strerror}") from error
     with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
         jobs = [_job(options, backend, layouts, folder) for backend in backends]

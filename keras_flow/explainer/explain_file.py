@@ -34,8 +34,13 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
         >>> explanation.placement
         {'data': 16, 'model': 8}
     """
+    needs = user_file.ranks_of(layout)
+    if ranks is not None and needs is not None and ranks != needs:
+        raise FlowError(
+            f"explain was asked for layout {layout!r} on {ranks} ranks; its name says {needs}: leave ranks out"
+        )
     module = user_file.load(Path(file), ("build_model",), "explain")
-    with dry_run(ranks or user_file.ranks_of(layout) or _MOST_RANKS):
+    with dry_run(ranks or needs or _MOST_RANKS):
         maker = user_file.distribution_maker(module, layout)
         if maker is None:
             raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB")

@@ -1,0 +1,51 @@
+"""Unusual input is answered by one clear line, and not by an accident."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import unusual_inputs
+
+pytestmark = pytest.mark.timeout(280)
+
+#: inputs that are right, though they look odd
+RIGHT = {"kf.Placement(4)", 'rules={"hidden/kernel": {"model": "split(0)"}}', "fit with batch_size=0"}
+
+
+def logged(folder: str) -> list[tuple[str, str]]:
+    return list(unusual_inputs.log(Path(folder)))
+
+
+def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_path: Path) -> None:
+    answers = dict(on_ranks("jax")(logged, str(tmp_path)))
+    assert len(answers) > 100
+    assert {text for text, said in answers.items() if said == unusual_inputs.TAKEN} == RIGHT
+    wrong = {
+        text: said
+        for text, said in answers.items()
+        if text not in RIGHT and (said.startswith(("RAW", "(exit")) or "\n" in said or not 15 < len(said) < 500)
+    }
+    assert wrong == {}
+    for text, part in (
+        ("kf.DataParallel(4)", "takes a kf.Placement, got 4; for example kf.DataParallel(kf.Placement(range(4)))"),
+        ("kf.run(7, devices=4)", "kf.run takes a function, got 7"),
+        ("batch_axes=0", "batch_axes names an axis of the placement or several, got 0"),
+        ("fit with batch_size=2.5", "fit was given batch_size=2.5; legal is a whole number of rows from 1 up, or None"),
+        ("fit of None", "fit was given no data: x is None; give at least one row"),
+        ("keras-flow compare program.py --layouts dp0", "unknown layout 'dp0'"),
+        ("keras-flow compare program.py --out program.py", "--out program.py cannot be a folder for the report"),
+        (
+            "keras-flow explain raises.py --layout 2x2",
+            "raises.py fails as it is imported (raises.py, line 1): ",
+        ),
+        ("keras-flow explain broken.py --layout 2x2", "broken.py is not a Python file: line 1: invalid syntax"),
+        ("keras-flow explain program.py --layout dp4 --ranks 2", "layout 'dp4' has 4 ranks by its name, and --ranks 2"),
+        ("keras-flow launch none.py --devices 2", "--devices stands behind none.py, so that the script is given it"),
+        ("keras-flow launch --nproc_per_node 2 -m nosuchmodule", "the module nosuchmodule, which is not found"),
+        ("keras-flow launch --devices 2 --print-k8s program.py", "--print-k8s needs --image"),
+    ):
+        assert part in answers[text], answers[text]
