@@ -42,9 +42,6 @@ if __name__ == "__main__":
 
 FILES = {"FILE.py": FILE, "train.py": FILE}
 
-#: the name of a page -> what its programs need and the page does not say
-PRELUDES: dict[str, str] = {}
-
 _INDEX = "installs from a package index; .ci/run installs the wheel"
 _ITSELF = "runs these tests, or what .ci/run runs beside them"
 _HOSTS = "needs several hosts; tests/launch/test_nodes.py starts such jobs with two launchers on this one"
@@ -70,4 +67,8 @@ ELSEWHERE = {
 SLOW = {
     "keras-flow compare train.py --layouts 1,dp4,2x2 --steps 10": "tests/compare/test_end_to_end.py",
     "keras-flow verify train.py --layout 2x2 --backends jax": "tests/verify",
+    "keras-flow compare FILE.py --backends jax,torch --layouts 1,dp4,2x2 --steps 20 --batch-size 64 --out report": (
+        "tests/compare/test_end_to_end.py"
+    ),
+    "keras-flow verify FILE.py --layout 2x2 --backends jax": "tests/verify",
 }

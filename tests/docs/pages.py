@@ -67,7 +67,7 @@ def steps(page: Path) -> list[Step]:
     for language, title, text, line in blocks(page):
         if language == "python" and title:
             done.append(Step("file", text, line, title))
-        elif language == "python" and (program < 0 or _IMPORTS.search(text)):
+        elif language == "python" and (program < 0 or (_IMPORTS.search(text) and not text.startswith("%%"))):
             program = len(done)
             done.append(Step("program", text, line, cells=(text,)))
         elif language == "python":

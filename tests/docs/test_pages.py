@@ -18,7 +18,7 @@ import pytest
 from nbclient import NotebookClient
 
 from keras_flow.backends.engines import that_train
-from tests.docs.given import ELSEWHERE, FILES, PRELUDES, SLOW
+from tests.docs.given import ELSEWHERE, FILES, SLOW
 from tests.docs.pages import PAGES, ROOT, Step, blocks, commands, matches, name_of, steps
 from tests.launch import programs
 
@@ -71,11 +71,10 @@ def _run(step: Step, page: Path, number: int, engine: str, left_out: Mapping[str
     if step.kind == "commands":
         lines = [command for command in commands(step.text) if command not in left_out]
         return _printed(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], engine, folder, where)[0]
-    prelude = PRELUDES.get(name_of(page), "")
     if "kf.notebook" in step.text:
-        return _in_a_notebook((prelude, *step.cells), engine, folder)
+        return _in_a_notebook(step.cells, engine, folder)
     script = folder / f"program_{number}.py"
-    script.write_text(prelude + step.text)
+    script.write_text(step.text)
     starts_ranks = "kf.run(" in step.text
     command = [sys.executable, *([] if starts_ranks else ["-m", "keras_flow.launch", "--devices", "4"]), str(script)]
     printed, said = _printed(command, engine, folder, where)
