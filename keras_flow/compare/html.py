@@ -62,8 +62,8 @@ tolerance. Δ engine: the loss of a step against the first backend under the sam
 median without compilation; on few cores more ranks are no faster. MB/rank is the most that one rank holds, read from the engine's live arrays. MB/step
 is what a rank receives in a training step, peak MB the most that it holds at one time in one: both as explain says.</p>
 <h2>Loss</h2><p>Where curves coincide, the dashes of one line take their colours in turn.</p><div class="charts">{losses(result)}</div>
-<h2>Deviation from one device</h2><p>Of the loss, at each step, on a logarithmic scale; the red line is the tolerance. What
-deviates by nothing lies on the floor.</p><div class="charts">{deviations(result)}</div>
+<h2>Deviation from one device</h2><p>Deviation of the loss at each step, on a logarithmic scale. The red line is the tolerance. No
+deviation at all is drawn at the bottom.</p><div class="charts">{deviations(result)}</div>
 {_engines(result)}
 <h2>Time of a step</h2>{step_times(result)}
 <h2>Who holds what</h2><p>Each variable under each layout: a block has the colours and the numbers of the ranks that hold it.</p>
