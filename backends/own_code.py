@@ -1,4 +1,4 @@
-"""Is what one of Keras's layers computes Keras's own code? Asked of the layer as it is, not of its class's name.
+"""Is what one of Keras's objects computes Keras's own code? Asked of the object as it is, not of its class's name.
 
 A method may be replaced on a layer (`layer.call = ...`) or on its class (`Dense.call = ...`), an activation may be any
 function, and a quantizer any object. `row_interaction` believes of Keras's own code alone that it acts row by row.
@@ -47,14 +47,13 @@ def look_at_classes() -> None:
     _changes += bool(changed)
 
 
-def replaced_method(layer: keras.Layer) -> str:
-    """The name of a method in a layer's call that is not the one of Keras's class; empty where all are."""
-    members = vars(layer)
-    for name, value in members.items():
+def replaced_method(thing: keras.Layer | keras.Loss | keras.Metric) -> str:
+    """The name of a method in a call of one of Keras's objects that is not its class's; empty where all are."""
+    for name, value in vars(thing).items():
         # Keras itself wraps `build` and `quantize` on each layer; they, as all of its base classes, compute no call
-        if callable(value) and _is_in_call(name) and hasattr(type(layer), name) and not _is_own(value):
+        if callable(value) and _is_in_call(name) and hasattr(type(thing), name) and not is_keras(value):
             return name
-    return _replaced_on_class(type(layer))
+    return _replaced_on_class(type(thing))
 
 
 def unknown_function(layer: keras.Layer) -> str:
@@ -76,6 +75,14 @@ def is_largest_of_row(quantizer: object) -> bool:
         return True
     # Dense and EinsumDense give the axes of a row; where a layer gives none, the quantizer's own hold
     return type(quantizer) is AbsMaxQuantizer and quantizer.axis in (None, (-1,))
+
+
+def is_keras(function: object) -> bool:
+    """Whether the code of a function is Keras's: its name and module may be copied by `functools.wraps`."""
+    function = getattr(function, "__func__", function)
+    while _file_of(function) == hooking.__file__ and hasattr(function, "keras_flow_hook"):
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return _file_of(function).startswith(_FOLDERS)
 
 
 def _replaced_on_class(cls: type) -> str:
@@ -109,21 +116,13 @@ def _look_at_class(cls: type) -> str:
         # the first in the order of bases is what a call finds
         value = next(vars(owner)[name] for owner in cls.__mro__ if name in vars(owner))
         value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-        if callable(value) and not isinstance(value, type) and not _is_own(value):
+        if callable(value) and not isinstance(value, type) and not is_keras(value):
             return name
     return ""
 
 
 def _is_in_call(name: str) -> bool:
     return name in _FORWARD or name not in _OF_BASES
-
-
-def _is_own(function: object) -> bool:
-    """Whether the code of a function is Keras's: its name and module may be copied by `functools.wraps`."""
-    function = getattr(function, "__func__", function)
-    while _file_of(function) == hooking.__file__ and hasattr(function, "keras_flow_hook"):
-        function = function.__wrapped__  # type: ignore[attr-defined]
-    return _file_of(function).startswith(_FOLDERS)
 
 
 def _file_of(function: object) -> str:

@@ -13,7 +13,6 @@ somebody patches is looked at again as the next `fit`, `evaluate` or `predict` b
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,7 +21,7 @@ import keras
 from keras.src import tree
 from keras.src.models.functional import Functional
 
-from keras_flow.backends import leaves, own_code
+from keras_flow.backends import leaves, looks, own_code
 
 
 @dataclass(frozen=True)
@@ -122,48 +121,29 @@ _METRICS = _names(
     TopKCategoricalAccuracy TrueNegatives TruePositives"""
 )
 
-#: the name of a layer's own entry of what was seen of it: there, because what was seen keeps the layer alive
-_SEEN = "_keras_flow_rows"
-
 
 @dataclass(eq=False)
-class _Look:
+class _LayerLook(looks.Look):
     """What was seen of a layer when it was judged.
 
     Attributes:
-        kind: its class.
-        call: its class's `call`.
-        sizes: how often it is part of a functional model's graph, and how many variables it has.
-        changes: how often classes of Keras had been patched.
-        members: the objects in its `__dict__`.
         itself: the interaction in it, those inside it left out.
         whole: the interaction in it and in those inside.
         parts: the layers that this rests on, each with what was seen of it; None before it was judged as a whole.
         of_ranks: the interaction in a call with inputs of so many dims, by that number.
     """
 
-    kind: type
-    call: object
-    sizes: tuple[int, ...]
-    changes: int
-    members: list[object] = field(default_factory=list)
     itself: Interaction | None = None
     whole: Interaction | None = None
-    parts: list[tuple[keras.Layer, _Look]] | None = None
+    parts: list[tuple[keras.Layer, _LayerLook]] | None = None
     of_ranks: dict[int, Interaction | None] = field(default_factory=dict)
 
-    def is_of(self, layer: keras.Layer) -> bool:
-        """Whether the layer is as it was then: some two microseconds, since it is asked in each step."""
-        members, kind = layer.__dict__, layer.__class__
-        return (
-            kind is self.kind
-            and kind.call is self.call
-            and own_code.changes() == self.changes
-            and _sizes_of(layer) == self.sizes
-            and len(members) == len(self.members)
-            # equality is not asked: that of two tensors may be a collective
-            and all(map(operator.is_, members.values(), self.members))
-        )
+
+@dataclass(eq=False)
+class _OwnCodeLook(looks.Look):
+    """What was seen of a loss or a metric: whether what it computes is Keras's own code."""
+
+    is_keras: bool = False
 
 
 def of_model(model: keras.Model) -> Interaction | None:
@@ -189,7 +169,7 @@ def of_layer(layer: keras.Layer, rank: int | None = None) -> Interaction | None:
         layer: the layer, which is looked at again where it has changed.
         rank: dims of the inputs of the call that is asked for; None: of the calls that it was built for.
     """
-    look = vars(layer).get(_SEEN)
+    look = looks.last(layer)
     if look is None or look.parts is None or not all(seen.is_of(part) for part, seen in look.parts):
         look = _judged(layer)
     if rank is None or look.whole is not None:
@@ -210,7 +190,7 @@ def of_layer_itself(layer: keras.Layer) -> Interaction | None:
     return _look_at(layer).itself
 
 
-def _judged(layer: keras.Layer) -> _Look:
+def _judged(layer: keras.Layer) -> _LayerLook:
     look = _look_at(layer)
     look.whole = look.itself or _first(_inside(layer))
     # what a layer will hold once it is built is not known yet
@@ -218,15 +198,12 @@ def _judged(layer: keras.Layer) -> _Look:
     return look
 
 
-def _look_at(layer: keras.Layer) -> _Look:
+def _look_at(layer: keras.Layer) -> _LayerLook:
     """What is seen of a layer now."""
-    look = vars(layer).get(_SEEN)
-    if look is not None and look.is_of(layer):
-        return look
-    look = _Look(type(layer), type(layer).call, _sizes_of(layer), own_code.changes())
-    vars(layer)[_SEEN] = look  # Keras would track it as an attribute
-    look.members = [*vars(layer).values()]
-    look.itself = _of_itself(layer)
+    look = looks.last(layer)
+    if look is None or not look.is_of(layer):
+        look = _LayerLook.at(layer)
+        look.itself = _of_itself(layer)
     return look
 
 
@@ -235,9 +212,13 @@ def of_loss(loss: object, rank: int) -> Interaction | None:
 
     None: it has a value for each row.
     """
-    name = type(loss).__name__ if type(loss).__module__ == "keras.src.losses.losses" else ""
-    if name == "LossFunctionWrapper" or not isinstance(loss, keras.Loss):
-        name = _LOSSES_OF_FUNCTIONS.get(getattr(loss, "fn", loss), "")
+    if isinstance(loss, keras.Loss) and not _is_of_keras(loss, "keras.src.losses.losses"):
+        return _by_axis("loss", loss, "", rank)
+    # an object's function may be another than its class's
+    function = getattr(loss, "fn", None) if isinstance(loss, keras.Loss) else loss
+    name = _LOSSES_OF_FUNCTIONS.get(function, "") if function is not None else ""
+    if not name and isinstance(loss, keras.Loss) and own_code.is_keras(function):
+        name = type(loss).__name__
     return _by_axis("loss", loss, name, rank)
 
 
@@ -247,9 +228,8 @@ def of_metric(metric: keras.Metric, rank: int) -> Interaction | None:
     None: its state is a sum over rows.
     """
     function = getattr(metric, "_fn", None)
-    is_own = function is not None and not (getattr(function, "__module__", "") or "").startswith("keras.src.")
-    name = "" if is_own or not type(metric).__module__.startswith("keras.src.metrics.") else type(metric).__name__
-    return _by_axis("metric", metric, name, rank)
+    is_known = _is_of_keras(metric, "keras.src.metrics.") and (function is None or own_code.is_keras(function))
+    return _by_axis("metric", metric, type(metric).__name__ if is_known else "", rank)
 
 
 def of_compiled(model: keras.Model, kind: Literal["loss", "metric"], rank: int) -> list[Interaction]:
@@ -273,6 +253,15 @@ def of_compiled(model: keras.Model, kind: Literal["loss", "metric"], rank: int) 
             name = getattr(leaf, "__name__", str(leaf))
             found.append(Interaction("own code", f"metric {name!r} is not known to add up rows"))
     return [interaction for interaction in found if interaction is not None]
+
+
+def _is_of_keras(thing: keras.Loss | keras.Metric, module: str) -> bool:
+    """Whether a loss or a metric is one of Keras's, and computes Keras's own code."""
+    look = looks.last(thing)
+    if look is None or not look.is_of(thing):
+        look = _OwnCodeLook.at(thing)
+        look.is_keras = type(thing).__module__.startswith(module) and not own_code.replaced_method(thing)
+    return look.is_keras
 
 
 def _by_axis(kind: str, found: object, name: str, rank: int) -> Interaction | None:
@@ -299,14 +288,6 @@ def is_recurrent(layer: keras.Layer) -> bool:
 def assigns_weights(layer: keras.Layer) -> bool:
     """Whether the layer assigns to trainable weights when it is called."""
     return type(layer).__name__ == "SpectralNormalization"
-
-
-def _sizes_of(layer: keras.Layer) -> tuple[int, ...]:
-    """The lengths of lists that grow in place."""
-    members = layer.__dict__
-    return tuple(
-        map(len, (members["_inbound_nodes"], members["_trainable_variables"], members["_non_trainable_variables"]))
-    )
 
 
 def _of_itself(layer: keras.Layer) -> Interaction | None:

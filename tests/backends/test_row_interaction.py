@@ -185,3 +185,19 @@ def test_a_call_decides_by_its_rank() -> None:
     assert row_interaction.of_call(flip, (np.ones((6, 8, 8, 3)),), {}) is None
     image = row_interaction.of_call(flip, (np.ones((8, 8, 3)),), {})
     assert image is not None and "takes a tensor of 3 dims for one sample" in image.text
+
+
+def test_losses_and_metrics_are_looked_at() -> None:
+    """Their `call`, their function and their class may be another's."""
+    loss, metric = keras.losses.MeanSquaredError(), keras.metrics.MeanSquaredError()
+    assert row_interaction.of_loss(loss, 2) is None and row_interaction.of_metric(metric, 2) is None
+    loss.fn = _own(loss.fn)
+    metric._fn = _own(metric._fn)
+    assert row_interaction.of_loss(loss, 2) is not None and row_interaction.of_metric(metric, 2) is not None
+    loss, metric = keras.losses.Huber(), keras.metrics.AUC()
+    loss.call = _own(loss.call)
+    metric.update_state = _own(metric.update_state)
+    assert row_interaction.of_loss(loss, 2) is not None and row_interaction.of_metric(metric, 2) is not None
+    with mock.patch.object(keras.losses.Hinge, "call", _own(keras.losses.Hinge.call)):
+        assert row_interaction.of_loss(keras.losses.Hinge(), 2) is not None
+    assert row_interaction.of_loss(keras.losses.Hinge(), 2) is None
