@@ -75,6 +75,21 @@ def _variables() -> tuple[Hook, ...]:
         ),
         Hook(
             _CORE,
+            "convert_to_tensor",
+            variables.convert,
+            "variables are left to TensorFlow's compiled code, which reads DTensors where plain tensors are meant",
+            when=variables.read_directly,
+            also=tuple(
+                f"{module}:convert_to_tensor"
+                for module in (
+                    "keras.src.backend",
+                    "keras.src.backend.tensorflow",
+                    *(f"keras.src.backend.tensorflow.{name}" for name in ("image", "linalg", "math", "nn", "numpy")),
+                )
+            ),
+        ),
+        Hook(
+            _CORE,
             "Variable.numpy",
             variables.to_numpy,
             "the numpy value of a split DTensor raises",
@@ -156,7 +171,8 @@ def _layers() -> tuple[Hook, ...]:
             "keras.src.layers.layer",
             "Layer.__call__",
             layers.call,
-            "model(x) outside of a step: plain tensors do not mix with DTensor variables",
+            "model(x) outside of a step: one rank computes it, with whole variables; DTensor fails on many operations "
+            "when it sees one at a time",
             when=layers.distribution_outside,
         ),
         *(
@@ -223,7 +239,7 @@ def _optimizer() -> tuple[Hook, ...]:
             "BaseOptimizer.apply",
             optimizer.apply,
             "gives gradients their variables' layouts; DTensor fails where it guesses others (EmitAllScatter)",
-            when=optimizer.distribution_of_step,
+            when=optimizer.distribution_of_update,
         ),
         Hook(
             _OPTIMIZER,

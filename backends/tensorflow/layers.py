@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import keras
@@ -10,77 +10,63 @@ import numpy as np
 import tensorflow as tf
 from keras.src import ops, tree
 from keras.src.backend import epsilon, result_type
-from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # private: Keras asks itself so
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.tensorflow import mirrored_strategy, replica_math
-from keras_flow.backends.tensorflow.data import is_numpy_like, put_batch
-from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
+from keras_flow.backends.tensorflow import replica_math
+from keras_flow.backends.tensorflow.layouts import view_of
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
-from keras_flow.backends.tensorflow.variables import is_dtensor, pack, to_logical
-from keras_flow.current.distribution import Distribution, active
-from keras_flow.current.models import distribution_of, is_built
+from keras_flow.backends.tensorflow.variables import called_directly, own_device, to_logical
+from keras_flow.current.distribution import Distribution
+from keras_flow.current.models import distribution_of
 from keras_flow.errors import FlowError
 
 
 def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `Layer.__call__`: the distribution of a layer that is called eagerly.
+    """Condition of the hook on `Layer.__call__`: the distribution of a layer that is called outside of a step.
 
-    Its variables are on a mesh, and it is called outside of a step and of other layers.
+    None inside of other layers' calls, which were asked already, and where the layer is only described.
     """
-    # in a graph or on a mesh already: a step is running, and its batch was split before
-    if not tf.executing_eagerly() or dtensor.get_default_mesh() is not None:
+    # on a mesh already: a step is running, and its batch was split before
+    if dtensor.get_default_mesh() is not None or called_directly.get():
         return None
-    # inside another layer's call, which was asked already
-    if global_state.get_global_attribute("current_call_ctx") is not None:
+    is_graph = not tf.executing_eagerly()
+    if is_graph and (in_symbolic_scope() or in_stateless_scope()):
         return None
-    # nothing to split: the inputs are DTensors
-    if not any(is_numpy_like(value) for value in tree.flatten((args, kwargs))):
-        return None
-    distribution = active()
-    if distribution is not None and not is_built(layer):  # its variables are made in this call
-        return distribution if mirrored_strategy.works_by_dtensor(distribution) else None
-    on_mesh = any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in layer.variables)
-    return distribution_of(layer) if on_mesh else None
+    # in a graph of the user's, layers of input pipelines are left alone: they have seeds at most
+    variables = layer.trainable_variables if is_graph else layer.variables
+    if any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in variables):
+        return distribution_of(layer)
+    return None
 
 
 def call(
     distribution: Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
-    """Hook on `Layer.__call__`: plain values are split as a batch; results are logical, plain tensors."""
-    flat = tree.flatten((args, kwargs))
-    plain = [index for index, value in enumerate(flat) if is_numpy_like(value)]
-    # cast on the host as Keras would on entry: `call` below would otherwise cast pieces on the mesh
-    tensors = [layer.dtype_policy.convert_input(flat[index], layer.autocast, layer.input_dtype) for index in plain]
-    mesh_tensors = _to_mesh(tensors, distribution)
-    for index, tensor in zip(plain, mesh_tensors, strict=True):
-        flat[index] = tensor
-    args, kwargs = tree.pack_sequence_as((args, kwargs), flat)
-    with distribution.scope(), on_mesh(view_of(distribution).mesh):
-        outputs = original(layer, *args, **kwargs)
-    return tree.map_structure(_from_mesh, outputs)
+    """Hook on `Layer.__call__`: this process's first rank computes it, with variables that are read whole.
 
+    So what a `tf.GradientTape` watches, plain tensors, is what layers compute with, and whatever TensorFlow can do
+    eagerly on one device it does here: gradients twice, `tape.jacobian`, control flow. In a step DTensor sees all
+    operations before it lays any out; called one by one it fails on many (a concatenation, steps of an LSTM).
 
-def _to_mesh(tensors: Sequence[object], distribution: Distribution) -> list[tf.Tensor]:
-    return list(put_batch(tensors, distribution).data)  # type: ignore[call-overload]
-
-
-def _from_mesh(output: object) -> object:
-    """The logical value of a DTensor; the gradient goes back to the mesh."""
-    if not is_dtensor(output):
-        return output
-    layout = dtensor.fetch_layout(output)
-
-    @tf.custom_gradient
-    def logical(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # the upstream gradient is a plain tensor, equal for all ranks
-            whole = dtensor.Layout.replicated(layout.mesh, upstream.shape.rank)
-            return pack([upstream] * layout.mesh.num_local_devices(), whole)
-
-        return to_logical(value), gradient
-
-    return logical(output)
+    Raises:
+        FlowError: the call is in a `tf.function` of the user's own.
+    """
+    if not tf.executing_eagerly():
+        raise FlowError(
+            f"{layer.name!r} has its weights on several ranks and is called in a tf.function of your own, which "
+            "TensorFlow's DTensor cannot run: leave @tf.function out (the call then runs eagerly, on one device), or "
+            "write the computation as `train_step`, `test_step` or `predict_step` of a model, which keras_flow "
+            "compiles for all ranks"
+        )
+    args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))
+    token = called_directly.set(True)
+    try:
+        with distribution.scope(), tf.device(own_device(view_of(distribution).mesh)):
+            return original(layer, *args, **kwargs)
+    finally:
+        called_directly.reset(token)
 
 
 # ---- BatchNormalization

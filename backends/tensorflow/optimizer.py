@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import keras
@@ -12,9 +13,10 @@ from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored_strategy
-from keras_flow.backends.tensorflow.layouts import in_step
-from keras_flow.backends.tensorflow.variables import updating
+from keras_flow.backends.tensorflow.layouts import in_step, on_mesh, replicated, view_of
+from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, updating
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.variable_layout import keras_layout
 
 #: what an optimizer updates: a Keras variable, or the TensorFlow one that it holds
 Target: TypeAlias = keras.Variable | tf.Variable
@@ -57,13 +59,24 @@ def add_variable_from_reference(
     )
 
 
-def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `BaseOptimizer.apply`: the distribution of the step on a mesh that is running."""
-    return distribution_by_dtensor() if in_step() else None
+def distribution_of_update(
+    optimizer: keras.Optimizer, grads: object, trainable_variables: Iterable | None = None
+) -> Distribution | None:
+    """Condition of the hook on `BaseOptimizer.apply`: the distribution of the variables that are on a mesh.
+
+    That of the step that is running or, in a loop of one's own, that which the variables have.
+    """
+    if in_step():
+        return distribution_by_dtensor()
+    if updating.get() or not tf.executing_eagerly():
+        return None
+    variables = optimizer._trainable_variables if optimizer.built else list(trainable_variables or ())
+    placed = [keras_layout(variable) for variable in variables if isinstance(_plain(variable), dtensor.DVariable)]
+    return next((each.distribution for each in placed if each is not None), None)
 
 
 def apply(
-    _: object,
+    distribution: Distribution,
     original: Callable[..., object],
     optimizer: keras.Optimizer,
     grads: list,
@@ -82,14 +95,36 @@ def apply(
         # frozen in this step, or on one rank: Keras and TensorFlow know what to do
         if gradient is None or not isinstance(target, dtensor.DVariable):
             continue
-        # DTensor may hand a gradient back in another layout; clipping and weight decay would then mix layouts
-        if not isinstance(gradient, tf.IndexedSlices):
-            grads[index] = dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
+        grads[index] = _as_variable(gradient, target)
+    own_loop = contextlib.nullcontext() if in_step() else _update_of(distribution)
     token = updating.set(True)
     try:
-        return original(optimizer, grads, variables if trainable_variables is not None else None)
+        with own_loop:
+            return original(optimizer, grads, variables if trainable_variables is not None else None)
     finally:
         updating.reset(token)
+
+
+@contextlib.contextmanager
+def _update_of(distribution: Distribution) -> Iterator[None]:
+    """What a step has around an update."""
+    with distribution.scope(), on_mesh(view_of(distribution).mesh):
+        yield
+
+
+def _as_variable(gradient: tf.Tensor | tf.IndexedSlices, target: dtensor.DVariable) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient in its variable's layout; slices as they are in a step, else whole on every rank."""
+    if in_step():
+        # DTensor may hand a gradient back in another layout; clipping and weight decay would then mix layouts
+        if isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        return dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient if is_dtensor(gradient) else from_logical(gradient, target.layout, target.dtype)
+    mesh = target.layout.mesh
+    parts = ((part, replicated(mesh, part.shape.rank)) for part in (gradient.values, gradient.indices))
+    values, indices = (from_logical(part, layout) for part, layout in parts)
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def backend_update_step(

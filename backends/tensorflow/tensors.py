@@ -73,7 +73,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, tf.Tensor]] | None:
     if isinstance(value, _MirroredVariable):
         copies = dict(enumerate(value.values))
         return Layout(Placement(list(copies)), sbp.broadcast, tuple(value.shape)), copies
-    value = value.value() if isinstance(value, tf.Variable) else value
+    value = value.read_value() if isinstance(value, tf.Variable) else value
     if not tf.is_tensor(value) or not dtensor.is_dtensor(value):
         return None
     engine = dtensor.fetch_layout(value)

@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.experimental import dtensor
+from tensorflow.python.eager import context, record
+from tensorflow.python.ops import resource_variable_ops
 
 from keras_flow.backends import meeting, shared_files, weights_files
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
@@ -23,6 +25,75 @@ _Part = TypeVar("_Part")
 
 #: an optimizer's update is running
 updating: ContextVar[bool] = ContextVar("keras_flow_updating", default=False)
+#: a layer is being called outside of a step
+called_directly: ContextVar[bool] = ContextVar("keras_flow_called_directly", default=False)
+
+
+class MeshVariable(dtensor.DVariable):
+    """A variable on a mesh, whose value outside of steps is a plain, logical tensor on this process's first rank.
+
+    So what is computed eagerly (a model's call, a gradient tape, control flow) is TensorFlow's own computation on one
+    device: DTensor runs an eager operation without seeing the others, and fails on many. Tapes see the read as that of
+    a `tf.Variable`; the gradient by the variable is a plain tensor too. `read_value` returns the DTensor everywhere.
+    """
+
+    def value(self) -> tf.Tensor:
+        """The value: a DTensor in a step and in an optimizer's update, else a plain tensor."""
+        if not self._is_read_directly():
+            return super().value()
+        # a graph inside a direct call (`tf.vectorized_map`) captures what is read eagerly; the tapes see both
+        with context.eager_mode():
+            resource_variable_ops.variable_accessed(self)
+            with record.stop_recording(), tf.device(own_device(self.layout.mesh)):
+                value = _join(self.read_value(), tf.identity, tf.concat)
+            # as TensorFlow's private `record` is told of ReadVariableOp (resource_variable_ops, 2.21)
+            record.record_operation(
+                "ReadVariableOp", [value], [self.handle], lambda upstream: [upstream], lambda tangent: [tangent]
+            )
+            return value
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Rows of the value."""
+        if not self._is_read_directly():
+            return super().sparse_read(indices, name)
+        return tf.gather(self.value(), indices, name=name)
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Elements of the value."""
+        if not self._is_read_directly():
+            return super().gather_nd(indices, name)
+        return tf.gather_nd(self.value(), indices, name=name)
+
+    def assign(self, value: object, *args: object, **kwargs: object) -> object:
+        """Set the value: outside of steps any tensor, each rank's part of which is cut on the host."""
+        return super().assign(self._laid(value), *args, **kwargs)
+
+    def assign_add(self, delta: object, *args: object, **kwargs: object) -> object:
+        """Add to the value; as `assign`."""
+        return super().assign_add(self._laid(delta), *args, **kwargs)
+
+    def assign_sub(self, delta: object, *args: object, **kwargs: object) -> object:
+        """Subtract from the value; as `assign`."""
+        return super().assign_sub(self._laid(delta), *args, **kwargs)
+
+    def _laid(self, value: object) -> object:
+        if isinstance(value, dtensor.DVariable):
+            value = value.read_value()
+        if not self._is_read_directly() or is_dtensor(value):
+            return value
+        return from_logical(_host(tf.convert_to_tensor(value, self.dtype)), self.layout, self.dtype)
+
+    @staticmethod
+    def _is_read_directly() -> bool:
+        if in_step() or updating.get():
+            return False
+        return tf.executing_eagerly() or called_directly.get()
+
+
+def own_device(mesh: dtensor.Mesh) -> str:
+    """The device of this process's first rank on a mesh: what is called outside of steps is computed there."""
+    return mesh.local_devices()[0]
+
 
 # ---- DTensors and host values
 
@@ -183,9 +254,7 @@ def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) 
     # a new TensorFlow variable for a new layout: DTensor's variables keep theirs for life
     old = getattr(variable, "_value", None)
     with tf.init_scope():
-        variable._value = dtensor.DVariable(
-            value, dtype=variable._dtype, trainable=variable.trainable, name=variable.name
-        )
+        variable._value = MeshVariable(value, dtype=variable._dtype, trainable=variable.trainable, name=variable.name)
     if old is not None:  # optimizers find their slots by this id
         variable._value._unique_id = old._unique_id
     variable._layout = placed
@@ -263,6 +332,18 @@ def direct_assign(
 def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tensor:
     """A tensor of a step, in the layout of the variable that it will update."""
     return dtensor.relayout(tf.cast(value, target.dtype), target.layout)
+
+
+def read_directly(x: object, *args: object, **kwargs: object) -> MeshVariable | None:
+    """Condition of the hook on `convert_to_tensor`: a variable on a mesh, outside of steps."""
+    return x if isinstance(x, MeshVariable) and x._is_read_directly() else None
+
+
+def convert(
+    variable: MeshVariable, original: Callable[..., object], x: object, *args: object, **kwargs: object
+) -> object:
+    """Hook on `convert_to_tensor`: the plain value. Keras leaves variables to TensorFlow, which would read DTensors."""
+    return original(variable.value(), *args, **kwargs)
 
 
 def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:

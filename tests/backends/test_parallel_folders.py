@@ -137,7 +137,7 @@ NAMES = {
     },
     "optimizer": {
         "Target described_key distribution_by_dtensor updated_variable add_variable_from_reference "
-        "distribution_of_step assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
+        "distribution_of_update assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
         "variables_of_dtensors updates_by_element reduce": "gradients arrive as partial sums",
     },
     "processes": {
@@ -185,6 +185,8 @@ NAMES = {
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
         "layout_of_use updating": "a weight that the rows' axis splits is gathered by hand for layers alone",
+        "MeshVariable called_directly own_device read_directly convert": "eagerly DTensor fails on much: one rank "
+        "computes what is called outside of steps",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
         "assigned_from_file as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
     },

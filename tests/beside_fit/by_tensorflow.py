@@ -1,0 +1,127 @@
+"""Gradients by `tf.GradientTape`: saliency, Grad-CAM, penalties, products with the Hessian, each example's, loops."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+
+def by_input(model, x):
+    """Saliency, FGSM."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        score = tf.reduce_sum(model(x)[:, 1])
+    return tape.gradient(score, x)
+
+
+def by_layer(model, x):
+    """Grad-CAM."""
+    seen = keras.Model(model.inputs, [model.get_layer("h").output, model.outputs[0]])
+    with tf.GradientTape() as tape:
+        hidden, out = seen(x)
+        score = tf.reduce_sum(out[:, 1])
+    return tape.gradient(score, hidden)
+
+
+def by_weights(model, x):
+    """Of Keras's variables, and of TensorFlow's that they hold, through a training call."""
+    with tf.GradientTape(persistent=True) as tape:
+        score = tf.reduce_mean(model(x, training=True) ** 2)
+    weights = model.trainable_weights
+    return [tape.gradient(score, each) for each in (weights, [weight.value for weight in weights])]
+
+
+def penalty(model, x):
+    """A gradient penalty: by the weights, of a norm of a gradient by the inputs."""
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            score = tf.reduce_sum(model(x)[:, 1])
+        gradient = tape.gradient(score, x)
+        squares = tf.reduce_sum(tf.reshape(gradient, (gradient.shape[0], -1)) ** 2, 1)
+        cost = tf.reduce_mean((tf.sqrt(squares + 1e-6) - 1) ** 2)
+    return [cost, outer.gradient(cost, model.trainable_weights[:-1])]
+
+
+def twice_by_input(model, x):
+    """A gradient of a gradient by the inputs."""
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            score = tf.reduce_sum(model(x)[:, 1] ** 2)
+        cost = tf.reduce_sum(tape.gradient(score, x) ** 2)
+    return outer.gradient(cost, x)
+
+
+def hessian_vector(model, x):
+    """The Hessian by the weights, times a vector of ones."""
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            score = tf.reduce_mean(model(x) ** 2)
+        gradients = tape.gradient(score, model.trainable_weights)
+    ones = [tf.ones(weight.shape) for weight in model.trainable_weights]
+    return outer.gradient(gradients, model.trainable_weights, output_gradients=ones)
+
+
+def by_example(model, x):
+    """Each example's gradient by the weights, and by its inputs."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        out = model(x)
+        costs = tf.reduce_mean(out**2, 1)
+    return [tape.jacobian(costs, model.trainable_weights), tape.batch_jacobian(out, x)]
+
+
+def some_watched(model, x):
+    """A tape that watches what it is told to."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(x)
+        tape.watch(model.trainable_weights[0].value)
+        cost = tf.reduce_sum(model(x) ** 2)
+    return tape.gradient(cost, [x, model.trainable_weights[0].value])
+
+
+def forward(model, x):
+    """A product with the Jacobian, by forward accumulation."""
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+        out = model(x)
+    return accumulator.jvp(out)
+
+
+def own_loop(model, x):
+    """Steps of a loop of one's own, with the model's loss, an optimizer and clipping."""
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x=x, y=tf.ones((x.shape[0], 3)), y_pred=model(x, training=True))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+    return [loss, *model.get_weights()]
+
+
+def by_hand(model, x):
+    """Updates without an optimizer, a penalty on the weights, and gradients clipped together."""
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+            loss += 0.01 * tf.add_n([tf.nn.l2_loss(weight) for weight in model.trainable_weights])
+        gradients = tape.gradient(loss, model.trainable_weights)
+        for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+            weight.assign(weight - 0.01 * gradient)
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.5)
+        keras.optimizers.SGD(0.01).apply_gradients(zip(clipped, model.trainable_weights, strict=True))
+    return [loss, norm, *model.get_weights()]
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        *(by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, some_watched, forward),
+        *(own_loop, by_hand),
+    )
+}
+
+
+def in_a_function(model, x):
+    """A call in a `tf.function` of the user's own."""
+    return tf.function(lambda inputs: model(inputs))(x)

@@ -1,0 +1,50 @@
+"""Gradients outside of `fit`: by inputs, by a layer's output, by weights, twice; in the scope and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.beside_fit.models import MODELS
+
+#: layout, whether in the scope, rows: each way once in the default suite
+SOME = [("data", False, 4), ("2x2", True, 3)]
+ALL = [(layout, inside, rows) for layout in ("data", "1x2", "2x2") for inside in (True, False) for rows in (4, 3)]
+#: engine -> the module of its cases
+MODULES = {"tensorflow": "tests.beside_fit.by_tensorflow"}
+
+
+def _failures(module: str, names: tuple[str, ...], contexts: list, only: tuple[str, ...] = ()) -> list[str]:
+    import importlib
+
+    from tests.beside_fit import models
+
+    cases = importlib.import_module(module).CASES
+    return models.failures(names, {name: case for name, case in cases.items() if not only or name in only}, contexts, 4)
+
+
+@pytest.mark.parametrize("engine", MODULES)
+def test_those_of_one_device(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_failures, MODULES[engine], ("dense",), SOME) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("engine", MODULES)
+def test_of_every_model(engine: str, name: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_failures, MODULES[engine], (name,), ALL, timeout=900.0) == []
+
+
+def _refusal() -> str:
+    from tests.beside_fit import by_tensorflow, models
+
+    try:
+        models.computed("dense", by_tensorflow.in_a_function, lambda: models.SCOPES["data"](4), True, 4)
+    except models.kf.FlowError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_function_of_ones_own_is_refused_by_name(on_ranks: Any) -> None:
+    assert "is called in a tf.function of your own" in on_ranks("tensorflow")(_refusal)
