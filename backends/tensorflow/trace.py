@@ -21,10 +21,12 @@ from keras_flow.errors import FlowError
 #: attribute of an operation with its name: DTensor prints attributes in its errors, and no names
 NAME_ATTRIBUTE = "_keras_flow_name"
 #: operations with which DTensor fails late or ends the process (TensorFlow 2.21), and why
+_BRANCHES = "DTensor ends the process on branches whose gradients need what they computed"
 _IMPOSSIBLE = {
     "Where": "its shape depends on its values",
     "LookupTableFindV2": "its table is not on the mesh",
     "LookupTableSizeV2": "its table is not on the mesh",
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), _BRANCHES),
 }
 #: operations that draw -> the first of their inputs that is no seed: every rank draws the whole, as in `random`
 _PARAMETERS = {"StatelessRandomGammaV3": 4, "StatelessRandomBinomial": 2}
@@ -137,7 +139,8 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
     path = trace.layer_of(graph.get_name_scope())
     if op_type in _IMPOSSIBLE:
         if isinstance(layer_in_call(), keras.optimizers.Optimizer):
-            return  # `Where` finds the rows of a sparse gradient, which all ranks update alike
+            # `Where` finds the rows of a sparse gradient, and branches (accumulation, loss scales) have no gradients
+            return
         trace.given_up = path, op_type, _IMPOSSIBLE[op_type]
         raise GivenUp(op_type)
     read = inputs[_PARAMETERS.get(op_type, 0) :]
