@@ -21,6 +21,7 @@ from keras_flow.backends import (
     logical_random,
     meeting,
     older_keras,
+    row_order,
     states,
     weights_files,
 )
@@ -75,7 +76,7 @@ def _entry(
     shared = (
         nullcontext() if distribution.has_one_rank else meeting.running(f"model.{name}()", meets=name in _FUNCTIONS)
     )
-    with shared, scope:
+    with shared, scope, row_order.ordering() if name == "fit" else nullcontext():
         distribution.ensure_entered()
         outer = _loops.get()
         if distribution.adopt(model, *filter(None, [given.get("callbacks")])):

@@ -54,9 +54,13 @@ _block: ContextVar[tuple[tuple[int, ...], tuple[slice, ...], Any] | None] = Cont
 
 def drawing(*args: object, **kwargs: object) -> bool | None:
     """Condition of the hooks below: draws are by logical index. Keras's inference of shapes draws nothing."""
+    return True if is_logical() and not in_symbolic_scope() else None
+
+
+def is_logical() -> bool:
+    """Whether draws, and the order of rows, are those of `random="logical"`."""
     distribution = active()
-    is_logical = _alone.get() if distribution is None else distribution.random == "logical"
-    return True if is_logical and not in_symbolic_scope() else None
+    return _alone.get() if distribution is None else distribution.random == "logical"
 
 
 @contextmanager

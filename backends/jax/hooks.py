@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, older_keras, reading_sources, shared_files
+from keras_flow.backends import logical_random, older_keras, reading_sources, row_order, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
 from keras_flow.backends.jax import convolutions, data, layers, reading, signals, trainer, variables
 
@@ -82,6 +82,7 @@ def _trainer() -> tuple[Hook, ...]:
             data.read_ahead,
             "the next batch is transferred while a step runs; Keras does so without a distribution only",
         ),
+        *row_order.hooks("get_jax_iterator", reading.ordered),
         *reading_sources.hooks("get_jax_iterator", reading.loader, reading.part_of_batches),
         Hook(
             f"{_KERAS}.trainer",

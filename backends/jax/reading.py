@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from keras.src.trainers.data_adapters import array_slicing
 
-from keras_flow.backends import reading_sources
+from keras_flow.backends import leaves, reading_sources, row_order
 from keras_flow.backends.jax.devices import world
 from keras_flow.backends.reading import ProcessRows, ReadingEngine
 from keras_flow.current.distribution import active
@@ -33,6 +34,15 @@ def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
 def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: object) -> Iterable:
     """Hook on `get_jax_iterator` of Keras's adapters: batches of which this process reads its rows."""
     return iter(reading_sources.batches(part, _ENGINE, original, adapter))
+
+
+def ordered(_: object, original: Callable[[Any], Any], adapter: Any) -> Iterator[object]:
+    """Hook on `ArrayDataAdapter.get_jax_iterator`: batches in the order of the epoch."""
+    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="jax")
+    for rows in row_order.batches(adapter):
+        yield leaves.mapped(
+            lambda array, rows=rows: array.convert_to_jax_compatible(array[rows]), inputs, none_is_leaf=False
+        )
 
 
 def _on_host(value: Any) -> Any:

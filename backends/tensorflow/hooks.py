@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, shared_files
+from keras_flow.backends import logical_random, reading_sources, row_order, shared_files
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
@@ -148,6 +148,7 @@ def _trainer() -> tuple[Hook, ...]:
             "as _make_function",
             when=optimizer.distribution_by_dtensor,
         ),
+        *row_order.hooks("get_tf_dataset", reading.ordered),
         *reading_sources.hooks("get_tf_dataset", reading.loader, reading.part_of_batches),
         Hook(
             "keras.src.trainers.trainer",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends import reading_sources
+from keras_flow.backends import reading_sources, row_order
 from keras_flow.backends.reading import ProcessRows, ReadingEngine, one_ahead
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.devices import world
@@ -72,6 +72,33 @@ class OwnRowsIterator:
 def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: Any) -> OwnRowsDataset:
     """Hook on `get_tf_dataset` of Keras's adapters: batches of which this process reads its rows."""
     return OwnRowsDataset(reading_sources.batches(part, _ENGINE, original, adapter), adapter.num_batches)
+
+
+def ordered(_: object, original: Callable[[Any], tf.data.Dataset], adapter: Any) -> tf.data.Dataset:
+    """Hook on `ArrayDataAdapter.get_tf_dataset`: Keras's pipeline, which shuffles numbers of rows, in another order.
+
+    Keras shuffles all numbers as an epoch begins, or those of a batch.
+    """
+    order: list[row_order.EpochOrder] = []
+
+    def rows(numbers: np.ndarray) -> np.ndarray:
+        # the first batch: an epoch begins
+        if not numbers[0]:
+            within_batches = adapter._shuffle == "batch"
+            order[:] = [row_order.EpochOrder(adapter._num_samples, adapter._batch_size, within_batches)]
+        return order[0].at(numbers)
+
+    def shuffled(numbers: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
+        found = tf.numpy_function(rows, [numbers], tf.int64)
+        found.set_shape(numbers.shape)
+        return found
+
+    stock = tf.random.shuffle
+    tf.random.shuffle = shuffled  # while Keras writes its pipeline, which has no other place for it
+    try:
+        return original(adapter)
+    finally:
+        tf.random.shuffle = stock
 
 
 def _on_host(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, shared_files
+from keras_flow.backends import logical_random, reading_sources, row_order, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
@@ -114,6 +114,7 @@ def _trainer() -> tuple[Hook, ...]:
             trainer.new_source,
             "the first batches of each data source are compared across ranks",
         ),
+        *row_order.hooks("get_torch_dataloader", reading.ordered),
         *reading_sources.hooks("get_torch_dataloader", reading.loader, reading.part_of_batches),
         Hook(
             "torch.autograd",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from keras.src.backend.torch import core
 
-from keras_flow.backends import leaves, reading_sources
+from keras_flow.backends import leaves, reading_sources, row_order
 from keras_flow.backends.batch_watch import PartOfRows
 from keras_flow.backends.reading import ProcessRows, ReadingEngine
 from keras_flow.backends.torch import data, layouts, mirrored, split_rows
@@ -96,6 +96,31 @@ def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: object) -
         return RowNumbers(batches) if type(source).__name__ == "ArrayDataAdapter" else batches
 
     return LogicalBatches(reading_sources.batches(part, _ENGINE, rows_or_stock, adapter), distribution)
+
+
+class OrderedBatches:
+    """A batch sampler: the numbers of the rows of each batch, in the order of the epoch that begins.
+
+    Args:
+        adapter: Keras's adapter of the arrays.
+    """
+
+    def __init__(self, adapter: Any):
+        self.adapter = adapter
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (rows.tolist() for rows in row_order.batches(self.adapter))
+
+    def __len__(self) -> int:
+        return self.adapter.num_batches
+
+
+def ordered(_: object, original: Callable[[Any], Any], adapter: Any) -> torch.utils.data.DataLoader:
+    """Hook on `ArrayDataAdapter.get_torch_dataloader`: batches in the order of the epoch."""
+    stock = original(adapter)
+    return torch.utils.data.DataLoader(
+        stock.dataset, batch_sampler=OrderedBatches(adapter), collate_fn=stock.collate_fn
+    )
 
 
 _ENGINE = ReadingEngine(

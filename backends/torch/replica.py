@@ -42,7 +42,7 @@ def _gradients_of(
     model: keras.Model, is_synced: Callable[[], bool], loss_function: Callable[..., Any], has_aux: bool
 ) -> Callable[..., tuple[Any, list[Any]]]:
     def step(*args: Any) -> tuple[Any, list[Any]]:
-        # arrays become tensors, as where a loss function is traced: torch subtracts no array from a tensor with a gradient
+        # arrays become tensors, as where a loss function is traced: torch subtracts none from a tensor with a gradient
         result = loss_function(*keras.tree.map_structure(_tensor, args))
         (result[0] if has_aux else result).backward()
         values = [each.value for each in model.trainable_weights]

@@ -162,6 +162,7 @@ NAMES = {
     },
     "reading": {
         "LogicalBatches": "on torch a value of which a rank has its rows is a tensor of its own kind",
+        "OrderedBatches": "torch asks a batch sampler for the rows of each batch",
         "RowNumbers": "a torch loader does more for each batch than its rows need",
         "OwnRowsDataset OwnRowsIterator": "what Keras loops over on TensorFlow tells how long it is, and reads ahead",
     },
