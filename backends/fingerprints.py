@@ -156,6 +156,15 @@ def advice(package: str) -> str:
     return f"It was tested with {package} {versions}: install one of these, or a newer keras_flow."
 
 
+def untested(engine: str) -> dict[str, str]:
+    """Keras and the engine where they are installed in a version that was not tested: package -> version.
+
+    Reads metadata alone: neither Keras nor the engine is loaded.
+    """
+    found = {package: installed(package) for package in ("keras", engine)}
+    return {package: current for package, current in found.items() if current and current not in tested(package)}
+
+
 def _tested(table: Mapping[str, Mapping[str, list[str]]], package: str) -> set[str]:
     """Versions of a package that the table has."""
     return {

@@ -34,7 +34,10 @@ def compare(
     """
     if not file.is_file():
         raise FlowError(f"keras-flow compare was asked for {file}, which is not a file.")
+    from keras_flow.cli.untested import say_untested
     from keras_flow.compare.runner import CompareOptions, compare  # loads keras
+
+    say_untested(_names(backends))
 
     options = CompareOptions(
         file=file,

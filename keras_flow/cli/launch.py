@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends import active
+from keras_flow.cli.untested import say_untested
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
 from keras_flow.launch import launcher, noise, on_ray, submit
@@ -154,6 +155,8 @@ def launch(
         print(submit.SYSTEMS[asked[0]](job), end="")
         return
     command = _command(script, arguments or [], module, no_python)
+    if processes > 1 or nnodes > 1 or on:  # else the process becomes the script's, which says it
+        say_untested([engine])
     if processes == 1 and nnodes == 1 and not (redirect or tee or max_restarts or on):
         raise typer.Exit(_run_alone(command, share))
     job = Job(

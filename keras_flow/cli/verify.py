@@ -45,6 +45,7 @@ def verify(
         raise FlowError(f"keras-flow verify was asked for {file}, which is not a file.")
     from rich.console import Console
 
+    from keras_flow.cli.untested import say_untested
     from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
@@ -53,6 +54,7 @@ def verify(
     check_layouts(file, (layout,))
     requested = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(requested, skip_missing)
+    say_untested(names)
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
     with working("verifying") as tell:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +11,13 @@ from rich.table import Table
 from keras_flow.doctor.report import Check, EngineReport, Report
 
 _STYLES = {"ok": "green", "failed": "bold red", "warning": "yellow", "absent": "dim", "skipped": "dim"}
+
+#: how an engine computes batches that do not divide by its ranks
+_ODD_BATCHES = {
+    "parallel": "exact, in parallel",
+    "broadcast": "exact, computed on every rank",
+    "mirrored": "exact, in parallel under kf.DataParallel, else computed on every rank",
+}
 
 
 def show(report: Report, console: Console) -> None:
@@ -21,7 +28,6 @@ def show(report: Report, console: Console) -> None:
     _checks("host checks", report.checks, console)
     for engine in report.engines:
         _engine(engine, console)
-    _pairs("set by keras_flow in processes that it starts", report.set_by_launcher, console)
     failures = report.failures
     console.print()
     for failure in failures:
@@ -34,11 +40,7 @@ def _engine(engine: EngineReport, console: Console) -> None:
     facts: dict[str, str] = {}
     if engine.devices:
         facts["devices"] = ", ".join(engine.devices)
-    for name, value in engine.capabilities.items():
-        if value not in ({}, [], None, ()):
-            facts[name] = _readable(value)
-    if engine.environment:
-        facts["sets"] = "; ".join(f"{name}={why}" for name, why in engine.environment.items())
+    facts |= _usable(engine.capabilities)
     for ring in engine.rings:
         facts[f"link, {ring.ranks} ranks"] = (
             f"latency {ring.latency * 1e6:.3g} us, bandwidth {ring.bandwidth / 1e9:.3g} GB/s: "
@@ -47,17 +49,17 @@ def _engine(engine: EngineReport, console: Console) -> None:
     _rows(facts.items(), console)
 
 
-def _readable(value: object) -> str:
-    if isinstance(value, dict):
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in value.items():
-            if isinstance(reason, (list, tuple)):
-                name, reason = f"{name} ({', '.join(reason[0])})", reason[1]
-            by_reason.setdefault(str(reason), []).append(str(name))
-        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+def _usable(capabilities: Mapping[str, object]) -> dict[str, str]:
+    """What of an engine's capabilities its user can decide by; `--json` has all of them."""
+    if not capabilities:
+        return {}
+    alone = capabilities.get("drives_all_ranks")
+    facts = {"ranks": "devices of one process" if alone else "a process each, which kf.run or keras-flow launch starts"}
+    facts["odd batches"] = _ODD_BATCHES.get(str(capabilities.get("uneven_batches")), "exact")
+    for name, title in (("strategies", "strategies"), ("refused", "not available")):
+        if value := capabilities.get(name):
+            facts[title] = ", ".join(map(str, value))  # type: ignore[call-overload]
+    return facts
 
 
 def _checks(title: str, checks: Iterable[Check], console: Console) -> None:

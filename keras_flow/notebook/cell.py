@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -126,7 +127,7 @@ class CellRun:
         elif stuck:
             were = "were" if len(stuck) * each > 1 else "was"
             text += f"\n{label(stuck).capitalize()} waited for it and {were} stopped."
-        return CellError(text + note, first * each, own[first].trace)
+        return CellError(text + _hint(own[first].summary) + note, first * each, own[first].trace)
 
     def _interrupted(self) -> BaseException:
         try:
@@ -203,6 +204,18 @@ class CellRun:
             sys.stdout.flush()
             time.sleep(_LOOK_SECONDS)
         return True
+
+
+def _hint(summary: str) -> str:
+    """What to do where a name is missing on the ranks that the notebook itself has; else nothing."""
+    missing = re.match(r"NameError: name '(\w+)' is not defined", summary)
+    if missing is None or missing[1] not in vars(sys.modules["__main__"]):
+        return ""
+    name = missing[1]
+    return (
+        f"\n{name} is a variable of the notebook, and the ranks are processes of their own: "
+        f"kf.notebook.push({name}={name}) gives it to them, or define it in a cell that begins with %%ranks."
+    )
 
 
 def _seconds(moment: datetime | str | None) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from keras_flow.backends import active
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, warn
 from keras_flow.launch import by_value
 from keras_flow.notebook import worker
 from keras_flow.notebook.cell import RESTART, CellRun
@@ -61,6 +61,9 @@ def start(devices: int = 4, *, processes: int | None = None) -> None:
     if isinstance(_ranks, Workers):
         if _ranks.alive and (_ranks.devices, _ranks.count, _ranks.engine) == (devices, count, engine):
             return
+        if _ranks.alive:
+            before = f"the {_ranks.count} workers that were started before are ended"
+            warn(f"kf.notebook.start: {before}, and the variables of their %%ranks cells are gone.")
         stop()
     if count == 0:
         init(devices)
@@ -170,6 +173,7 @@ def pull(*names: str, rank: int = 0) -> Any:
 def _pulled(names: Sequence[str], rank: int) -> list[Any]:
     ranks = _started()
     if not isinstance(ranks, Workers):
+        _require_rank(rank, ranks)
         space = vars(sys.modules["__main__"])
         if missing := [name for name in names if name not in space]:
             raise FlowError(f"kf.notebook.pull: the cells have no variable {', '.join(missing)}")
@@ -202,10 +206,23 @@ def run_cell(
     if timeout is not None and timeout <= 0:
         raise FlowError(f"%%ranks --timeout {timeout:g}: legal is a number of seconds above 0")
     if not isinstance(running, Workers):
+        for rank in ranks or ():
+            _require_rank(rank, running)
         _run_here(source, quiet)
         return
     indices = list(range(running.count)) if ranks is None else sorted({_index(running, rank) for rank in ranks})
+    running.apply(worker.count_as, _cell_number())
     CellRun(running, indices, source, quiet, timeout or _TIMEOUT_SECONDS).run()
+
+
+def _cell_number() -> int:
+    """The number of the cell that runs, `In [8]`; 0 where there is no notebook."""
+    if "IPython" not in sys.modules:
+        return 0
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    return shell.execution_count if shell is not None else 0
 
 
 def _run_here(source: str, quiet: bool) -> None:
@@ -244,8 +261,12 @@ def _count() -> int:
     return _ranks.devices if isinstance(_ranks, Workers) else int(_ranks or 0)
 
 
+def _require_rank(rank: int, count: int) -> None:
+    if not 0 <= rank < count:
+        raise FlowError(f"rank {rank} was asked for; this notebook has ranks 0 to {count - 1}")
+
+
 def _index(workers: Workers, rank: int) -> int:
     """The process that drives a rank."""
-    if not 0 <= rank < workers.devices:
-        raise FlowError(f"rank {rank} was asked for; this notebook has ranks 0 to {workers.devices - 1}")
+    _require_rank(rank, workers.devices)
     return rank // workers.each

@@ -80,7 +80,12 @@ def test_text_of_a_report() -> None:
         "jax",
         "0.10.2",
         devices=["cpu:0"],
-        capabilities={"drives_all_ranks": True, "whole_variables": {"Conv": [["kernel"], "why"]}, "refused": {}},
+        capabilities={
+            "drives_all_ranks": True,
+            "uneven_batches": "parallel",
+            "whole_variables": {"Conv": [["kernel"], "why"]},
+            "refused": {"jit_compile=True": "why"},
+        },
         environment={"NPROC": "8: threads"},
         checks=[Check("import", "ok"), Check("training", "failed", "loss [1] differs")],
         rings=[Ring(2, 1e-5, 2e9, {4: 1.0})],
@@ -91,12 +96,13 @@ def test_text_of_a_report() -> None:
     text = captured.get()
     for line in (
         "shared memory   warning  none",
-        "drives_all_ranks   yes",
-        "whole_variables    Conv (kernel): why",
-        "sets               NPROC=8: threads",
+        "ranks           devices of one process",
+        "odd batches     exact, in parallel",
+        "not available   jit_compile=True",
         "Link(latency=1e-05, bandwidth=2e+09)",
         "failed jax: training: loss [1] differs",
         "1 failed",
     ):
         assert line in text, text
-    assert "refused" not in text
+    for internal in ("drives_all_ranks", "Conv", "NPROC", "why"):
+        assert internal not in text, "--json has it"

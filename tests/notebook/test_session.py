@@ -26,6 +26,9 @@ def test_one_process_that_drives_all_ranks_needs_no_workers(backend: str, tmp_pa
         assert notebook.run("%%ranks --quiet\nprint('nothing')").text == ""
         failed = notebook.run("%%ranks\n1 / 0")
         assert failed.failed and failed.text.count("ZeroDivisionError: division by zero") >= 1
+        for asked in ("%%ranks --rank 7\n1", "%%ranks --rank 0,4\n1", "kf.notebook.pull('hidden', rank=4)"):
+            refused = notebook.run(asked)
+            assert refused.failed and "this notebook has ranks 0 to 3" in refused.text, refused.text
         assert "driven by this kernel" in notebook.run("kf.notebook.restart()").text
         assert not [each for each in notebook.children() if "ipyparallel" in " ".join(each.cmdline())]
         picture = notebook.run("kf.Placement([[0, 1], [2, 3]], axis_names=('data', 'model'))")

@@ -38,6 +38,14 @@ def test_output_is_folded_and_labelled(notebook: Kernel) -> None:
     assert notebook.run("%%ranks\nrate[0] * 2").text.strip() == "[ranks 0-1] 1.0"
 
 
+def test_a_name_of_the_notebook_alone_says_how_it_is_sent(notebook: Kernel) -> None:
+    notebook.run("threshold = 0.5")
+    shown = notebook.run("%%ranks\nthreshold * 2").text
+    assert "NameError: name 'threshold' is not defined" in shown
+    assert "kf.notebook.push(threshold=threshold) gives it to them" in shown, shown
+    assert "kf.notebook.push" not in notebook.run("%%ranks\nnowhere * 2").text
+
+
 def test_training_shows_one_bar_and_gives_its_history(notebook: Kernel) -> None:
     shown = notebook.run(TRAIN)
     bars = [line for line in shown.text.splitlines() if "8/8" in line]
@@ -62,6 +70,8 @@ def test_a_failure_names_the_line_and_the_rank_and_leaves_the_others_usable(note
     shown = notebook.run("%%ranks\nif kf.env.get_rank() == 1:\n    1 / 0\nmodel.fit(x, y, batch_size=32, verbose=0)")
     assert shown.failed
     assert re.search(r"-> 3 +1 / 0", shown.text), shown.text
+    after = int(notebook.run("get_ipython().execution_count").text)
+    assert f"Cell In[{after - 1}], line 3" in shown.text, "the number that the cell has in the notebook"
     assert "rank 1 failed first: ZeroDivisionError: division by zero" in shown.text
     assert "Rank 0 waited for it and was stopped." in shown.text
     assert "The workers are usable, with their variables" in shown.text
@@ -127,5 +137,9 @@ def test_workers_of_other_versions_are_refused(notebook: Kernel) -> None:
 
 def test_workers_end_with_a_kernel_that_is_killed(notebook: Kernel) -> None:
     """The last one: it takes the kernel away."""
+    notebook.run("%%ranks\nhidden = 1")
+    said = notebook.run("kf.notebook.start(1)").text
+    assert "the 2 workers that were started before are ended, and the variables of their %%ranks cells are gone" in said
+    notebook.run("kf.notebook.start(2)")
     assert len(notebook.children()) >= 4, "two workers, the controller, guardians"
     assert_children_end_with(notebook)
