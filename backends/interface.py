@@ -340,6 +340,15 @@ class Backend(TensorEngine, Protocol):
         """
         ...
 
+    # ---- exporting.py
+    def plain_value(self, variable: keras.Variable, value: np.ndarray) -> Any:
+        """A value that the variable would have on one device, no distribution being active."""
+        ...
+
+    def track(self, model: keras.Model) -> None:
+        """Tell what lists a model's variables besides Keras that their values were replaced."""
+        ...
+
     # ---- variables.py
     def place(self, variable: keras.Variable, layout: KerasLayout) -> None:
         """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""

@@ -17,6 +17,7 @@ from keras.src.distribution import distribution_lib
 from keras_flow.backends import (
     backups,
     dry_run_hooks,
+    exporting,
     generation,
     logical_random,
     meeting,
@@ -288,6 +289,7 @@ def hooks() -> Sequence[Hook]:
         *older_keras.hooks(),
         *backups.hooks(),
         *generation.hooks(_entry),
+        *exporting.hooks(),
         *(
             Hook(
                 "keras.src.models.model",

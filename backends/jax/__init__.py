@@ -23,6 +23,8 @@ from keras_flow.backends.jax.devices import init as init
 from keras_flow.backends.jax.devices import simulate as simulate
 from keras_flow.backends.jax.devices import world as world
 from keras_flow.backends.jax.direct_collectives import direct as direct
+from keras_flow.backends.jax.exporting import plain_value as plain_value
+from keras_flow.backends.jax.exporting import track as track
 from keras_flow.backends.jax.generation import generate_function as generate_function
 from keras_flow.backends.jax.hooks import hooks as hooks
 from keras_flow.backends.jax.layouts import constrain as constrain

@@ -24,6 +24,8 @@ from keras_flow.backends.tensorflow.devices import init as init
 from keras_flow.backends.tensorflow.devices import simulate as simulate
 from keras_flow.backends.tensorflow.devices import world as world
 from keras_flow.backends.tensorflow.direct_collectives import direct as direct
+from keras_flow.backends.tensorflow.exporting import plain_value as plain_value
+from keras_flow.backends.tensorflow.exporting import track as track
 from keras_flow.backends.tensorflow.generation import generate_function as generate_function
 from keras_flow.backends.tensorflow.hooks import hooks as hooks
 from keras_flow.backends.tensorflow.layouts import constrain as constrain

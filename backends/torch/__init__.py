@@ -22,6 +22,8 @@ from keras_flow.backends.torch.devices import init as init
 from keras_flow.backends.torch.devices import simulate as simulate
 from keras_flow.backends.torch.devices import world as world
 from keras_flow.backends.torch.direct_collectives import direct as direct
+from keras_flow.backends.torch.exporting import plain_value as plain_value
+from keras_flow.backends.torch.exporting import track as track
 from keras_flow.backends.torch.generation import generate_function as generate_function
 from keras_flow.backends.torch.hooks import hooks as hooks
 from keras_flow.backends.torch.layouts import constrain as constrain

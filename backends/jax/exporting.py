@@ -1,0 +1,20 @@
+"""Exporting on JAX: plain values of variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+
+
+def plain_value(variable: keras.Variable, value: np.ndarray) -> jax.Array:
+    """An array on the default device."""
+    return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+
+
+def track(model: keras.Model) -> None:
+    """Nothing: JAX lists no variables."""

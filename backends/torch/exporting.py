@@ -1,0 +1,21 @@
+"""Exporting on PyTorch: plain values of variables."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import torch
+from keras.src.backend.torch import core
+
+from keras_flow.backends.torch.trainer import retrack
+
+
+def plain_value(variable: keras.Variable, value: np.ndarray) -> torch.nn.Parameter:
+    """A parameter on Keras's device."""
+    plain = core.convert_to_tensor(value, dtype=variable.dtype)
+    return torch.nn.Parameter(plain, requires_grad=variable.trainable and plain.is_floating_point())
+
+
+def track(model: keras.Model) -> None:
+    """Let torch's modules see the parameters: torch.export lists them."""
+    retrack(model)
