@@ -24,7 +24,7 @@ from keras_flow.current.creator import creator
 from keras_flow.current.distribution import ActivationLayout, Distribution
 from keras_flow.current.models import layer_paths
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
-from keras_flow.distributions import models
+from keras_flow.distributions import companions, models
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
@@ -213,16 +213,22 @@ class FlowDistribution(Distribution):
             spec = shard_of(layer, path)
             source = "kf.shard"
             if spec is None:
+                weight = companions.weight_of(path, layer)
+                if weight is not None and not self._has_own_rule(path, weight.path):
+                    return self._layout_with(weight, path, shape, layer)
                 match = self.rules.match(path)
                 if match is None:
                     return KerasLayout(VariableLayout(broadcast, "default"), self)
                 self._matched.add(match.key)
                 spec, source = match.spec, f"rule {match.key!r}"
+            unpacked = companions.unpacked_shape(layer, path, shape)
             try:
-                requested = Layout(self.placement, spec, shape)
+                requested = Layout(self.placement, spec, unpacked)
             except FlowError as error:
                 raise FlowError(f"{path}: {source}: {error}") from error
             problems = problems_of(requested, source, path)
+            if unpacked != shape and not problems:
+                requested = companions.packed(requested, shape)
         except FlowError as error:
             requested, source, problems = broadcast, "default", [str(error)]
         if problems:
@@ -242,6 +248,22 @@ class FlowDistribution(Distribution):
         return KerasLayout(
             VariableLayout(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
         )
+
+    def _has_own_rule(self, path: str, weight: str) -> bool:
+        """Whether a rule was written for a variable that belongs to a weight, and not for the weight."""
+        key = matched_key(self.rules, path)
+        return key is not None and key != matched_key(self.rules, weight)
+
+    def _layout_with(
+        self, weight: keras.Variable, path: str, shape: tuple[int, ...], layer: keras.Layer | None
+    ) -> KerasLayout:
+        """The layout of a variable that belongs to a weight of its layer, from the weight's."""
+        found = keras_layout(weight)
+        if found is None or found.distribution is not self:
+            found = self.layout_for(weight.path, tuple(weight.shape), layer)
+        layout = companions.layout_with(found.layout, path, shape)
+        source = f"its weight {weight.path!r}, which has it from {found.given.source}"
+        return KerasLayout(VariableLayout(layout, source, gathered=found.given.gathered), self)
 
     # ---- checks
 

@@ -1,0 +1,25 @@
+"""Quantized models and adapters have one device's numbers under every layout, on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.doors import fine_tuning
+from tests.doors.fine_tuning import Case
+from tests.ranks import Pool
+
+ENGINES = ("jax", "tensorflow", "torch")
+FIXED = (Case("int8", "before compile", "2x2"), Case("int4", "none", "1x2"), Case(None, "after compile", "2x2"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
+    assert on_ranks(engine)(fine_tuning.deviations, FIXED) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_combination(engine: str, on_ranks: Callable[..., Pool]) -> None:
+    assert on_ranks(engine)(fine_tuning.deviations, fine_tuning.cases(), timeout=1800.0) == {}
