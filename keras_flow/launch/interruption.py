@@ -10,6 +10,9 @@ from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
 from keras_flow.launch.processes import GRACE_VARIABLE, RankProcess, Ranks, preemption_seconds
 
+#: holds for what is written through `atomic`
+_WHOLE = "each file is whole, the old one or the new"
+
 
 def of_a_rank(folder: JobFolder, running: Sequence[RankProcess]) -> int:
     """The signal by which one rank was asked to end, where it has `kf.on_preemption`; 0 where none was."""
@@ -35,10 +38,8 @@ def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
     if ranks.unfinished:
         why = "before a second Ctrl-C" if ranks.hurried else f"within {preemption_seconds():g} s"
         hint = "" if ranks.hurried else f" ({GRACE_VARIABLE})"
-        return (
-            f"{head}; {_names(ranks.unfinished, job)} did not finish the callback of kf.on_preemption {why}{hint}, the "
-            "files are as they were"
-        )
+        who = _names(ranks.unfinished, job)
+        return f"{head}; {who} did not finish the callback of kf.on_preemption {why}{hint}; {_WHOLE}"
     failures = [(process, failure.read(folder, process.rank)) for process in ranks.processes]
     causes = [
         (written.lost_neighbour or written.waited_too_long, written.time, process, written)
@@ -48,7 +49,7 @@ def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
     if causes:
         *_, process, written = min(causes, key=lambda cause: cause[:2])
         text = failure.rank_failed(process.rank, job, process.code or written.exit_code, written, "", "")
-        return f"{head}; the files are as they were: {text}"
+        return f"{head}; {_WHOLE}. {text}"
     missing = [process.rank for process in ranks.processes if not folder.saved(process.rank).exists()]
     if missing:
         return f"{head}; the callback of kf.on_preemption was not called in {_names(missing, job)}"

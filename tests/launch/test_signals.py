@@ -1,0 +1,165 @@
+"""A job with `kf.on_preemption` is asked to end: whoever is asked, however often, the file is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from keras_flow.launch.environment import free_port
+from tests import sampling
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(300)
+
+PROGRAM = """
+import os, sys, time
+import keras_flow as kf
+kf.init()
+import keras, numpy as np
+folder, mode = sys.argv[1:]
+keras.utils.set_random_seed(0)
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        open(os.path.join(folder, f"begun-{kf.env.process_index()}"), "w").close()
+        time.sleep(0.1)
+def save():
+    if mode == "fails" and kf.env.process_index() == 1:
+        raise ValueError("no room")
+    model.save("state.keras")
+    if mode == "hangs":
+        time.sleep(99)
+    open(os.path.join(folder, f"ended-{kf.env.process_index()}"), "w").close()
+os.chdir(folder)
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    kf.on_preemption(save)
+    x = np.random.default_rng(1).normal(size=(240, 8)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=30, epochs=100, verbose=0, callbacks=[Slow()])
+"""
+
+#: processes of each host, ranks of each process
+ONE, TWO, TWO_BY_TWO = (1, 1), (2, 1), (2, 2)
+
+
+def ended(
+    folder: Path,
+    backend: str,
+    numbers: list[signal.Signals],
+    target: str = "launcher",
+    shape: tuple[int, int] = TWO,
+    hosts: int = 1,
+    mode: str = "saves",
+    **variables: str,
+) -> tuple[list[int], str]:
+    """Start a job, send signals; exit statuses of the launchers, and what the one that was asked said."""
+    script = programs.write(folder, PROGRAM)
+    (folder / "state.keras").write_text("the old one")
+    processes, share = shape
+    command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(processes)]
+    command += ["--master_port", str(free_port()), "--timeout", "90"]
+    command += [] if backend == "torch" else ["--devices_per_proc", str(share)]
+    launchers = [
+        programs.start(
+            [*command, "--node_rank", str(node), str(script), str(folder), mode],
+            backend,
+            KERAS_FLOW_TOKEN="secret",
+            **variables,
+        )
+        for node in range(hosts)
+    ]
+    asked = launchers[-1]
+    count = processes * hosts
+    programs.wait_until(lambda: all((folder / f"begun-{index}").exists() for index in range(count)), 150)
+    time.sleep(0.3)
+    rank = next((each for each in programs.tree(asked.pid) if "keras_flow.launch.child" in each.cmdline()), None)
+    for number in numbers:
+        if target == "launcher":
+            asked.send_signal(number)
+        else:
+            assert rank is not None
+            os.kill(rank.pid, number)
+        time.sleep(0.5 if mode == "hangs" else 0.05)
+    below = [each for launcher in launchers if launcher.poll() is None for each in programs.tree(launcher.pid)]
+    outputs = [programs.finish(launcher, 60) for launcher in launchers]
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], "left running"
+    assert not list(folder.glob(".keras-flow-writes-*")) or mode == "hangs"
+    return [code for code, _, _ in outputs], outputs[-1][2]
+
+
+def all_ended(folder: Path, count: int) -> bool:
+    return zipfile.is_zipfile(folder / "state.keras") and len(list(folder.glob("ended-*"))) == count
+
+
+def old_or_new(folder: Path) -> bool:
+    path = folder / "state.keras"
+    return path.read_bytes() == b"the old one" or zipfile.is_zipfile(path)
+
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+def full(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))
+@pytest.mark.parametrize(
+    ("numbers", "target", "shape", "hosts"),
+    [
+        ([INT], "launcher", TWO, 1),
+        full([TERM], "rank", TWO, 1),
+        full([INT], "rank", TWO, 1),
+        full([TERM, TERM], "launcher", TWO, 1),
+        full([TERM], "launcher", ONE, 1),
+        full([INT], "launcher", ONE, 1),
+        full([INT], "launcher", TWO_BY_TWO, 1),
+        full([TERM], "launcher", ONE, 2),
+        full([INT], "rank", ONE, 2),
+    ],
+)
+def test_the_callback_ends(
+    backend: str, numbers: list[signal.Signals], target: str, shape: tuple[int, int], hosts: int, tmp_path: Path
+) -> None:
+    codes, said = ended(tmp_path, backend, numbers, target, shape, hosts)
+    assert all_ended(tmp_path, shape[0] * hosts), said
+    assert codes == [128 + numbers[0]] * hosts, said
+    lines = [line for line in said.splitlines() if "interrupted" in line]
+    if hosts == 1:
+        assert lines == ["keras-flow: interrupted; saved state.keras"], said
+    else:  # the host of process 0 is another one
+        assert lines == [
+            "keras-flow: interrupted; the callback of kf.on_preemption has ended in every rank of this host"
+        ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+def test_a_second_ctrl_c(backend: str, tmp_path: Path) -> None:
+    codes, said = ended(tmp_path, backend, [INT, INT], mode="hangs")
+    assert codes == [130]
+    assert "did not finish the callback of kf.on_preemption before a second Ctrl-C; each file is whole" in said
+    assert old_or_new(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+def test_a_callback_that_fails_or_takes_too_long(backend: str, tmp_path: Path) -> None:
+    codes, said = ended(tmp_path, backend, [TERM], mode="fails", KERAS_FLOW_GRACE="20")
+    assert codes == [143]
+    assert "interrupted; each file is whole, the old one or the new. " in said
+    assert "ValueError: no room" in said
+    # the other rank may have written it by then
+    assert old_or_new(tmp_path)
+    for each in tmp_path.glob("begun-*"):
+        each.unlink()
+    codes, said = ended(tmp_path, backend, [TERM], mode="hangs", KERAS_FLOW_GRACE="4")
+    assert codes == [143]
+    assert "0, 1 did not finish the callback of kf.on_preemption within 4 s (KERAS_FLOW_GRACE)" in said
