@@ -193,8 +193,10 @@ def of_layer_itself(layer: keras.Layer) -> Interaction | None:
 def _judged(layer: keras.Layer) -> _LayerLook:
     look = _look_at(layer)
     look.whole = look.itself or _first(_inside(layer))
-    # what a layer will hold once it is built is not known yet
-    look.parts = [(part, _look_at(part)) for part in layer._flatten_layers()] if layer.built else None
+    if look.itself is not None:  # whatever is inside
+        look.parts = [(layer, look)]
+    else:  # what a layer will hold once it is built is not known yet
+        look.parts = [(part, _look_at(part)) for part in layer._flatten_layers()] if layer.built else None
     return look
 
 
