@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether the layer acts row by row, its inputs are split by rows at most, and its weights are whole."""
-    if not layer.built or row_interaction.of_call(layer, args, kwargs) is not None:
+    # `stateless_call` gives the values of variables, which would hide the plain ones
+    if not layer.built or in_stateless_scope() or row_interaction.of_call(layer, args, kwargs) is not None:
         return False
     # may gather its inputs and weights first: a collective for each time step costs more
     is_recurrent = row_interaction.is_recurrent(layer)

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 import torch
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -87,9 +88,14 @@ class _Dims:
     output: int
 
 
+def _step_of_variables() -> RunningStep | None:
+    """Return the running step; None in `stateless_call`, whose given values would hide a rank's parts of weights."""
+    return None if in_stateless_scope() else current_step()
+
+
 def step_with_split(layer: keras.Layer, inputs: object, *args: object, **kwargs: object) -> tuple | None:
     """Condition of the hooks on the `call` of linear layers: the step, and how the layer is computed in it."""
-    step = current_step()
+    step = _step_of_variables()
     # by own rows, or with whole weights: nothing is split
     if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
         return None
@@ -252,7 +258,7 @@ def step_with_channels(
     layer: keras.Layer, inputs: object, training: bool | None = None, mask: object = None
 ) -> tuple | None:
     """Condition of the hook on `BatchNormalization.call`: the step, and the layout where channels are split."""
-    step = current_step()
+    step = _step_of_variables()
     if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
         return None
     if type(layer) is not _NORMALIZATION or mask is not None or layer._remat_mode or getattr(layer, "renorm", False):
@@ -283,7 +289,7 @@ def step_with_heads(
     layer: keras.Layer, query: object, value: object, key: object = None, *args: object, **kwargs: object
 ) -> tuple | None:
     """Condition of the hook on `MultiHeadAttention.call`: the step, and how it is computed where heads are split."""
-    step = current_step()
+    step = _step_of_variables()
     if step is None or not step.consistent or step.inside is not None or type(layer) is not _ATTENTION:
         return None
     # masks of dropout, and scores that are handed back, have a dim of heads; more by place is for DTensor's operators
