@@ -10,6 +10,7 @@ from keras_flow.cli.boxing import boxing
 from keras_flow.cli.compare import compare
 from keras_flow.cli.doctor import doctor
 from keras_flow.cli.explain import explain
+from keras_flow.cli.init import init
 from keras_flow.cli.launch import launch
 from keras_flow.cli.verify import verify
 from keras_flow.errors import FlowError
@@ -26,6 +27,7 @@ app.command()(boxing)
 app.command()(compare)
 app.command()(doctor)
 app.command()(explain)
+app.command()(init)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 app.command()(verify)
 

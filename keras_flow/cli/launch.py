@@ -118,7 +118,8 @@ def launch(
         raise FlowError(f"--on {on}: legal is ray. Without it processes are started on this host.")
     if on and nnodes > 1:
         raise FlowError("--on ray places processes on nodes by itself: give --ranks, and leave --nnodes out.")
-    if devices is nproc_per_node is devices_per_proc and (late := _late_options(arguments or [])):
+    counts = (devices, nproc_per_node, devices_per_proc)
+    if counts == (None, None, None) and (late := _late_options(arguments or [])):
         raise FlowError(
             f"keras-flow launch: {late} stands behind {script}, so that the script is given it. Options of launch "
             f"stand before the script: keras-flow launch {late} ... {script}"

@@ -127,9 +127,10 @@ def _end_before_it_is_noticed(event: str, args: tuple[object, ...]) -> None:
     noticed = event in _NOTICED
     if event == "open":
         flags = args[2] if len(args) > 2 else 0
-        noticed = args[0] != os.devnull and isinstance(flags, int) and bool(flags & _WRITING)
+        noticed = args[:1] != (os.devnull,) and isinstance(flags, int) and bool(flags & _WRITING)
     elif event == "os.mkdir":  # one that is there stays as it is
-        noticed = not (isinstance(args[0], str | bytes | os.PathLike) and os.path.isdir(args[0]))
+        path = args[0] if args else None
+        noticed = not (isinstance(path, str | bytes | os.PathLike) and os.path.isdir(path))
     if noticed:
         os._exit(0)
 

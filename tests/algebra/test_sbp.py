@@ -71,3 +71,8 @@ def test_mistakes(spec: object, text: str) -> None:
     with pytest.raises(FlowError) as error:
         sbp.nd_sbp(spec, ("a", "b"))  # type: ignore[arg-type]
     assert text in str(error.value)
+
+
+def test_keras_spelling_of_a_layout_is_translated() -> None:
+    with pytest.raises(FlowError, match=r"is Keras's spelling.*; here it is \{.model.: kf\.sbp\.split\(1\)\}"):
+        sbp.nd_sbp((None, "model"), ("data", "model"))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
             "raises.py fails as it is imported (raises.py, line 1): ",
         ),
         ("keras-flow explain broken.py --layout 2x2", "broken.py is not a Python file: line 1: invalid syntax"),
-        ("keras-flow explain program.py --layout dp4 --ranks 2", "layout 'dp4' has 4 ranks by its name, and --ranks 2"),
+        ("keras-flow explain program.py --layout dp4 --ranks 2", "layout 'dp4' on 2 ranks; its name says 4"),
         ("keras-flow launch none.py --devices 2", "--devices stands behind none.py, so that the script is given it"),
         ("keras-flow launch --nproc_per_node 2 -m nosuchmodule", "the module nosuchmodule, which is not found"),
         ("keras-flow launch --devices 2 --print-k8s program.py", "--print-k8s needs --image"),
