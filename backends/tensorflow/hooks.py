@@ -302,6 +302,13 @@ def _replicas() -> tuple[Hook, ...]:
     draws = ("normal", "uniform", "truncated_normal", "randint")
     return (
         Hook(
+            "tensorflow.python.distribute.distribute_lib",
+            "StrategyBase.scope",
+            mirrored_strategy.refuse_strategy,
+            "a strategy of the user's inside a distribution's scope: its variables and steps would wait for ever",
+            when=mirrored_strategy.foreign_strategy,
+        ),
+        Hook(
             _TRAINER,
             "TensorFlowTrainer._make_function",
             mirrored_strategy.make_function,

@@ -31,6 +31,9 @@ from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 from keras_flow.placements import Placement
 
+#: attribute of what extends a strategy that is ours
+_OURS = "_keras_flow"
+
 
 def works_by_dtensor(distribution: Distribution) -> bool:
     """Whether variables are on a mesh: not under a strategy, and not where there is one rank only."""
@@ -58,6 +61,38 @@ def strategy_of(distribution: Distribution) -> tf.distribute.MirroredStrategy:
     return _strategy(distribution.placement)
 
 
+def foreign_strategy(strategy: tf.distribute.Strategy, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `Strategy.scope`: the active distribution, where the strategy is none of ours."""
+    distribution = active()
+    return None if distribution is None or hasattr(strategy.extended, _OURS) else distribution
+
+
+def refuse_strategy(distribution: Distribution, original: Callable[..., object], strategy: object) -> object:
+    """Hook on `Strategy.scope`: two ways to split one batch wait for each other for ever.
+
+    Raises:
+        FlowError: always.
+    """
+    raise FlowError(
+        f"the scope of {type(strategy).__name__} of tf.distribute is entered inside that of {distribution!r}, or by a "
+        "model that was made in it: a batch is split by one of them. Use the strategy outside of keras_flow's scope, "
+        "or leave it out and make the model under kf.DataParallel (its strategy='mirrored' is a MirroredStrategy)"
+    )
+
+
+def refuse_inside_strategy(distribution: Distribution) -> None:
+    """Refuse a scope of ours inside that of a strategy.
+
+    Raises:
+        FlowError: a strategy's scope is entered that is none of ours.
+    """
+    if tf.distribute.has_strategy() and not hasattr(tf.distribute.get_strategy().extended, _OURS):
+        raise FlowError(
+            f"the scope of {distribution!r} is entered inside that of {type(tf.distribute.get_strategy()).__name__} of "
+            "tf.distribute: a batch is split by one of them. Leave the strategy's scope first"
+        )
+
+
 @functools.lru_cache(maxsize=64)
 def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
     if joined().count > 1:
@@ -71,6 +106,7 @@ def _strategy(placement: Placement) -> tf.distribute.MirroredStrategy:
     # Variables are updated inside the replica instead of in a merge call, which cannot stand inside `tf.cond` (moving
     # averages of weights, gradient accumulation). Private; checked with TensorFlow 2.21.
     strategy.extended._use_merge_call = lambda: False
+    setattr(strategy.extended, _OURS, True)
     return strategy
 
 
@@ -110,6 +146,7 @@ def _across_processes(placement: Placement) -> tf.distribute.MultiWorkerMirrored
     with mock.patch.multiple(extended, create=True, **changes):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
     strategy.extended._use_merge_call = lambda: False
+    setattr(strategy.extended, _OURS, True)
     return strategy
 
 

@@ -271,6 +271,7 @@ def remat(_: object, original: Callable[..., object], function: Callable, *args:
 
 def enter(distribution: Distribution) -> None:
     """Make the mesh, or the strategy, of a distribution, and take process 0's random states."""
+    mirrored_strategy.refuse_inside_strategy(distribution)
     random_states.align()
     if mirrored_strategy.is_mirrored(distribution):
         mirrored_strategy.strategy_of(distribution)

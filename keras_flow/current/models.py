@@ -10,6 +10,7 @@ from keras.src.distribution import distribution_lib
 
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
@@ -19,9 +20,23 @@ def distribution_of(model: keras.Layer) -> Distribution | None:
     """The distribution that applies to a model: the active one, else that of the model's variables, else None.
 
     None too where a distribution of Keras that is not ours is active: Keras then does as it says.
+
+    Raises:
+        FlowError: that is so, and the model's variables lie as one of ours says.
     """
     # Keras's own question first: a distribution that is not ours may be active
-    return active() if distribution_lib.distribution() is not None else remembered(model)
+    current = distribution_lib.distribution()
+    if current is None:
+        return remembered(model)
+    if not isinstance(current, Distribution):
+        ours = remembered(model)
+        if ours is not None and not ours.has_one_rank:
+            raise FlowError(
+                f"model {model.name!r} was made or trained under {ours!r} and is used in the scope of "
+                f"keras.distribution.{type(current).__name__}, which does not know its layouts. Leave that scope, or "
+                "make the model inside it"
+            )
+    return active()
 
 
 def remembered(model: keras.Layer) -> Distribution | None:
