@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends import leaves, meeting
 from keras_flow.backends.torch import data, layouts, local_tensors, mirrored, rowwise_calls, short_calls, variables
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import keras
 
     from keras_flow.current.distribution import Distribution
+
+
+#: ids of layers whose outputs the program gets from the call that is running outside of a step
+_handed_out: ContextVar[frozenset[int]] = ContextVar("keras_flow_handed_out", default=frozenset())
 
 
 def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) -> RunningStep | Distribution | None:
@@ -63,6 +68,19 @@ def call(
         return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
+    if id(layer) in _handed_out.get():
+        outputs = _consistent(step, original, layer, args, kwargs)
+        return leaves.mapped(_through_plain, outputs)
+    return _consistent(step, original, layer, args, kwargs)
+
+
+def _consistent(
+    step: RunningStep,
+    original: Callable[..., object],
+    layer: keras.Layer,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     with step.within(layer.path or layer.name):
         # on plain tensors where that is exact: DTensor costs some ten microseconds for each operator
         if rowwise_calls.can_run(layer, args, kwargs):
@@ -96,15 +114,44 @@ def _call_outside(
         meeting.meet("calling a model or layer with split weights")
     args, kwargs = data.map_call(convert, args, kwargs)
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
-    with running(RunningStep(distribution, consistent=True)):
-        outputs = original(layer, *args, **kwargs)
-        return leaves.mapped(plain_with_mask, outputs)
+    token = _handed_out.set(_inner_outputs(layer) if torch.is_grad_enabled() else frozenset())
+    try:
+        with running(RunningStep(distribution, consistent=True)):
+            outputs = original(layer, *args, **kwargs)
+            return leaves.mapped(plain_with_mask, outputs)
+    finally:
+        _handed_out.reset(token)
+
+
+def _inner_outputs(model: keras.Layer) -> frozenset[int]:
+    """Ids of the layers whose outputs a functional model of several outputs hands out: later layers may read them."""
+    found = getattr(model, "outputs", None) or ()
+    return frozenset(id(each._keras_history.operation) for each in found) if len(found) > 1 else frozenset()
+
+
+def _through_plain(value: object) -> object:
+    """A DTensor made of the plain tensor that the program will get.
+
+    So a gradient by what a model hands out (Grad-CAM) finds all that was computed from it.
+    """
+    if not isinstance(value, DTensor) or not value.requires_grad:
+        return value
+    plain = variables.to_logical(value)
+    mesh = value.device_mesh
+    again = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    again = again.redistribute(mesh, value.placements)
+    mask = get_keras_mask(value)
+    if mask is not None:
+        set_keras_mask(again, mask)
+    again.keras_flow_plain = plain  # type: ignore[attr-defined]
+    return again
 
 
 def plain_with_mask(leaf: object) -> object:
     """The logical tensor of a DTensor, with its mask; anything else as it is."""
     mask = get_keras_mask(leaf)
-    whole = variables.to_logical(leaf)
+    plain = getattr(leaf, "keras_flow_plain", None)
+    whole = variables.to_logical(leaf) if plain is None else plain
     if mask is not None and whole is not leaf:
         set_keras_mask(whole, variables.to_logical(mask))
     return whole

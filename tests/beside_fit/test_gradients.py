@@ -12,7 +12,7 @@ from tests.beside_fit.models import MODELS
 SOME = [("data", False, 4), ("2x2", True, 3)]
 ALL = [(layout, inside, rows) for layout in ("data", "1x2", "2x2") for inside in (True, False) for rows in (4, 3)]
 #: engine -> the module of its cases
-MODULES = {"tensorflow": "tests.beside_fit.by_tensorflow"}
+MODULES = {engine: f"tests.beside_fit.by_{engine}" for engine in ("tensorflow", "torch")}
 
 
 def _failures(module: str, names: tuple[str, ...], contexts: list, only: tuple[str, ...] = ()) -> list[str]:

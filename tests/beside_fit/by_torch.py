@@ -1,0 +1,81 @@
+"""Gradients by `torch.autograd`: saliency, Grad-CAM, penalties, products with the Hessian, each example's, loops."""
+
+from __future__ import annotations
+
+import keras
+import torch
+
+
+def by_input(model, x):
+    """Saliency, FGSM, by `backward`."""
+    x = x.clone().requires_grad_()
+    model(x)[:, 1].sum().backward()
+    return x.grad
+
+
+def by_layer(model, x):
+    """Grad-CAM, by `torch.autograd.grad` and by `backward`."""
+    seen = keras.Model(model.inputs, [model.get_layer("h").output, model.outputs[0]])
+    hidden, out = seen(x)
+    (first,) = torch.autograd.grad(out[:, 1].sum(), hidden, retain_graph=True)
+    hidden.retain_grad()
+    out[:, 1].sum().backward()
+    return [hidden, first, hidden.grad]
+
+
+def by_weights(model, x):
+    """Through a training call, by `torch.autograd.grad` and by `backward`."""
+    weights = [weight.value for weight in model.trainable_weights]
+    found = list(torch.autograd.grad((model(x, training=True) ** 2).mean(), weights))
+    model.zero_grad()
+    (model(x, training=True) ** 2).mean().backward()
+    return [found, [weight.value.grad for weight in model.trainable_weights]]
+
+
+def penalty(model, x):
+    """A gradient penalty: by the weights, of a norm of a gradient by the inputs."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x, create_graph=True)
+    cost = ((torch.sqrt(gradient.flatten(1).square().sum(1) + 1e-6) - 1) ** 2).mean()
+    weights = [weight.value for weight in model.trainable_weights[:-1]]
+    return [cost, list(torch.autograd.grad(cost, weights, allow_unused=True))]
+
+
+def twice_by_input(model, x):
+    """A gradient of a gradient by the inputs."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((model(x)[:, 1] ** 2).sum(), x, create_graph=True)
+    return torch.autograd.grad((gradient**2).sum(), x)[0]
+
+
+def hessian_vector(model, x):
+    """The Hessian by the weights, times a vector of ones."""
+    weights = [weight.value for weight in model.trainable_weights]
+    gradients = torch.autograd.grad((model(x) ** 2).mean(), weights, create_graph=True)
+    total = sum(gradient.sum() for gradient in gradients)
+    return list(torch.autograd.grad(total, weights))
+
+
+def by_example(model, x):
+    """Each example's gradient by the weights."""
+    weights = [weight.value for weight in model.trainable_weights]
+    costs = (model(x) ** 2).mean(1)
+    return [list(torch.autograd.grad(cost, weights, retain_graph=True)) for cost in costs]
+
+
+def own_loop(model, x):
+    """Steps of a loop of one's own, with the model's loss and optimizer."""
+    for _ in range(2):
+        model.zero_grad()
+        loss = model.compute_loss(x=x, y=torch.ones(x.shape[0], 3), y_pred=model(x, training=True))
+        loss.backward()
+        weights = model.trainable_weights
+        with torch.no_grad():
+            model.optimizer.apply([weight.value.grad for weight in weights], weights)
+    return [loss, *model.get_weights()]
+
+
+CASES = {
+    case.__name__: case
+    for case in (by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, own_loop)
+}
