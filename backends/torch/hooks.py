@@ -143,6 +143,13 @@ def _layers() -> tuple[Hook, ...]:
             when=layers.step_or_distribution,
         ),
         Hook(
+            "keras.src.layers.layer",
+            "Layer._get_regularization_losses",
+            layers.regularization,
+            "model.losses outside of a step: plain losses do not mix with DTensors",
+            when=layers.distribution_outside,
+        ),
+        Hook(
             f"{_KERAS}.core",
             "compute_output_spec",
             shapes.infer,

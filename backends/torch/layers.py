@@ -123,6 +123,19 @@ def _call_outside(
         _handed_out.reset(token)
 
 
+def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on a layer's regularisation losses: its distribution, outside of steps."""
+    return _distribution_of(layer) if current_step() is None else None
+
+
+def regularization(
+    distribution: Distribution, original: Callable[..., list], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Layer._get_regularization_losses`: plain tensors, which a program adds to the loss of a call."""
+    with running(RunningStep(distribution, consistent=True)):
+        return leaves.mapped(variables.to_logical, original(layer, *args, **kwargs))
+
+
 def _inner_outputs(model: keras.Layer) -> frozenset[int]:
     """Ids of the layers whose outputs a functional model of several outputs hands out: later layers may read them."""
     found = getattr(model, "outputs", None) or ()
