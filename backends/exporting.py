@@ -79,8 +79,8 @@ def export(
             raise  # of what was asked, and said in a line
         except Exception as error:
             raise FlowError(
-                f"model.export(format={format!r}): Keras's exporter for {backend().name} failed, on the model as one device "
-                f"has it: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
+                f"model.export(format={format!r}): Keras's exporter for {backend().name} failed, on the model as one "
+                f"device has it: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
             ) from error
 
     if backend().world().process_count == 1:
