@@ -35,21 +35,22 @@ def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
     """
     if not folder.asks_for_time.exists():
         return f"{head}; every {job.word} was ended"
-    if ranks.unfinished:
-        why = "before a second Ctrl-C" if ranks.hurried else f"within {preemption_seconds():g} s"
-        hint = "" if ranks.hurried else f" ({GRACE_VARIABLE})"
-        who = _names(ranks.unfinished, job)
-        return f"{head}; {who} did not finish the callback of kf.on_preemption {why}{hint}; {_WHOLE}"
     failures = [(process, failure.read(folder, process.rank)) for process in ranks.processes]
     causes = [
         (written.lost_neighbour or written.waited_too_long, written.time, process, written)
         for process, written in failures
         if written is not None and not written.left
     ]
-    if causes:
+    # one that lost another is no cause where one had to be killed
+    if causes and not (min(causes, key=lambda cause: cause[:2])[0] and ranks.unfinished):
         *_, process, written = min(causes, key=lambda cause: cause[:2])
         text = failure.rank_failed(process.rank, job, process.code or written.exit_code, written, "", "")
         return f"{head}; {_WHOLE}. {text}"
+    if ranks.unfinished:
+        why = "before a second Ctrl-C" if ranks.hurried else f"within {preemption_seconds():g} s"
+        hint = "" if ranks.hurried else f" ({GRACE_VARIABLE})"
+        who = _names(ranks.unfinished, job)
+        return f"{head}; {who} did not finish the callback of kf.on_preemption {why}{hint}; {_WHOLE}"
     missing = [process.rank for process in ranks.processes if not folder.saved(process.rank).exists()]
     if missing:
         return f"{head}; the callback of kf.on_preemption was not called in {_names(missing, job)}"

@@ -24,6 +24,7 @@ from keras_flow import atomic
 from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
+from keras_flow.launch import failure
 from keras_flow.launch.environment import RESTART_VARIABLE
 from keras_flow.launch.folder import own_folder
 from keras_flow.launch.processes import preemption_seconds
@@ -67,8 +68,14 @@ class PreemptionPoint:
             self._last = self._agreed()
         if self._steps <= self._last:
             return
-        with atomic.noting() as written:
-            self._callback()
+        try:
+            with atomic.noting() as written:
+                self._callback()
+        except Exception as error:
+            # at once: on its way out it may wait for processes that wait for this one
+            if (folder := own_folder()) is not None:
+                failure.record(folder, backend().world().process_index, error)
+            raise
         sys.stdout.flush()
         self._leave_last()
         self._say(list(map(str, written)))
