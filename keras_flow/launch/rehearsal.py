@@ -18,9 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from keras_flow.backends.active import backend
 from keras_flow.backends.engines import ENGINES
-from keras_flow.backends.hooking import install
 from keras_flow.current import dry_run
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError, is_of_user
@@ -97,6 +95,10 @@ def _play(
     pipe: int,
 ) -> None:
     """Call `main` in the forked process, and write what it raised about layouts."""
+    # they load Keras, which the process that calls kf.run may never need
+    from keras_flow.backends.active import backend
+    from keras_flow.backends.hooking import install
+
     _silence()
     for engine in ENGINES.values():  # Keras loads others where it finds them, which takes seconds: to set their seeds
         sys.modules.setdefault(engine.module, None)  # type: ignore[arg-type]  # Python takes None for "cannot be had"
