@@ -361,7 +361,7 @@ def of_one_sample() -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model, x = _model(piece)
-        for layer in model.layers[1:]:
+        for layer in model.layers[1:2]:  # the rest makes no image
             if row_interaction.of_call(layer, (ops.convert_to_tensor(x[0]),), {}) is None:
                 wrong.append(piece.name)
     return wrong
