@@ -96,6 +96,8 @@ def apply(
         if gradient is None or not isinstance(target, dtensor.DVariable):
             continue
         grads[index] = _as_variable(gradient, target)
+    if not in_step() and optimizer.built:  # it may have been built before its variables were laid
+        distribution.lay_optimizer(optimizer)
     own_loop = contextlib.nullcontext() if in_step() else _update_of(distribution)
     token = updating.set(True)
     try:

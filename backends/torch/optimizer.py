@@ -10,9 +10,10 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import fused_adam, local_tensors, profiling, reducing
 from keras_flow.backends.torch.gathering import whole
-from keras_flow.backends.torch.step import implicit_replication
+from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.variable_layout import keras_layout
 
 if TYPE_CHECKING:
     import keras
@@ -40,7 +41,13 @@ def apply(
     grads: Sequence[torch.Tensor | None],
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> object:
-    """Hook on `BaseOptimizer.apply`: reduce the partial sums that the backward pass left, then update."""
+    """Hook on `BaseOptimizer.apply`: reduce the partial sums that the backward pass left, then update.
+
+    In a loop of the program's own the optimizer may have been built before its variables were laid.
+    """
+    laid = next((layout for layout in map(keras_layout, updated) if layout is not None), None)
+    if current_step() is None and optimizer.built and laid is not None:
+        laid.distribution.lay_optimizer(optimizer)
     with implicit_replication(), torch.no_grad():
         return original(optimizer, reduce(list(grads), list(updated)), trainable_variables)
 

@@ -126,6 +126,10 @@ class Distribution(distribution_lib.Distribution):
         """
         raise NotImplementedError
 
+    def lay_optimizer(self, optimizer: keras.Optimizer) -> None:
+        """Give slots that were made elsewhere the layouts of their variables, unless all were laid already."""
+        raise NotImplementedError
+
     def check(self, model: keras.Model) -> None:
         """Raise all layout problems of a model together.
 

@@ -283,6 +283,11 @@ class FlowDistribution(Distribution):
         """
         return models.adopt(model, self, *others)
 
+    def lay_optimizer(self, optimizer: keras.Optimizer) -> None:
+        """Give slots that were made elsewhere the layouts of their variables, unless all were laid already."""
+        if not all(models.is_laid(slot, self) for slot in optimizer.variables):
+            models.lay_optimizer(optimizer, self)
+
     def apply(self, model: keras.Model) -> keras.Model:
         """Give the variables of a built model their layouts under this distribution.
 

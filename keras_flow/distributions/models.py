@@ -73,10 +73,11 @@ def _listed_are_laid(model: keras.Model, distribution: Distribution) -> bool:
     """Whether all variables that Keras lists for a model were laid by this distribution."""
     optimizer = getattr(model, "optimizer", None)
     listed = (*all_variables(model), *(optimizer.variables if optimizer is not None else ()))
-    return all(_is_laid(variable, distribution) for variable in listed)
+    return all(is_laid(variable, distribution) for variable in listed)
 
 
-def _is_laid(variable: keras.Variable, distribution: Distribution) -> bool:
+def is_laid(variable: keras.Variable, distribution: Distribution) -> bool:
+    """Return whether a variable has its layout from this distribution."""
     layout = keras_layout(variable)
     return layout is not None and layout.distribution is distribution
 
@@ -84,7 +85,7 @@ def _is_laid(variable: keras.Variable, distribution: Distribution) -> bool:
 def _has_layouts(model: keras.Model, distribution: Distribution) -> bool:
     """Whether the model's weights have the layouts that they were last given, all by this distribution."""
     layouts = [keras_layout(variable) for variable in model.weights]
-    return _last_layouts.get(model) == layouts and all(_is_laid(variable, distribution) for variable in model.weights)
+    return _last_layouts.get(model) == layouts and all(is_laid(variable, distribution) for variable in model.weights)
 
 
 def lay(roots: Iterable[object], distribution: Distribution) -> bool:
@@ -103,7 +104,7 @@ def lay(roots: Iterable[object], distribution: Distribution) -> bool:
     slots = {id(slot) for optimizer in optimizers.values() for slot in optimizer._variables}
     changed = False
     for variable, owner in found:
-        if id(variable) not in slots and not _is_laid(variable, distribution):
+        if id(variable) not in slots and not is_laid(variable, distribution):
             _place(variable, distribution, makers.get(id(variable), owner))
             changed = True
     # slots last: they follow their variables
