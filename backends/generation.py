@@ -89,7 +89,9 @@ def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dis
     return models.distribution_of(model)
 
 
-def _make(distribution: Distribution, original: Callable[..., object], model: keras.Model) -> object:
+def _make(
+    distribution: Distribution, original: Callable[..., Callable[..., object]], model: keras.Model
+) -> Callable[..., object]:
     """Hook on `make_generate_function`: the function as a step of the distribution."""
     function = original(model)
     if hasattr(function, "keras_flow_step"):

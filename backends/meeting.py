@@ -27,10 +27,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.current import joining, last_call
 from keras_flow.errors import FlowError, is_of_user
+
+if TYPE_CHECKING:
+    from keras_flow.backends.interface import Backend
 
 #: entries whose names are kept, and told
 _KEPT = 50
@@ -117,7 +121,7 @@ def meet(name: str) -> None:
     enter(name)
     if _are_together:
         return
-    engine, key, reach = tensor_engine(), f"{_prefix()}/meeting/{now().number}", 1
+    engine, key, reach = _store(), f"{_prefix()}/meeting/{now().number}", 1
     # the binomial tree of `agreement`, up to process 0
     while reach < here.process_count and not here.process_index & reach:
         if here.process_index + reach < here.process_count:
@@ -190,7 +194,7 @@ def wait_for(key: str, process: int, seconds: float | None = None, what: str = "
         FlowError: that process, or another one, is elsewhere, or did not write within this time.
     """
     seconds = joining.waiting_seconds() if seconds is None else seconds
-    engine, until = tensor_engine(), time.monotonic() + seconds
+    engine, until = _store(), time.monotonic() + seconds
     while True:
         try:
             return engine.get_text(key, min(seconds, _LOOK_SECONDS))
@@ -228,7 +232,7 @@ def _position_of(process: int) -> Entry | None:
 def _asked(key: str) -> str:
     """A text of the store; empty where there is none."""
     try:
-        return tensor_engine().get_text(key, _ASK_SECONDS)
+        return _store().get_text(key, _ASK_SECONDS)
     except Exception:  # it is not there, or the store is gone with its process
         return ""
 
@@ -250,7 +254,7 @@ def judged(mine: str, process: int, theirs: Entry) -> str:
         "as `if kf.env.is_main_process():`, make the call before it, and print or log the result inside"
     )
     with contextlib.suppress(Exception):  # another process was first
-        tensor_engine().put_text(f"{_prefix()}/verdict/0", text)
+        _store().put_text(f"{_prefix()}/verdict/0", text)
     return text
 
 
@@ -260,10 +264,10 @@ def judged(mine: str, process: int, theirs: Entry) -> str:
 def first_tells(text: str) -> None:
     """In process 0: tell whoever asks what became of something that it does for all. Nobody needs to ask."""
     key = _next_of_first()
-    tensor_engine().put_text(key, f":{text}")
+    _store().put_text(key, f":{text}")
     _written.append(key)
     if len(_written) > _LAG:
-        tensor_engine().delete_text(_written.popleft())
+        _store().delete_text(_written.popleft())
 
 
 def ask_first(what: str) -> str:
@@ -298,7 +302,7 @@ def _watch(ended: threading.Event) -> None:
 
 def _tell() -> None:
     """Write where this process is, with the entries before."""
-    engine = tensor_engine()
+    engine = _store()
     key = f"{_prefix()}/at/{engine.world().process_index}"
     told = json.dumps([[entry.number, entry.name, entry.place] for entry in list(_entries)])
     with contextlib.suppress(Exception):  # the store is gone with its process
@@ -314,6 +318,11 @@ def _leave() -> None:
     if getattr(sys, "last_value", None) is None:
         _entries.append(Entry(now().number + 1, _END, ""))
         _tell()
+
+
+def _store() -> Backend:
+    """The engine, whose store is asked only where processes are several; numpy, which has none, is one process."""
+    return cast("Backend", tensor_engine())
 
 
 def _prefix() -> str:

@@ -468,7 +468,7 @@ def _touches_rows(axes: object, rank: int | None) -> bool:
 
 def _has_rows(value: object, rank: int | None) -> bool:
     shape = tuple(getattr(value, "shape", ()))
-    return len(shape) >= (2 if rank is None else max(rank, 1)) and shape[0] != 1
+    return len(shape) >= (2 if rank is None else max(rank, 1)) and shape[:1] != (1,)
 
 
 def _ranks_of(layer: keras.Layer) -> set[int]:

@@ -47,6 +47,10 @@ def _is_split(variable: keras.Variable) -> bool:
     return placed is None or any(isinstance(part, sbp.Split) for part in placed.layout.nd_sbp)
 
 
+def _sum_of(value: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(value))  # type: ignore[arg-type]  # numpy's stubs tell buffers from 3.12 on
+
+
 def is_overwritten(variable: object) -> bool:
     """Whether what a backward pass gives a variable is its next value and no gradient: float8's scales."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
@@ -63,7 +67,7 @@ def compare(model: keras.Model, shards: Callable[[keras.Variable], Mapping[int, 
         FlowError: in all processes, naming the first variable, its layer and the ranks.
     """
     state = [(v, layer) for v, layer in assigned_by_calls(model) if not _is_split(v)]
-    sums = [{rank: zlib.crc32(np.ascontiguousarray(own)) for rank, own in shards(v).items()} for v, _ in state]
+    sums = [{rank: _sum_of(own) for rank, own in shards(v).items()} for v, _ in state]
     said = [sorted(set(each.values())) for each in sums]
     # equal facts mean equal numbers of values here: all processes go on, or none does
     if not agreement.differ({"state": zlib.crc32(repr(said).encode())}) and all(len(each) < 2 for each in said):

@@ -135,7 +135,7 @@ def nd_sbp(spec: SbpSpec, axis_names: Sequence[str]) -> NdSbp:
         parsed = (spec,)
     elif isinstance(spec, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  # programs without types
         axes = {name: dim for dim, name in enumerate(spec) if name in axis_names}
-        if axes and all(part is None or part in axis_names for part in spec):
+        if axes and all(part in (None, *axis_names) for part in spec):
             meant = ", ".join(f'"{name}": kf.sbp.split({dim})' for name, dim in axes.items())
             raise FlowError(f"{spec!r} is Keras's spelling, an axis for each dimension; here it is {{{meant}}}")
         parsed = tuple(_as_sbp(value, spec) for value in spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import keras
 import numpy as np
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def plain_value(variable: keras.Variable, value: np.ndarray) -> jax.Array:
     """An array on the default device."""
-    return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+    # Keras tells the type for all its engines together
+    return cast("jax.Array", keras.ops.convert_to_tensor(value, dtype=variable.dtype))
 
 
 def track(model: keras.Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TypeGuard, TypeVar, cast, overload
+from typing import Any, TypeGuard, TypeVar, cast, overload
 
 import keras
 import numpy as np
@@ -76,7 +76,7 @@ class MeshVariable(dtensor.DVariable):
         """Subtract from the value; as `assign`."""
         return super().assign_sub(self._laid(delta), *args, **kwargs)
 
-    def _laid(self, value: object) -> object:
+    def _laid(self, value: Any) -> object:
         if isinstance(value, dtensor.DVariable):
             value = value.read_value()
         if not self._is_read_directly() or is_dtensor(value):

@@ -70,12 +70,12 @@ def slice_update(
         part if isinstance(part, Shard) and inputs.shape[part.dim] == updates.shape[part.dim] else Replicate()
         for part in laid.placements
     )
-    start_indices = [variables.to_logical(start) for start in start_indices]
+    starts = [variables.to_logical(start) for start in start_indices]
 
     def piece(value: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, DTensor):
             return value[layouts.local_slices(value.shape, mesh, placements)] if value.ndim else value
         return local_tensors.to_local(value if value.placements == placements else value.redistribute(mesh, placements))
 
-    result = original(piece(inputs), start_indices, piece(updates))
+    result = original(piece(inputs), starts, piece(updates))
     return local_tensors.from_local(result, inputs.shape, mesh, placements)

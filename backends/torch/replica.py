@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -43,7 +43,8 @@ def _gradients_of(
 ) -> Callable[..., tuple[Any, list[Any]]]:
     def step(*args: Any) -> tuple[Any, list[Any]]:
         # arrays become tensors, as where a loss function is traced: torch subtracts none from a tensor with a gradient
-        result = loss_function(*keras.tree.map_structure(_tensor, args))
+        tensors = cast("tuple[Any, ...]", keras.tree.map_structure(_tensor, args))  # the structure it was given
+        result = loss_function(*tensors)
         (result[0] if has_aux else result).backward()
         values = [each.value for each in model.trainable_weights]
         found = [torch.zeros_like(value) if value.grad is None else value.grad for value in values]

@@ -67,15 +67,13 @@ class DataParallel(ExplainedDistribution):
                 f"strategy={strategy!r} is not one of the {engine.name} backend's: "
                 f"{sorted(engine.capabilities.strategies) or 'it has none by name'}; leave it out for the default"
             )
-        if isinstance(placement, keras.distribution.DataParallel):
-            placement = placement.device_mesh
-        if isinstance(placement, keras.distribution.DeviceMesh):
-            placement = placement_of(placement)
+        given = placement.device_mesh if isinstance(placement, keras.distribution.DataParallel) else placement
+        ranks = placement_of(given) if isinstance(given, keras.distribution.DeviceMesh) else given
         # in a dry run the ranks are those of the question, not of this machine
-        if placement is None:
+        if ranks is None:
             world = dry_run.world() or engine.world()
-            placement = Placement(range(world.size), axis_names=("data",))
-        require_placement(placement, type(self).__name__)
+            ranks = Placement(range(world.size), axis_names=("data",))
+        require_placement(ranks, type(self).__name__)
         self.strategy = strategy
         self.batch_statistics = batch_statistics
-        super().__init__(placement, batch_axes=placement.axis_names, random=random, verify=verify)
+        super().__init__(ranks, batch_axes=ranks.axis_names, random=random, verify=verify)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import keras
 
@@ -58,29 +59,29 @@ class ModelParallel(ExplainedDistribution):
         random: str | None = None,
         verify: str | None = None,
     ):
+        given = placement.device_mesh if isinstance(placement, keras.distribution.ModelParallel) else placement
         if isinstance(placement, keras.distribution.ModelParallel):
             rules = placement._layout_map if rules is None else rules  # private, and no public name has it
-            batch_axes = placement.batch_dim_name if batch_axes == "data" else batch_axes
-            placement = placement.device_mesh
-        if isinstance(placement, keras.distribution.DeviceMesh):
-            placement = placement_of(placement)
+            # None is the default of Keras's base class, where ModelParallel takes the mesh's first axis
+            batch_axes = cast("str", placement.batch_dim_name) if batch_axes == "data" else batch_axes
+        ranks = placement_of(given) if isinstance(given, keras.distribution.DeviceMesh) else given
         if callable(rules):
-            rules = _layout_map_for(placement, rules)
+            rules = _layout_map_for(ranks, rules)
         is_map = isinstance(rules, keras.distribution.LayoutMap)
-        if placement is None:
-            placement = _placement_of(rules if is_map else None)
-        require_placement(placement, type(self).__name__)
+        if ranks is None:
+            ranks = _placement_of(rules if is_map else None)
+        require_placement(ranks, type(self).__name__)
         # a placement of one axis "model" is plain tensor parallelism: nobody should have to say that there is no "data"
         if isinstance(batch_axes, str):
-            batch_axes = () if batch_axes == "data" and "data" not in placement.axis_names else (batch_axes,)
+            batch_axes = () if batch_axes == "data" and "data" not in ranks.axis_names else (batch_axes,)
         elif not isinstance(batch_axes, Sequence) or not all(isinstance(axis, str) for axis in batch_axes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise FlowError(
                 f"batch_axes names an axis of the placement or several, got {batch_axes!r}; the placement's axes are "
-                f"{list(placement.axis_names)}"
+                f"{list(ranks.axis_names)}"
             )
         self.maps_outputs = is_map
         super().__init__(
-            placement,
+            ranks,
             rules=LayoutMapRules(rules) if is_map else PatternRules(rules),
             activations=PatternRules(activations, "activations"),
             batch_axes=tuple(batch_axes),
