@@ -22,6 +22,8 @@ import psutil
 
 #: folders in which files are written begin so, then the host, the process, the second of its start, a number
 _PREFIX = ".keras-flow-writes-"
+#: how the name of the old folder ends while there is none of its own name
+_OLD = ".keras-flow-old"
 #: seconds after which a folder of another host, whose processes cannot be seen from here, is left over
 _FORGOTTEN_SECONDS = 24 * 3600.0
 #: of Linux's renameat2: two names change places, in one step
@@ -131,9 +133,14 @@ def _exchange_folders(new: Path, target: Path) -> None:
     if rename is not None and rename(_HERE, os.fsencode(new), _HERE, os.fsencode(target), _EXCHANGE) == 0:
         return
     # a system or file system without it: for a moment there is no folder, and the old one is beside
-    old = new.with_name(f"{new.name}.old")
+    old = target.with_name(f"{target.name}{_OLD}")
     os.rename(target, old)
-    os.rename(new, target)
+    try:
+        os.rename(new, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _to_disk(path: Path) -> None:
@@ -148,6 +155,10 @@ def _to_disk(path: Path) -> None:
 
 def _remove_left_over(parent: Path) -> None:
     """Remove the folders of writers that were killed."""
+    for old in parent.glob(f"*{_OLD}"):  # of a writer that was killed between two renames
+        target = old.with_name(old.name.removesuffix(_OLD))
+        with contextlib.suppress(OSError):
+            shutil.rmtree(old) if target.exists() else os.rename(old, target)
     for folder in parent.glob(f"{_PREFIX}*"):
         if not _is_written(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,7 +166,10 @@ def _remove_left_over(parent: Path) -> None:
 
 def _is_written(folder: Path) -> bool:
     """Whether the process that made a folder may still be writing in it."""
-    host, pid, started, _ = folder.name.removeprefix(_PREFIX).rsplit("-", 3)
+    parts = folder.name.removeprefix(_PREFIX).rsplit("-", 3)
+    if len(parts) != 4:
+        return True  # of somebody else
+    host, pid, started, _ = parts
     if host != socket.gethostname():
         with contextlib.suppress(OSError):
             return time.time() - folder.stat().st_mtime < _FORGOTTEN_SECONDS

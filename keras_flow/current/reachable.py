@@ -17,6 +17,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import TypeAlias
 
 import keras
+import numpy as np
 from keras.src.saving.keras_saveable import KerasSaveable  # the base of layers, metrics, losses and optimizers
 
 from keras_flow.errors import is_of_user
@@ -30,7 +31,9 @@ _HOLDERS = (
     *(KerasSaveable, keras.random.SeedGenerator, keras.callbacks.Callback, keras.callbacks.CallbackList),
     *(keras.Initializer, keras.Regularizer, keras.optimizers.schedules.LearningRateSchedule),
 )
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+_CONTAINERS = (list, tuple, deque)
+#: what containers may have millions of
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), np.ndarray, np.generic)
 
 
 def variables(*roots: object) -> Iterator[tuple[keras.Variable, Owner]]:
@@ -54,13 +57,15 @@ def variables(*roots: object) -> Iterator[tuple[keras.Variable, Owner]]:
             seen.add(id(value))
             owner = value if isinstance(value, _OWNERS) else owner
             # in their order: it is that of the messages that ranks exchange
-            waiting += [(child, owner) for child in reversed(list(children))]
+            waiting += [(child, owner) for child in reversed(list(children)) if not isinstance(child, _PLAIN)]
 
 
 def _children(value: object) -> Collection[object]:
     """What an object holds; nothing for numbers, texts, arrays and all that cannot hold a variable."""
     if isinstance(value, _CONTAINERS):
         return value
+    if isinstance(value, set | frozenset):  # whose own order differs between processes
+        return sorted(value, key=_name)
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, FunctionType):
@@ -74,6 +79,11 @@ def _children(value: object) -> Collection[object]:
         attributes = getattr(value, "__dict__", {}).values()
         return [*attributes, *_functions(type(value))] if is_of_users_class else attributes
     return ()
+
+
+def _name(value: object) -> str:
+    """A name that an object has in every process, as far as it has one."""
+    return f"{type(value).__qualname__} {getattr(value, 'path', None) or getattr(value, 'name', '')}"
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 #: model -> the layouts of its weights when it was last trained or adopted
 _last_layouts: WeakKeyDictionary[keras.Model, list[KerasLayout | None]] = WeakKeyDictionary()
-#: model -> what it was compiled with when all that it reaches was last laid
-_last_parts: WeakKeyDictionary[keras.Model, list[object]] = WeakKeyDictionary()
+#: model -> weak references to what it was compiled with when all that it reaches was last laid
+_last_parts: WeakKeyDictionary[keras.Model, list[weakref.ref[object] | None]] = WeakKeyDictionary()
 
 
 def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bool:
@@ -46,7 +47,7 @@ def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bo
     if not (_was_compiled_with(model) and _listed_are_laid(model, distribution)):
         others = (model, list(all_variables(model)), *others)  # of a sampler too, which no object of Keras holds
     changed = lay(others, distribution) if others else False
-    _last_parts[model] = _parts(model)
+    _last_parts[model] = [None if part is None else weakref.ref(part) for part in _parts(model)]
     layouts = [keras_layout(variable) for variable in model.weights]
     # `kf.shard` gives a layer's variables new layouts behind our back: compare with what was last seen
     relaid = any(a is not b for a, b in zip(layouts, _last_layouts.get(model, layouts), strict=False))
@@ -66,7 +67,10 @@ def _parts(model: keras.Model) -> list[object]:
 def _was_compiled_with(model: keras.Model) -> bool:
     """Whether the model has the optimizer, losses and metrics with which it was last laid."""
     known = _last_parts.get(model)
-    return known is not None and all(a is b for a, b in zip(known, _parts(model), strict=True))
+    return known is not None and all(
+        part is None if reference is None else reference() is part
+        for reference, part in zip(known, _parts(model), strict=True)
+    )
 
 
 def _listed_are_laid(model: keras.Model, distribution: Distribution) -> bool:
@@ -102,9 +106,13 @@ def lay(roots: Iterable[object], distribution: Distribution) -> bool:
     makers = {id(variable): layer for layer in layers.values() for variable in own_variables(layer)}
     optimizers = {id(owner): owner for _, owner in found if isinstance(owner, keras.Optimizer)}
     slots = {id(slot) for optimizer in optimizers.values() for slot in optimizer._variables}
+    listed = {id(variable) for root in roots if isinstance(root, keras.Layer) for variable in root.variables}
     changed = False
     for variable, owner in found:
         if id(variable) not in slots and not is_laid(variable, distribution):
+            # of another model, which a function of the user's knows by its name: its own distribution holds
+            if keras_layout(variable) is not None and isinstance(owner, keras.Layer) and id(variable) not in listed:
+                continue
             _place(variable, distribution, makers.get(id(variable), owner))
             changed = True
     # slots last: they follow their variables
@@ -128,7 +136,11 @@ def _place(variable: keras.Variable, distribution: Distribution, owner: reachabl
     # an optimizer reaches the variables that it updates, which are not its own
     by_hand = owner is None or isinstance(owner, keras.Optimizer)
     with nullcontext() if by_hand else creating("layer" if layer is not None else "metric", layer):
-        backend().place(variable, distribution.layout_for(variable.path, tuple(variable.shape), layer))
+        layout = distribution.layout_for(variable.path, tuple(variable.shape), layer)
+        if isinstance(owner, keras.Metric):
+            # its state is not compared between processes: a callback may have a metric in one of them alone
+            variable._layout = layout
+        backend().place(variable, layout)
 
 
 def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> bool:

@@ -104,14 +104,20 @@ class Noise:
 
 def filter_stderr() -> None:
     """From now on stderr of this process, and of the program that it becomes, passes a process that takes noise out."""
+    if os.getpid() == 1:  # of a container, which ends with it: nobody would see the last lines
+        return
     reading, writing = os.pipe()
     if (between := os.fork()) == 0:
         # a grandchild: the program must not find a child that it did not start
         if os.fork() == 0:
             os.close(writing)
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1):  # who reads the program's output waits for the program alone
+                os.dup2(null, number)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_IGN)  # it ends when nobody can write any more
-            _filter(reading, 2)
+            with contextlib.suppress(BaseException):
+                _filter(reading, 2)
         os._exit(0)
     os.waitpid(between, 0)
     os.dup2(writing, 2)

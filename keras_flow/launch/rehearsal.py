@@ -7,6 +7,7 @@ Errors about placements, rules and layouts are raised. Any other error is left t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -31,7 +32,7 @@ _NOTICED = frozenset(
         *(f"os.{name}" for name in ("remove", "rename", "rmdir", "link", "symlink", "truncate", "chmod", "chown")),
         *(f"os.{name}" for name in ("utime", "system", "exec", "posix_spawn", "spawn", "fork", "forkpty", "killpg")),
         *(f"socket.{name}" for name in ("connect", "bind", "sendto", "sendmsg")),
-        *("subprocess.Popen", "signal.pthread_kill", "sqlite3.connect"),
+        *("subprocess.Popen", "signal.pthread_kill", "sqlite3.connect", "os.kill", "fcntl.flock", "fcntl.lockf"),
     )
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -68,8 +69,9 @@ def rehearse(
         found = _read(reading)
     finally:
         os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # a program that ignores SIGCHLD has no children to wait for
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     if found:
         kind, text, where = json.loads(found)
         raise _KINDS.get(kind, FlowError)(f"{text}\nFound before any rank was started, at:\n{where.rstrip()}")
@@ -99,7 +101,7 @@ def _play(
     from keras_flow.backends.active import backend
     from keras_flow.backends.hooking import install
 
-    _silence()
+    _silence(pipe)
     for engine in ENGINES.values():  # Keras loads others where it finds them, which takes seconds: to set their seeds
         sys.modules.setdefault(engine.module, None)  # type: ignore[arg-type]  # Python takes None for "cannot be had"
     sys.addaudithook(_end_before_it_is_noticed)
@@ -117,11 +119,15 @@ def _play(
         pass  # the ranks meet it too, and their launcher tells it
 
 
-def _silence() -> None:
+def _silence(pipe: int) -> None:
+    """Let nothing be written but to `pipe`: what is open already is `/dev/null` from here on."""
     sys.dont_write_bytecode = True
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    for number in map(int, os.listdir(folder)):
+        if number not in (null, pipe):
+            with contextlib.suppress(OSError):  # that of the list itself is closed again
+                os.dup2(null, number)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for the life of the process
 
 
