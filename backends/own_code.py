@@ -64,7 +64,8 @@ def unknown_function(layer: keras.Layer) -> str:
         if name.endswith(_OF_WEIGHTS) or name in _OF_BASES or isinstance(value, keras.Layer):
             continue
         is_function = isinstance(value, _FUNCTIONS) or (name.endswith("activation") and callable(value))
-        if is_function and value not in _rowwise_functions():
+        # by identity: what is given may be callable and have no hash (a dataclass)
+        if is_function and id(value) not in _rowwise_functions():
             return name
     return ""
 
@@ -130,8 +131,8 @@ def _file_of(function: object) -> str:
 
 
 @functools.cache
-def _rowwise_functions() -> frozenset[object]:
-    """Keras's activations, also as operations: all of them act element by element, or along the last dim."""
+def _rowwise_functions() -> dict[int, types.FunctionType]:
+    """Keras's activations by identity, also as operations: all act element by element, or along the last dim."""
     names = [name for name in dir(keras.activations) if name not in ("get", "serialize", "deserialize")]
     found = [getattr(module, name, None) for module in (keras.activations, keras.ops) for name in names]
-    return frozenset(value for value in found if isinstance(value, types.FunctionType))
+    return {id(value): value for value in found if isinstance(value, types.FunctionType)}

@@ -108,8 +108,8 @@ _LOSSES = _names(
     MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson
     SparseCategoricalCrossentropy SquaredHinge Tversky"""
 )
-#: functions that Keras wraps as losses (`loss="mse"`) -> the class of which each is the function
-_LOSSES_OF_FUNCTIONS: dict[object, str] = {getattr(keras.losses, name)().fn: name for name in sorted(_LOSSES)}
+#: functions that Keras wraps as losses (`loss="mse"`), each with the class of which it is the function
+_LOSSES_OF_FUNCTIONS = [(getattr(keras.losses, name)().fn, name) for name in sorted(_LOSSES)]
 #: metrics whose state is a sum over rows
 _METRICS = _names(
     """AUC Accuracy BinaryAccuracy BinaryCrossentropy BinaryIoU CategoricalAccuracy CategoricalCrossentropy
@@ -218,7 +218,7 @@ def of_loss(loss: object, rank: int) -> Interaction | None:
         return _by_axis("loss", loss, "", rank)
     # an object's function may be another than its class's
     function = getattr(loss, "fn", None) if isinstance(loss, keras.Loss) else loss
-    name = _LOSSES_OF_FUNCTIONS.get(function, "") if function is not None else ""
+    name = next((name for known, name in _LOSSES_OF_FUNCTIONS if known is function), "")
     if not name and isinstance(loss, keras.Loss) and own_code.is_keras(function):
         name = type(loss).__name__
     return _by_axis("loss", loss, name, rank)

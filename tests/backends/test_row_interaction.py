@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
 import types
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from unittest import mock
 
 import keras
 import numpy as np
 import pytest
 
-from keras_flow.backends import row_interaction
+from keras_flow.backends import looks, row_interaction
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
 layers = keras.layers
@@ -201,3 +204,38 @@ def test_losses_and_metrics_are_looked_at() -> None:
     with mock.patch.object(keras.losses.Hinge, "call", _own(keras.losses.Hinge.call)):
         assert row_interaction.of_loss(keras.losses.Hinge(), 2) is not None
     assert row_interaction.of_loss(keras.losses.Hinge(), 2) is None
+
+
+@dataclass
+class Scaled:
+    """Callable, and without a hash, as a dataclass is."""
+
+    factor: float = 2.0
+
+    def __call__(self, *values):
+        return self.factor * values[-1]
+
+
+def test_functions_without_a_hash() -> None:
+    interaction = row_interaction.of_layer(dense(activation=Scaled()))
+    assert interaction is not None and interaction.kind == "function"
+    interaction = row_interaction.of_loss(Scaled(), 2)
+    assert interaction is not None and interaction.kind == "own code"
+    assert row_interaction.of_loss(keras.losses.mean_squared_error, 2) is None
+
+
+def test_what_a_loop_sets_is_neither_looked_at_nor_kept() -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
+    assert row_interaction.of_model(model) is None
+    model.__dict__.update(training=True, _eval_epoch_iterator=Scaled(), train_function=None)
+    data = weakref.ref(model.__dict__["_eval_epoch_iterator"])
+    assert row_interaction.of_model(model) is None
+    first = looks.last(model)
+    model.__dict__.update(training=False, train_function=Scaled())
+    del model.__dict__["_eval_epoch_iterator"]
+    assert row_interaction.of_model(model) is None
+    assert looks.last(model) is first, "judged once"
+    gc.collect()
+    assert data() is None, "data of a loop that has ended"
+    model.__dict__["call"] = _own(model.call)  # where the iterator was
+    assert row_interaction.of_model(model) is not None
