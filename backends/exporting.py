@@ -27,9 +27,6 @@ from keras_flow.errors import FlowError
 if TYPE_CHECKING:
     import keras
 
-#: formats whose file has another one beside it, which is found by its name
-_WITH_OTHERS = ("openvino",)
-
 
 def hooks() -> tuple[Hook, ...]:
     """The hook on `Model.export`."""
@@ -66,8 +63,8 @@ def export(
     """
 
     def write() -> None:
-        is_one = format not in _WITH_OTHERS and Path(filepath).parent.is_dir()
-        with whole(model), atomic.beside(filepath) if is_one else nullcontext(filepath) as path:
+        has_folder = Path(filepath).parent.is_dir()
+        with whole(model), atomic.beside(filepath) if has_folder else nullcontext(filepath) as path:
             original(model, str(path), format, *args, **kwargs)
 
     def write_or_say() -> None:
@@ -86,7 +83,7 @@ def export(
     if backend().world().process_count == 1:
         write_or_say()
     else:
-        shared_files.write_alone(write_or_say, model)
+        shared_files.write_alone(write_or_say, model, models.all_variables)  # no exporter writes an optimizer
 
 
 @contextmanager

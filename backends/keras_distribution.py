@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_flow import sbp
 from keras_flow.backends import active as engines
+from keras_flow.current import dry_run
 from keras_flow.current.distribution import ActivationLayout, Distribution, active
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.errors import FlowError
@@ -41,10 +42,11 @@ class Functions:
 
     def list_devices(self, device_type: str | None = None) -> list[str]:
         """The names of all ranks, `"cpu:0"` and so on; none where they are of another type than `device_type`."""
-        if self._is_whole:
+        rehearsed = dry_run.world()
+        if self._is_whole and rehearsed is None:
             _begin()
             return self._keras_own.list_devices(device_type)  # type: ignore[union-attr]
-        world = engines.backend().world()
+        world = rehearsed or engines.backend().world()
         wanted = {"cuda": "gpu"}.get((device_type or world.type).lower(), (device_type or world.type).lower())
         return [f"{world.type}:{rank}" for rank in range(world.size)] if wanted == world.type else []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -41,13 +40,16 @@ class _AfterKeras:
         """The spec of Keras as the other finders have it, with a loader that calls `_install` afterwards."""
         if name != "keras":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)  # type: ignore[arg-type]
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
+                # only now: who asks for the spec alone does not import Keras
+                with contextlib.suppress(ValueError):
+                    sys.meta_path.remove(self)  # type: ignore[arg-type]
                 _install()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +117,15 @@ def copy_of(variable: object) -> np.ndarray | None:
     return None if copies is None else copies.get(id(variable))
 
 
-def write_alone(action: Callable[[], object], model: keras.Model | None) -> None:
+def write_alone(
+    action: Callable[[], object],
+    model: keras.Model | None,
+    reads: Callable[[keras.Model], Iterable[keras.Variable]] = all_variables,
+) -> None:
     """Process 0 calls `action`, which may read the variables of `model`; the others wait, and get its error.
 
     Split variables are gathered before, so that nothing inside is a collective: an error in it ends no other process's
-    wait too late. Process 0 holds them in host memory meanwhile.
+    wait too late. Process 0 holds them in host memory meanwhile: those of the model's variables that `action` `reads`.
 
     Raises:
         Exception: in process 0 what `action` raised.
@@ -134,7 +138,7 @@ def write_alone(action: Callable[[], object], model: keras.Model | None) -> None
     is_writer = engine.world().process_index == 0
     copies: dict[int, np.ndarray] = {}
     with meeting.together():
-        for variable in [] if model is None else all_variables(model):
+        for variable in [] if model is None else reads(model):
             if engine.is_split_over_processes(variable):
                 value = np.asarray(variable)
                 if is_writer:

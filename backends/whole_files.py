@@ -78,11 +78,11 @@ def _save_shards(write: Callable[[Path], object], path: Path) -> None:
     atomic.note(index)
     # also what a writer that was killed had put there already
     ours = {each.name for name in names for each in path.parent.glob(f"{name.rpartition('_')[0]}_?????b.weights.h5")}
-    first = min(names)  # Keras opens the file of this name whatever the index says
+    first = min(names, default="")  # Keras opens the file of this name whatever the index says
     for name in (old | ours) - {first, *names.values()}:
         with contextlib.suppress(OSError):
             os.unlink(path.parent / name)
-    if names[first] != first:
+    if names.get(first, first) != first:
         with atomic.beside(path.parent / first) as link:
             _link(path.parent / names[first], link)
 
@@ -96,12 +96,14 @@ def _link(file: Path, other: Path) -> None:
 
 
 def _shards(index: Path) -> set[str]:
-    """The files that an index names; none where there is no index, or none of Keras's."""
+    """The files beside an index that it names as Keras does; none where there is no index, or none of Keras's."""
     try:
-        found: Iterable[str | list[str]] = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, KeyError, AttributeError):
+        found: Iterable[object] = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-    return {name for value in found for name in ([value] if isinstance(value, str) else value)}
+    names = [name for value in found for name in (value if isinstance(value, list) else [value])]
+    # old ones are removed: whoever wrote the index, no file elsewhere and none of another kind
+    return {n for n in names if isinstance(n, str) and Path(n).name == n and n.endswith(".weights.h5")}
 
 
 def _other(name: str, old: set[str]) -> str:

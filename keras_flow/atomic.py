@@ -51,8 +51,9 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give another path, of the same name in a folder beside; what the body writes there becomes `path` at its end.
 
-    The body may write a file or a folder. A body that raises leaves `path` as it was. Symbolic links are followed, the
-    file keeps its mode, and what is no file (a pipe, a terminal) is written as it is.
+    The body may write a file or a folder. What it writes beside that, which the file may name (the weights of an ONNX
+    model), comes along under its own name, before it. A body that raises leaves `path` as it was. Symbolic links are
+    followed, the file keeps its mode, and what is no file (a pipe, a terminal) is written as it is.
 
     Raises:
         OSError: the folder of `path` does not exist, or cannot be written.
@@ -74,6 +75,8 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     with folder_in(target.parent) as folder:
         new = folder / target.name
         yield new
+        for other in sorted(each for each in folder.iterdir() if each != new):
+            put(other, target.with_name(other.name))
         if new.exists():
             put(new, target)
             note(path)

@@ -86,6 +86,43 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
+def test_what_is_written_beside_a_file_comes_along(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        with atomic.beside(tmp_path / "model") as new:
+            new.write_text(number)
+            new.with_name("model.data").write_text(number)
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"model": "2", "model.data": "2"}
+
+
+def test_an_index_of_others_removes_no_file_of_theirs(tmp_path: Path) -> None:
+    """What an index names is removed with it only where it is one of Keras's files beside it."""
+    import json
+
+    from keras_flow.backends import whole_files
+
+    def save(weights: dict[str, str | list[str]]) -> None:
+        def write(model: object, path: Path, overwrite: bool = True, max_shard_size: float | None = None) -> None:
+            for name in weights.values():
+                path.with_name(str(name)).write_text("new")
+            path.write_text(json.dumps({"weight_map": weights}))
+
+        whole_files.save(write, None, folder / "w.weights.json", max_shard_size=1.0)
+
+    folder, far = tmp_path / "files", tmp_path / "far.weights.h5"
+    folder.mkdir()
+    kept = [far, folder / "notes.txt"]
+    old = folder / "w_00001.weights.h5"
+    for path in (*kept, old):
+        path.write_text("old")
+    index = {"weight_map": {"a": ["../far.weights.h5", str(far)], "b": "notes.txt", "c": old.name, "d": 7}}
+    (folder / "w.weights.json").write_text(json.dumps(index))
+    save({"a": "w_00000.weights.h5"})
+    assert [path.read_text() for path in kept] == ["old", "old"]
+    assert not old.exists()
+    save({})  # a model without weights
+    assert sorted(each.name for each in folder.iterdir()) == ["notes.txt", "w.weights.json"]
+
+
 def test_what_was_written_is_noted(tmp_path: Path) -> None:
     with atomic.noting() as written:
         atomic.write_bytes(tmp_path / "a", b"1")
@@ -167,7 +204,7 @@ def test_files_of_keras_under_a_distribution(kills: int, tmp_path: Path) -> None
     script = programs.write(tmp_path, KERAS)
     folder = tmp_path / "files"
     folder.mkdir()
-    seed = str(sampling.ordinal())
+    seed = str(sampling.number_of("files of Keras") % 1000)
     code, out, err = programs.finish(programs.start([str(script), str(folder), seed, str(kills)]), 190)
     assert code == 0, err
     result = json.loads(out.splitlines()[-1])

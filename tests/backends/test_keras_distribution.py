@@ -99,3 +99,34 @@ def test_a_program_may_ask_before_kf_init(tmp_path) -> None:
     assert code == 0, err
     assert "rule 'hidden/kernel' matched no variable; the nearest paths are 'sequential/hidden/kernel'" in out
     assert "a key of a LayoutMap must match a path whole, as in Keras: '.*hidden/kernel' where" in out
+
+
+ASKS_FOR_THE_SPEC = """
+import importlib.util, sys
+import keras_flow as kf
+assert importlib.util.find_spec("keras") is not None and "keras" not in sys.modules
+waits = lambda: [finder for finder in sys.meta_path if type(finder).__module__.startswith("keras_flow")]
+assert len(waits()) == 1
+import keras
+assert not waits(), "it has done its work"
+print(keras.distribution.list_devices())
+
+def train():
+    mesh = keras.distribution.DeviceMesh((4,), ("batch",), keras.distribution.list_devices())
+    with kf.DataParallel(keras.distribution.DataParallel(mesh)).scope():
+        pass
+    return len(keras.distribution.list_devices())
+
+from keras_flow.distributions.dry_run import dry_run
+with dry_run(4):
+    print(train())
+"""
+
+
+def test_who_asks_for_the_spec_of_keras_alone_changes_nothing(tmp_path) -> None:
+    """And in a dry run, as `kf.run` makes one, devices are those of its ranks."""
+    script = tmp_path / "spec.py"
+    script.write_text(ASKS_FOR_THE_SPEC)
+    code, out, err = programs.finish(programs.start([str(script)], "torch"), 100)
+    assert code == 0, err
+    assert out.splitlines() == ["['cpu:0']", "4"]
