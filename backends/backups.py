@@ -54,7 +54,7 @@ def save(model: keras.Model, original: Callable[..., object], callback: Any) -> 
     if shared_files.distribution_of_processes(model) is None:
         write()
     else:
-        backend().write_alone(write, model)
+        backend().write_alone(write, model, "BackupAndRestore")
 
 
 def _original_whole(original: Callable[..., object], callback: Any) -> None:

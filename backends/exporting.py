@@ -83,7 +83,8 @@ def export(
     if backend().world().process_count == 1:
         write_or_say()
     else:
-        shared_files.write_alone(write_or_say, model, models.all_variables)  # no exporter writes an optimizer
+        # no exporter writes an optimizer
+        shared_files.write_alone(write_or_say, model, "export", models.all_variables)
 
 
 @contextmanager

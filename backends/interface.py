@@ -363,10 +363,10 @@ class Backend(TensorEngine, Protocol):
         ...
 
     # ---- saving.py
-    def write_alone(self, action: Callable[[], object], model: keras.Model | None) -> None:
+    def write_alone(self, action: Callable[[], object], model: keras.Model | None, name: str) -> None:
         """Process 0 calls `action`, which writes files and may read the variables of `model`; the others wait.
 
-        They provide what it reads, and get its error.
+        They provide what it reads, and get its error. `name` is what writes, the same in all processes.
         """
         ...
 

@@ -22,7 +22,8 @@ import json
 import sys
 import threading
 import time
-from collections import deque
+import zlib
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ _ASK_SECONDS = 0.02
 _LAG = 1000
 #: name of a read of what is split over processes
 READS = "reading a split variable or tensor"
+#: name of a call by the program itself that reads what is split over processes
+CALLS = "calling a model or layer with split weights"
 #: name of what a process enters that comes to its end
 _END = "the end of the program"
 
@@ -77,8 +80,8 @@ _watching: threading.Event | None = None
 _begun_anew = 0
 #: all processes have met, and make the same calls
 _are_together = False
-#: number of the entry under which process 0 told something last, and how often before
-_told = (0, -1)
+#: number of the entry under which process 0 told something last, and how often of each thing
+_told: tuple[int, Counter[str]] = (0, Counter())
 
 
 def now() -> Entry:
@@ -171,11 +174,11 @@ def running(name: str, meets: bool) -> Iterator[None]:
 
 def begin_anew(times: int) -> None:
     """Count from the start, after processes were stopped in different places; `times` as in `agreement`."""
-    global _begun_anew
-    _entries.clear()
-    _entries.append(Entry(0, "the beginning", ""))
-    _written.clear()
+    global _begun_anew, _entries, _told
     _begun_anew = times
+    _entries = deque([Entry(0, "the beginning", "")], _KEPT)  # never empty: a thread reads the last one
+    _told = (0, Counter())
+    _written.clear()
 
 
 # ---- waiting
@@ -203,7 +206,7 @@ def wait_for(key: str, process: int, seconds: float | None = None, what: str = "
                 count = engine.world().process_count
                 raise joining.SilentProcess(process, count, seconds, error.__cause__ or error) from error
         _tell()
-        if verdict := _asked(f"{_prefix()}/verdict/0"):
+        if verdict := _verdict():
             raise FlowError(verdict)
         theirs = _position_of(process)
         if theirs is None or theirs.number < now().number or (theirs.number == now().number and _is_same(theirs)):
@@ -219,14 +222,24 @@ def _is_same(theirs: Entry) -> bool:
 
 def _position_of(process: int) -> Entry | None:
     """What a process entered under the number of this one, or the first after it; None where it told nothing."""
-    told = _asked(f"{_prefix()}/at/{process}")
-    if not told:
+    entries = _told_by(process)
+    if not entries:
         return None
-    entries = [Entry(*each) for each in json.loads(told)]
     at = next((entry for entry in entries if entry.number == now().number), None)
     if at is not None and not _is_same(at):
         return at
     return next((entry for entry in entries if entry.number > now().number), entries[-1])
+
+
+def _told_by(process: int) -> list[Entry]:
+    told = _asked(f"{_prefix()}/at/{process}")
+    return [Entry(*each) for each in json.loads(told)] if told else []
+
+
+def _verdict() -> str:
+    """The error that another process found; empty where there is none, or the calls that it is of are over."""
+    number, _, text = _asked(f"{_prefix()}/verdict/0").partition("\n")
+    return text if number and int(number) >= now().number else ""
 
 
 def _asked(key: str) -> str:
@@ -253,37 +266,57 @@ def judged(mine: str, process: int, theirs: Entry) -> str:
         f"the other without end. Every {word} must make the same calls: look for a branch that some of them take, such "
         "as `if kf.env.is_main_process():`, make the call before it, and print or log the result inside"
     )
-    with contextlib.suppress(Exception):  # another process was first
-        _store().put_text(f"{_prefix()}/verdict/0", text)
+    if _verdict():  # another process was first
+        return text
+    # all that are in one of these calls hear it; later ones do not, where the program goes on after the error
+    last = max(entry.number for entry in (now(), theirs, *_told_by(process)))
+    _put_again(f"{_prefix()}/verdict/0", f"{last}\n{text}")
     return text
 
 
 # ---- what process 0 does for all
 
 
-def first_tells(text: str) -> None:
-    """In process 0: tell whoever asks what became of something that it does for all. Nobody needs to ask."""
-    key = _next_of_first()
+def first_tells(name: str, text: str) -> None:
+    """In process 0: tell whoever asks what became of something that it does for all. Nobody needs to ask.
+
+    Args:
+        name: what it does, the same in all processes.
+        text: what became of it.
+    """
+    key = _next_of_first(name)
     _store().put_text(key, f":{text}")
     _written.append(key)
     if len(_written) > _LAG:
         _store().delete_text(_written.popleft())
 
 
-def ask_first(what: str) -> str:
-    """In another process: what process 0 tells of `what`.
+def ask_first(what: str, name: str) -> str:
+    """In another process: what process 0 tells.
+
+    Args:
+        what: for what, in messages.
+        name: as in `first_tells`.
 
     Raises:
         FlowError: process 0 does not do it: it is elsewhere, or silent.
     """
-    return wait_for(_next_of_first(), 0, what=f"{what} ({_place()})")[1:]
+    return wait_for(_next_of_first(name), 0, what=f"{what} ({_place()})")[1:]
 
 
-def _next_of_first() -> str:
-    """The key of what process 0 tells next: counted from the last entry, since all processes are under its number."""
+def _next_of_first(name: str) -> str:
+    """The key of what process 0 tells next of this name in this line of the program.
+
+    Counted from the last entry, since all processes are under its number; by name and line, since process 0 may do more
+    than the others: what it does in a branch of its own is not taken for what all do. Not by path, which may differ (a
+    time in it, or a folder of its own for each process that does not write).
+    """
     global _told
-    _told = (now().number, _told[1] + 1 if _told[0] == now().number else 0)
-    return f"{_prefix()}/told/{_told[0]}/{_told[1]}/0"
+    if _told[0] != now().number:
+        _told = (now().number, Counter())
+    thing = f"{zlib.crc32(f'{name} {_place()}'.encode()):08x}"
+    _told[1][thing] += 1
+    return f"{_prefix()}/told/{_told[0]}/{thing}/{_told[1][thing]}/0"
 
 
 # ---- telling
@@ -291,24 +324,28 @@ def _next_of_first() -> str:
 
 def _watch(ended: threading.Event) -> None:
     """Tell the others where this process is, when it has been there for two looks."""
-    seen = told = -1
+    seen = told = (-1, -1)
     while not ended.wait(_LOOK_SECONDS):
-        number = now().number
-        if number == seen and number != told:
+        place = (_begun_anew, now().number)
+        if place == seen and place != told:
             _tell()
-            told = number
-        seen = number
+            told = place
+        seen = place
 
 
 def _tell() -> None:
     """Write where this process is, with the entries before."""
-    engine = _store()
-    key = f"{_prefix()}/at/{engine.world().process_index}"
+    key = f"{_prefix()}/at/{_store().world().process_index}"
     told = json.dumps([[entry.number, entry.name, entry.place] for entry in list(_entries)])
+    _put_again(key, told)
+
+
+def _put_again(key: str, text: str) -> None:
+    engine = _store()
     with contextlib.suppress(Exception):  # the store is gone with its process
         with contextlib.suppress(Exception):
             engine.delete_text(key)  # of some engines a text cannot be written twice
-        engine.put_text(key, told)
+        engine.put_text(key, text)
 
 
 def _leave() -> None:

@@ -68,7 +68,7 @@ def save(
     if writing.get() or backend().world().process_count == 1:
         write()
     else:
-        backend().write_alone(write, model)
+        backend().write_alone(write, model, original.__name__)
 
 
 def callback_writes(
@@ -78,7 +78,8 @@ def callback_writes(
 
     They write or remove files without weights.
     """
-    backend().write_alone(lambda: original(callback, *args, **kwargs), None)
+    name = f"{type(callback).__name__}.{original.__name__}"
+    backend().write_alone(lambda: original(callback, *args, **kwargs), None, name)
 
 
 def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
@@ -120,12 +121,19 @@ def copy_of(variable: object) -> np.ndarray | None:
 def write_alone(
     action: Callable[[], object],
     model: keras.Model | None,
+    name: str,
     reads: Callable[[keras.Model], Iterable[keras.Variable]] = all_variables,
 ) -> None:
     """Process 0 calls `action`, which may read the variables of `model`; the others wait, and get its error.
 
     Split variables are gathered before, so that nothing inside is a collective: an error in it ends no other process's
-    wait too late. Process 0 holds them in host memory meanwhile: those of the model's variables that `action` `reads`.
+    wait too late. Process 0 holds them in host memory meanwhile.
+
+    Args:
+        action: writes the file.
+        model: whose variables it may read.
+        name: what writes, the same in all processes.
+        reads: the model's variables that `action` reads.
 
     Raises:
         Exception: in process 0 what `action` raised.
@@ -133,7 +141,7 @@ def write_alone(
     """
     engine = backend()
     if not is_split(model):
-        return write_here(action)
+        return write_here(action, name)
     meeting.meet(WRITES)
     is_writer = engine.world().process_index == 0
     copies: dict[int, np.ndarray] = {}
@@ -146,8 +154,10 @@ def write_alone(
     error: BaseException | None = None
     if is_writer:
         token = _copies.set(copies)
-        error = written(action)
-        _copies.reset(token)
+        try:
+            error = written(action)
+        finally:
+            _copies.reset(token)
     outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
@@ -161,7 +171,7 @@ def is_split(model: keras.Model | None) -> bool:
     return model is not None and any(engine.is_split_over_processes(variable) for variable in all_variables(model))
 
 
-def write_here(action: Callable[[], object]) -> None:
+def write_here(action: Callable[[], object], name: str) -> None:
     """Process 0 calls `action`, which needs nothing of the others: it may be the only one that comes here.
 
     Raises:
@@ -169,11 +179,11 @@ def write_here(action: Callable[[], object]) -> None:
         FlowError: in another one, when it failed, or when process 0 does not come here.
     """
     if backend().world().process_index != 0:
-        if outcome := meeting.ask_first(WRITES):
+        if outcome := meeting.ask_first(WRITES, name):
             raise failed(outcome)
         return
     error = written(action)
-    meeting.first_tells("" if error is None else f"{type(error).__name__}: {error}")
+    meeting.first_tells(name, "" if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
 

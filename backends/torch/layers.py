@@ -16,7 +16,16 @@ from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends import leaves, meeting
-from keras_flow.backends.torch import data, layouts, local_tensors, mirrored, rowwise_calls, short_calls, variables
+from keras_flow.backends.torch import (
+    data,
+    layouts,
+    local_tensors,
+    mirrored,
+    rowwise_calls,
+    short_calls,
+    values,
+    variables,
+)
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
@@ -111,7 +120,7 @@ def _call_outside(
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
     if any(part.is_shard() for variable in layer.variables for part in getattr(variable._value, "placements", ())):
-        meeting.meet("calling a model or layer with split weights")
+        meeting.meet(meeting.CALLS)
     args, kwargs = data.map_call(convert, args, kwargs)
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     token = _handed_out.set(_inner_outputs(layer) if torch.is_grad_enabled() else frozenset())
@@ -132,6 +141,7 @@ def regularization(
     distribution: Distribution, original: Callable[..., list], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
     """Hook on `Layer._get_regularization_losses`: plain tensors, which a program adds to the loss of a call."""
+    values.meet_to_read(*(weight._value for weight in layer.trainable_weights if weight.regularizer is not None))
     with running(RunningStep(distribution, consistent=True)):
         return leaves.mapped(variables.to_logical, original(layer, *args, **kwargs))
 

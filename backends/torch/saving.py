@@ -81,15 +81,20 @@ def _computes(layer: keras.Layer) -> bool:
     return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
 
 
-def write_alone(action: Callable[[], object], model: keras.Model | None) -> None:
+def write_alone(action: Callable[[], object], model: keras.Model | None, name: str) -> None:
     """Rank 0 calls `action`; the others wait, answer it when it asks for their pieces, and get its error.
+
+    Args:
+        action: writes the file.
+        model: whose variables it may read.
+        name: what writes, the same on all ranks.
 
     Raises:
         Exception: on rank 0 what `action` raised.
         FlowError: on the others, when it failed.
     """
     if not shared_files.is_split(model):
-        return shared_files.write_here(action)
+        return shared_files.write_here(action, name)
     meeting.meet(shared_files.WRITES)
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
@@ -102,8 +107,10 @@ def write_alone(action: Callable[[], object], model: keras.Model | None) -> None
         if writes:
             with gather_blocks.asking(stored) as asking:
                 token = _alone.set(asking)
-                error = shared_files.written(action)
-                _alone.reset(token)
+                try:
+                    error = shared_files.written(action)
+                finally:
+                    _alone.reset(token)
         else:
             gather_blocks.answer(stored)
     # the others wait here until the file is complete

@@ -18,11 +18,16 @@ from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import current_step
 
 
-def meet_to_read(tensor: DTensor) -> None:
-    """Before a read by the program itself: all ranks of the job take part, where each has a part of the tensor."""
-    is_shared = any(not part.is_replicate() for part in tensor.placements) and tensor.device_mesh.size() > 1
-    if is_shared and current_step() is None and tensor.device_mesh.size() == world().size:
+def meet_to_read(*values: object) -> None:
+    """Before a read by the program itself: all ranks of the job take part, where each has a part of a tensor."""
+    if current_step() is None and any(_is_shared(value) for value in values):
         meeting.meet(meeting.READS)
+
+
+def _is_shared(value: object) -> bool:
+    if not isinstance(value, DTensor) or all(part.is_replicate() for part in value.placements):
+        return False
+    return value.device_mesh.size() > 1 and value.device_mesh.size() == world().size
 
 
 def local_scalar(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -34,6 +39,7 @@ def local_scalar(operator: Callable[..., object], args: tuple[Any, ...], kwargs:
 
 def equal(operator: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Handler of `torch.equal`; DTensor's asks all ranks of the job, also those that do not compute."""
+    meet_to_read(*args)
     return operator(*map(whole, args))
 
 
