@@ -61,18 +61,18 @@ def _entry(
 
     Layouts are checked first, and an error leaves a usable model.
     """
-    _refuse_empty(args, kwargs, original.__name__)
+    name = original.__name__
+    given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
+    if name in _ENTRIES:  # `generate` reads its data itself, strings too
+        _refuse_empty(given, name)
+        _refuse_strings(model, given.get("x"))
     _choose_jit_again(model)
-    if original.__name__ in _ENTRIES:  # `generate` reads strings itself
-        _refuse_strings(model, args[0] if args else kwargs.get("x"))
     if is_dry_run():
         if models.is_built(model):
             _check(model, distribution)
         raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
-    given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
-    name = original.__name__
     # the methods for one batch do not meet: that would cost as much as a small step
     shared = (
         nullcontext() if distribution.has_one_rank else meeting.running(f"model.{name}()", meets=name in _FUNCTIONS)
@@ -138,7 +138,7 @@ def _keras_alone(distribution: Distribution) -> Iterator[None]:
 def _batch_size(original: Callable[..., object], given: dict[str, object]) -> int | None:
     """The `batch_size` of a call for arrays (Keras's default is 32); None where the data say it themselves."""
     asked = given.get("batch_size")
-    if isinstance(asked, int):
+    if isinstance(asked, int) and asked:  # 0 is the default, too
         return asked
     takes_size = "batch_size" in inspect.signature(original).parameters
     return 32 if takes_size and isinstance(given.get("x"), np.ndarray) else None
@@ -150,13 +150,14 @@ def _check(model: keras.Model, distribution: Distribution) -> None:
         _checked[model] = distribution
 
 
-def _refuse_empty(args: tuple[object, ...], kwargs: dict[str, object], method: str) -> None:
-    data = args[0] if args else kwargs.get("x")
-    size = kwargs.get("batch_size")
+def _refuse_empty(given: dict[str, object], method: str) -> None:
+    data, size = given.get("x"), given.get("batch_size")
     if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
-        raise FlowError(f"{method} was given batch_size={size!r}; legal is a whole number of rows from 1 up, or None")
-    nothing = data is None and (args[1] if len(args) > 1 else kwargs.get("y")) is None
-    if nothing or (isinstance(data, (list, tuple, dict)) and not data):
+        raise FlowError(
+            f"{method} was given batch_size={size!r}; legal is a whole number of rows, at least 1; 0 and "
+            "None stand for Keras's default"
+        )
+    if (data is None and given.get("y") is None) or (isinstance(data, (list, tuple, dict)) and not data):
         raise FlowError(f"{method} was given no data: x is {data!r}; give at least one row")
     for leaf in tree.flatten(data):
         shape = getattr(leaf, "shape", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import keras
@@ -14,10 +14,11 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # private: Keras asks itself so
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends import meeting
 from keras_flow.backends.tensorflow import replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
-from keras_flow.backends.tensorflow.variables import called_directly, own_device, to_logical
+from keras_flow.backends.tensorflow.variables import called_directly, is_split_over_processes, own_device, to_logical
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import distribution_of
 from keras_flow.errors import FlowError
@@ -34,11 +35,20 @@ def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) ->
     is_graph = not tf.executing_eagerly()
     if is_graph and (in_symbolic_scope() or in_stateless_scope()):
         return None
-    # in a graph of the user's, layers of input pipelines are left alone: they have seeds at most
-    variables = layer.trainable_variables if is_graph else layer.variables
+    variables = _computing(layer) if is_graph else layer.variables
     if any(isinstance(getattr(variable, "_value", None), dtensor.DVariable) for variable in variables):
         return distribution_of(layer)
     return None
+
+
+def _computing(layer: keras.Layer) -> Iterator[keras.Variable]:
+    """The weights of a layer, frozen ones too, but not those of layers of input pipelines: `dataset.map` calls these.
+
+    They compute with plain copies of what they have adapted to.
+    """
+    for part in layer._flatten_layers():
+        if not any(base.__module__.startswith("keras.src.layers.preprocessing.") for base in type(part).__mro__):
+            yield from (*part._trainable_variables, *part._non_trainable_variables)
 
 
 def call(
@@ -60,6 +70,8 @@ def call(
             "write the computation as `train_step`, `test_step` or `predict_step` of a model, which keras_flow "
             "compiles for all ranks"
         )
+    if any(is_split_over_processes(variable) for variable in layer.variables):
+        meeting.meet(meeting.CALLS)
     args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))
     token = called_directly.set(True)
     try:

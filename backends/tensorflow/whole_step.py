@@ -38,9 +38,9 @@ class WholeStep:
     def __init__(self, model: keras.Model, step: Callable, distribution: Distribution, compile: bool = True):
         self.model = model
         self.distribution = distribution
-        own = set(world().local_ranks)
+        own = world().local_ranks
         # of several processes each computes the same, on a device of its own
-        self.device = rank_devices()[next(rank for rank in distribution.placement.ranks if rank in own)]
+        self.device = rank_devices()[next((rank for rank in distribution.placement.ranks if rank in own), own[0])]
         self._function = compiled(step) if compile else step
         self._copies: dict[int, tf.Variable] = {}
 

@@ -86,6 +86,7 @@ CASES = [
     ("tensorflow", "dp", "predict", "model.predict()"),
     ("tensorflow", "1x2", "save", "writing a file of the model"),
     ("tensorflow", "1x2", "all weights", "reading a split variable or tensor"),
+    ("tensorflow", "1x2", "call", "calling a model or layer with split weights"),
 ]
 
 

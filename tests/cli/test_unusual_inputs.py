@@ -34,7 +34,10 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
         ("kf.DataParallel(4)", "takes a kf.Placement, got 4; for example kf.DataParallel(kf.Placement(range(4)))"),
         ("kf.run(7, devices=4)", "kf.run takes a function, got 7"),
         ("batch_axes=0", "batch_axes names an axis of the placement or several, got 0"),
-        ("fit with batch_size=2.5", "fit was given batch_size=2.5; legal is a whole number of rows from 1 up, or None"),
+        (
+            "fit with batch_size=2.5",
+            "fit was given batch_size=2.5; legal is a whole number of rows, at least 1; 0 and ",
+        ),
         ("fit of None", "fit was given no data: x is None; give at least one row"),
         ("keras-flow compare program.py --layouts dp0", "unknown layout 'dp0'"),
         ("keras-flow compare program.py --out program.py", "--out program.py cannot be a folder for the report"),
