@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from keras.src.random import seed_generator
 
 _SEED, _TENSORFLOW = "keras.utils.set_random_seed", "TensorFlow's"
+#: the seed that TensorFlow takes where only an operation has one (`random_seed.DEFAULT_GRAPH_SEED`): `shuffle(seed=3)`
+#: orders rows alike with it and without any
+_WITHOUT_SEED = 87654321
 
 
 def align(begins: bool = False) -> None:
@@ -72,7 +75,8 @@ def _states() -> dict[str, Any]:
         states["torch's"] = sys.modules["torch"].get_rng_state().numpy().tobytes().hex()
     if "tensorflow.python.eager.context" in sys.modules:
         # without a seed each of TensorFlow's shuffles has one from the hardware: one that follows from Python's state
-        states[_TENSORFLOW] = _tensorflow_seed() or zlib.crc32(repr(random.getstate()).encode()) or 1
+        seed = _tensorflow_seed()
+        states[_TENSORFLOW] = [seed, zlib.crc32(repr(random.getstate()).encode()) if seed is None else 0]
     return states
 
 
@@ -126,6 +130,16 @@ def _tensorflow_seed() -> int | None:
 
 
 def _seed_tensorflow(states: dict[str, Any]) -> None:
-    """Give TensorFlow its seed, where it has another one or none: its operations then count from the first."""
-    if _TENSORFLOW in states and _tensorflow_seed() != states[_TENSORFLOW]:
-        sys.modules["tensorflow"].random.set_seed(states[_TENSORFLOW])
+    """Give TensorFlow its seed; where it has none, one by which only draws without a seed change."""
+    if _TENSORFLOW not in states:
+        return
+    seed, drawn = states[_TENSORFLOW]
+    if seed is None:
+        if _tensorflow_seed() is not None:
+            return
+        seed = _WITHOUT_SEED
+    elif _tensorflow_seed() == seed:
+        return
+    sys.modules["tensorflow"].random.set_seed(seed)
+    if drawn:  # private: the generator of seeds for operations without one, which a public seed would fix for every run
+        sys.modules["tensorflow.python.eager.context"].context()._rng.seed(drawn)

@@ -49,7 +49,8 @@ def values_that_are_read_are_those_of_the_whole_tensor() -> None:
         }
         for name, (action, expected) in read.items():
             for found in on_all_ranks(action()):
-                np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
+                # of a sum whose terms cancel, the terms' size is what rounding goes by
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(whole).max(), err_msg=name)
         text = repr(ops.sum(kernel).detach())
         assert f"{whole.sum():.4f}"[:5] in text and len(set(on_all_ranks(text))) == 1, text
         kernel.assign(kernel * (1.0 / float(ops.norm(kernel))))
