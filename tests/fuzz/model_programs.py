@@ -15,6 +15,7 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
+from tests.fuzz import around
 from tests.fuzz.random_models import Drawn, draw
 from tests.one_device import one_device
 from tests.sweep.program import ROUNDING, UPDATE, VALUE, set_weights, share_of_tolerance, weights_by_place
@@ -112,10 +113,16 @@ def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     numbers = Numbers()
+    beside = around.drawn_for(seed)
+    drawn = draw(seed, chosen.rows) if beside.model_before else None
+    objects = [keras.metrics.MeanAbsoluteError(name="early")] if beside.metrics_before else None
     with _scope(chosen.first if distributed else None):
-        drawn = draw(seed, chosen.rows)
+        drawn = drawn or draw(seed, chosen.rows)
         model = drawn.model
-        model.compile(keras.optimizers.SGD(0.02), **drawn.compile)
+        options = drawn.compile
+        if objects and options.get("metrics") == ["mae"]:
+            options = {**options, "metrics": objects}
+        model.compile(keras.optimizers.SGD(0.02), **options)
         set_weights(model)
         before = weights_by_place(model)
         first = _rows(drawn, chosen.batch)
@@ -132,9 +139,26 @@ def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
         numbers.values |= _named("evaluation", logs, AFTER)
         predicted = model.predict(drawn.x, batch_size=chosen.batch, verbose=0)
         numbers.values |= _named("predictions", predicted, AFTER)
+        numbers.values |= _around(beside, model, drawn)
         if distributed:
+            after, predicted = weights_by_place(model), model.predict(drawn.x, batch_size=chosen.batch, verbose=0)
             _loads(model, drawn, chosen, after, predicted)
     return numbers, drawn
+
+
+def _around(beside: around.Around, model: keras.Model, drawn: Drawn) -> dict[str, tuple[np.ndarray, float]]:
+    """What a `fit` with a callback gives, and what is done afterwards."""
+    found: dict[str, tuple[np.ndarray, float]] = {}
+    if beside.callback:
+        rows = (drawn.x, drawn.y, drawn.sample_weight)
+        does = around.Does(beside.callback, rows)
+        # one batch: its rows may come in any order
+        model.fit(*rows[:2], sample_weight=rows[2], batch_size=64, epochs=2, verbose=0, callbacks=[does])
+        for place, value in enumerate(keras.tree.flatten(does.seen)):
+            found |= _named(f"callback {place}", value, AFTER)
+    if beside.after:
+        found |= _named(beside.after, around.after(beside.after, model, drawn.x), 10 * AFTER)
+    return found
 
 
 @contextlib.contextmanager

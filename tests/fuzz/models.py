@@ -119,10 +119,11 @@ def result(seed: str, ranks: int) -> dict:
     """What one model gave: `state`, the model as text, what is over, seconds."""
     import keras_flow as kf
     from keras_flow.backends.active import backend
+    from tests.fuzz import around
     from tests.fuzz import model_programs as programs
 
     started = time.monotonic()
-    text = programs.setting(seed, ranks).text
+    text = f"{programs.setting(seed, ranks).text}; {around.drawn_for(seed).text}"
     reference, error = None, ""
     if kf.env.process_index() == 0:
         try:

@@ -1,0 +1,94 @@
+"""Doors that are opened once a model is trained: distillation, export, wrappers, copies, files."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.doors.cases.layers import copied
+from tests.doors.cases.registry import door, weights
+from tests.doors.stage import Stage
+
+
+def _student(s: Stage) -> dict[str, Any]:
+    student = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, name="s")], name="student")
+    s.fill(student)
+    return {"student": student}
+
+
+@door(
+    "distillation.Distiller",
+    "distillation.LogitsDistillation",
+    "distillation.DistillationLoss",
+    "distillation.FeatureDistillation",
+    make=_student,
+)
+def distillation(s: Stage) -> Any:
+    distiller = keras.distillation.Distiller(
+        teacher=s.model,
+        student=s.extra["student"],
+        distillation_losses=keras.distillation.LogitsDistillation(temperature=2.0),
+        student_loss_weight=0.5,
+    )
+    distiller.compile(keras.optimizers.SGD(0.1), "mse")
+    loss = distiller.fit(s.x, s.y, batch_size=len(s.x), epochs=2, verbose=0).history["loss"]
+    return loss, s.extra["student"].get_weights()
+
+
+@door("Model.export", "export.ExportArchive")
+def export(s: Stage) -> Any:
+    if keras.backend.backend() == "torch":  # TensorFlow is not needed for torch's own format
+        s.model.export(s.folder / "m.pt2", format="torch", verbose=False)
+        return (s.folder / "m.pt2").exists()
+    import tensorflow as tf
+
+    s.model.export(s.folder / "saved", verbose=False)
+    return np.asarray(tf.saved_model.load(str(s.folder / "saved")).serve(s.x))
+
+
+@door("wrappers.SKLearnRegressor")
+def sklearn(s: Stage) -> Any:
+    model = keras.wrappers.SKLearnRegressor(s.build(), fit_kwargs={"batch_size": len(s.x), "verbose": 0, "epochs": 2})
+    model.fit(s.x, s.y)
+    return model.predict(s.x)
+
+
+@door("wrappers.SKLearnClassifier")
+def sklearn_classifier(s: Stage) -> Any:
+    def make(X: Any, y: Any) -> Any:  # scikit-learn's names
+        return s.build()
+
+    classes = np.arange(len(s.x)) % 3
+    model = keras.wrappers.SKLearnClassifier(make, fit_kwargs={"batch_size": len(s.x), "verbose": 0})
+    model.fit(s.x, classes)
+    return model.predict(s.x)
+
+
+@door("saving.serialize_keras_object", "saving.deserialize_keras_object")
+def serialized(s: Stage) -> Any:
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(s.model))
+    again.set_weights(s.model.get_weights())
+    return again.predict(s.x, verbose=0)
+
+
+@door("saving.KerasFileEditor")
+def file_editor(s: Stage) -> Any:
+    s.model.save_weights(s.folder / "m.weights.h5")
+    editor = keras.saving.KerasFileEditor(s.folder / "m.weights.h5")
+    return sorted(editor.weights_dict)
+
+
+@door("copy.deepcopy")
+def deepcopy(s: Stage) -> Any:
+    again = copied(s.model)
+    trained = again.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"]
+    return again.predict(s.x, verbose=0), trained, weights(again), s.model.get_weights()
+
+
+@door("pickle")
+def pickled(s: Stage) -> Any:
+    again = pickle.loads(pickle.dumps(s.model))
+    return again.predict(s.x, verbose=0), again.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"]

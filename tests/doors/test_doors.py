@@ -1,0 +1,67 @@
+"""Every door of Keras has a case or a reason, and gives one device's numbers in the setting that its name chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import sampling
+from tests.doors import names, run, stage
+from tests.doors.cases import CASES, REASONS
+
+ENGINES = ("jax", "tensorflow", "torch")
+#: doors that are opened one after the other in one call of the ranks
+SIZE = 12
+#: of a door's settings one is in `make test`, on one engine; all of them on all engines are in `make test-full`
+EVERY = 1
+
+_DOORS = sorted(CASES)
+_GROUPS = [tuple(_DOORS[start : start + SIZE]) for start in range(0, len(_DOORS), SIZE)]
+
+
+def test_every_door_has_a_case_or_a_reason() -> None:
+    public = names.public()
+    assert len(public) > 150
+    assert [door for door in public if door not in CASES and door not in REASONS] == []
+    assert [door for door in REASONS if door not in public or door in CASES] == []
+
+
+def bad(results: list[dict]) -> list[dict]:
+    return [line for line in results if line["status"] in ("wrong", "crash")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_doors_have_the_numbers_of_one_device(engine: str, on_ranks, tmp_path: Path) -> None:
+    mine = [door for door in _DOORS if sampling.chosen(door, ENGINES) == engine]
+    results = on_ranks(engine)(run.run, [(door, stage.setting_of(door)) for door in mine], str(tmp_path))
+    assert len(results) == len(mine)
+    assert bad(results) == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("group", _GROUPS, ids=lambda group: group[0])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_doors_in_all_settings(engine: str, group: tuple[str, ...], on_ranks, tmp_path: Path) -> None:
+    tasks = [(door, setting) for door in group for setting in stage.settings()]
+    assert bad(on_ranks(engine)(run.run, tasks, str(tmp_path), timeout=1100)) == []
+
+
+def test_two_factors_meet_in_all_pairs_of_levels() -> None:
+    factors = list(stage.FACTORS)
+    for first in factors:
+        for second in factors:
+            if first != second:
+                pairs = {(getattr(one, first), getattr(one, second)) for one in stage.settings()}
+                assert len(pairs) == 4
+
+
+def test_differences_are_seen() -> None:
+    expected = {"a": [np.array([1.0, 2.0]), "x", None], "b": np.array(3)}
+    assert run.differences(expected, {"a": [np.array([1.0, 2.0 + 1e-6]), "x", None], "b": np.array(3)}) == []
+    assert run.differences(expected, {"a": [np.array([1.0, 2.001]), "x", None], "b": np.array(3)})
+    assert run.differences(expected, {"a": [np.array([1.0, 2.0]), "y", None], "b": np.array(3)})
+    assert run.differences(expected, {"a": [np.array([1.0, 2.0]), "x", np.array(1)], "b": np.array(3)})
+    assert run.differences(expected, {"a": [np.array([1.0, np.nan]), "x", None], "b": np.array(3)})
