@@ -1,0 +1,53 @@
+"""Keras's own tests pass in a scope as they do without one; a few of them here, all in `make test-full`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import sampling
+from tests.keras_suite import runner
+
+#: layouts of each engine; torch has a process for each rank
+LAYOUTS = {"jax": ("dp4", "2x2"), "tensorflow": ("dp4", "2x2"), "torch": ("dp2", "1x2")}
+#: a quick module of those that meet a distribution most
+QUICK = "keras.src.callbacks.swap_ema_weights_test"
+
+
+def worse(engine: str, layout: str, module: str, folder: Path) -> list[str]:
+    """Return the tests of a module that pass on one device and fail, without being refused, in the scope."""
+    lines: list[dict] = []
+    for each in ("1", layout):
+        out = folder / f"{each}.jsonl"
+        runner.run_file(engine, each, module, out)
+        lines += [json.loads(line) for line in out.read_text().splitlines()]
+    found = runner.compared(lines)
+    assert [line for line in lines if line.get("layout") == layout and line.get("outcome") == "passed"], "nothing ran"
+    return [f"{line['test']}: {line['error']}" for line in found[layout] if not line["is_refusal"]]
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("engine", sampling.on_one(list(LAYOUTS)))
+def test_a_few_of_kerass_tests_pass_in_a_scope(engine: str, tmp_path: Path) -> None:
+    assert worse(engine, LAYOUTS[engine][0], QUICK, tmp_path) == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize("module", runner.modules(""))
+@pytest.mark.parametrize(
+    ("engine", "layout"), [(engine, layout) for engine, layouts in LAYOUTS.items() for layout in layouts]
+)
+def test_kerass_tests_pass_in_a_scope(engine: str, layout: str, module: str, tmp_path: Path) -> None:
+    assert worse(engine, layout, module, tmp_path) == []
+
+
+def test_what_is_worse_in_a_scope() -> None:
+    passed = {"test": "a", "outcome": "passed", "error": "", "is_refusal": False}
+    failed = {"test": "b", "outcome": "failed", "error": "E", "is_refusal": False}
+    alone = [{**passed, "layout": "1"}, {**failed, "layout": "1"}]
+    within = [{**failed, "test": "a", "layout": "dp4"}, {**failed, "layout": "dp4"}]
+    assert [line["test"] for line in runner.compared([*alone, *within])["dp4"]] == ["a"]
+    assert runner.compared([*alone, {**passed, "layout": "dp4"}])["dp4"] == []
