@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests import sampling
 from tests.doors import elsewhere
 from tests.doors.elsewhere import Case
 from tests.ranks import Pool
@@ -28,7 +29,7 @@ _ALL = elsewhere.cases()
 _PART = 40
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(elsewhere.deviations, FIXED) == {}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests import sampling
 from tests.doors import fine_tuning
 from tests.doors.fine_tuning import Case
 from tests.ranks import Pool
@@ -14,7 +15,7 @@ ENGINES = ("jax", "tensorflow", "torch")
 FIXED = (Case("int8", "before compile", "2x2"), Case("int4", "none", "1x2"), Case(None, "after compile", "2x2"))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(fine_tuning.deviations, FIXED) == {}
 
