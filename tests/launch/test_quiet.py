@@ -18,7 +18,7 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "options"), sampling.some(JOBS, 2))
+@pytest.mark.parametrize(("backend", "options"), [pytest.param(*job, marks=sampling.one_in(2)) for job in JOBS])
 def test_every_line_of_a_right_run(backend: str, options: tuple[str, ...]) -> None:
     command = ["-m", "keras_flow.cli.app", "launch", *options, PROGRAM]
     code, out, err = programs.finish(programs.start(command, backend), 280)
