@@ -64,7 +64,10 @@ def strategy_of(distribution: Distribution) -> tf.distribute.MirroredStrategy:
 def foreign_strategy(strategy: tf.distribute.Strategy, *args: object, **kwargs: object) -> Distribution | None:
     """Condition of the hook on `Strategy.scope`: the active distribution, where the strategy is none of ours."""
     distribution = active()
-    return None if distribution is None or hasattr(strategy.extended, _OURS) else distribution
+    if distribution is None or hasattr(strategy.extended, _OURS):
+        return None
+    # TensorFlow enters the scope of no strategy by itself; its class has no public name
+    return None if type(strategy).__name__ == "_DefaultDistributionStrategy" else distribution
 
 
 def refuse_strategy(distribution: Distribution, original: Callable[..., object], strategy: object) -> object:
