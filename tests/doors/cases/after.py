@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
 import keras
 import numpy as np
 
-from tests.doors.cases.layers import copied
 from tests.doors.cases.registry import door, weights
 from tests.doors.stage import Stage
 
@@ -83,7 +83,7 @@ def file_editor(s: Stage) -> Any:
 
 @door("copy.deepcopy")
 def deepcopy(s: Stage) -> Any:
-    again = copied(s.model)
+    again = copy.deepcopy(s.model)
     trained = again.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"]
     return again.predict(s.x, verbose=0), trained, weights(again), s.model.get_weights()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import keras
@@ -155,8 +154,3 @@ def rematerialized_call(s: Stage) -> Any:
         return None  # Keras's own fails on one device: tf.recompute_grad refuses variables
     model = s.extra["model"]
     return model.fit(s.x, s.y, batch_size=len(s.x), epochs=2, verbose=0).history["loss"], weights(model)
-
-
-def copied(model: Any) -> Any:
-    """Return a deep copy; what is tested is that it trains like its original."""
-    return copy.deepcopy(model)

@@ -36,15 +36,11 @@ def door(*names: str, make: Callable[[Stage], dict[str, Any]] | None = None) -> 
 
 def weights(model: Any) -> list[Any]:
     """Return all values of a model, of its optimizer and of its metrics' totals: what a later step depends on."""
-    return [*model.get_weights(), *_values(model.optimizer.variables if model.optimizer else [])]
-
-
-def _values(variables: Any) -> list[Any]:
-    import keras
-
-    return [keras.ops.convert_to_numpy(variable.value) for variable in variables]
+    return [*model.get_weights(), *values(model.optimizer.variables if model.optimizer else [])]
 
 
 def values(variables: Any) -> list[Any]:
     """Return the values of variables, in their order."""
-    return _values(variables)
+    import keras
+
+    return [keras.ops.convert_to_numpy(variable.value) for variable in variables]
