@@ -30,7 +30,7 @@ from keras_flow.backends.jax.rank_grid import RankGrid
 from keras_flow.backends.jax.schedule import Parcels, element_count, is_uniform, rounds
 from keras_flow.backends.jax.uniform_exchange import run_uniform
 from keras_flow.boxing.blocks import local_slices, volume
-from keras_flow.boxing.messages import WRITES, Message, Piece
+from keras_flow.boxing.messages import Message, Piece
 from keras_flow.boxing.phases import receives
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.boxing.step import Step
@@ -196,7 +196,7 @@ class _Program:
         """An exchange between shards of different shapes, in flat buffers as long as the largest of them."""
         buffers = {"source": flat}
         position = self.grid.position()
-        written: set[tuple[str, int, Piece]] = set()
+        written: set[tuple[int, Piece]] = set()
         for phase in step.phases:
             self._padded_phase(step, phase, buffers, position, written)
         return buffers["result"]
@@ -207,17 +207,16 @@ class _Program:
         phase: str,
         buffers: dict[str, jax.Array],
         position: jax.Array,
-        written: set[tuple[str, int, Piece]],
+        written: set[tuple[int, Piece]],
     ) -> None:
         """Pack, send in rounds, unpack.
 
         Args:
-            written: (buffer, rank, piece) that have a value already, to which later messages are added.
+            written: (rank, piece) of the result that have a value already, to which later messages are added.
         """
-        exchange, ranks, name = step.exchange, self.plan.ranks, WRITES[phase]
-        layout = exchange.layout_of(name)
-        if name not in buffers:
-            buffers[name] = jnp.zeros(_largest(layout), buffers["source"].dtype)
+        ranks, layout = self.plan.ranks, step.exchange.target
+        if "result" not in buffers:
+            buffers["result"] = jnp.zeros(_largest(layout), buffers["source"].dtype)
         ordered = rounds(step, phase, ranks, element_count)
         sizes = [element_count(next(iter(parcels.values()))) for parcels in ordered]
         sent = {rank: [_parcel_of(parcels, rank, 0) for parcels in ordered] for rank in ranks}
@@ -230,10 +229,10 @@ class _Program:
         for rank in ranks:
             is_first = []
             for message in (message for parcel in received[rank] for message in parcel):
-                is_first.append((name, rank, message.piece) not in written)
-                written.add((name, rank, message.piece))
+                is_first.append((rank, message.piece) not in written)
+                written.add((rank, message.piece))
             unpacks.append(functools.partial(_unpack, layout, received[rank], rank, is_first))
-        buffers[name] = lax.switch(position, unpacks, buffers[name], arrived)
+        buffers["result"] = lax.switch(position, unpacks, buffers["result"], arrived)
 
 
 def _compiler_options(mesh: Mesh) -> dict[str, str]:

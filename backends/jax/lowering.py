@@ -63,9 +63,7 @@ def lower(plan: BoxingPlan) -> BoxingPlan:
         as_few = [way for way in lowered if way.total_bytes <= plan.total_bytes]
         if as_few:
             return preferred(sorted(as_few, key=lambda way: len(way.steps)))
-    # a table that balances additions over the ranks has more messages than equal ranges
-    equal_ranges = replace(plan, steps=(Step.of("exchange", plain),))
-    return equal_ranges if equal_ranges.total_bytes <= plan.total_bytes else plan
+    return plan
 
 
 def _transposed_chains(source: Layout, target: Layout) -> Iterator[tuple[Step, ...]]:

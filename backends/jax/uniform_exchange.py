@@ -31,7 +31,7 @@ from jax import lax
 from keras_flow.backends.jax.rank_grid import RankGrid
 from keras_flow.backends.jax.schedule import Sums, by_form, gathered_pieces, in_rounds, scattered_sums, shapes
 from keras_flow.boxing.blocks import local_slices
-from keras_flow.boxing.messages import WRITES, Piece
+from keras_flow.boxing.messages import Piece
 from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 
@@ -44,11 +44,10 @@ Start = jax.Array | tuple[int, ...]
 def run_uniform(step: Step, flat: jax.Array, grid: RankGrid) -> jax.Array:
     """Run an exchange on this rank's shard of the source, given and returned flat."""
     source = step.exchange.source
-    buffers = {"source": Buffer(source, grid, flat.reshape(source.local_shape(grid.ranks[0])))}
+    # a phase may add to what the phase before has written
+    target = Buffer(step.exchange.target, grid)
+    buffers = {"source": Buffer(source, grid, flat.reshape(source.local_shape(grid.ranks[0]))), "result": target}
     for phase in step.phases:
-        name = WRITES[phase]
-        # a phase may add to what the phase before has written
-        target = buffers.setdefault(name, Buffer(step.exchange.layout_of(name), grid))
         # XLA's own collectives where one of them is the whole phase; messages, round by round, elsewhere
         sums = scattered_sums(step) if phase == "reduce" and grid.on_axes else None
         if sums is not None:
@@ -57,7 +56,7 @@ def run_uniform(step: Step, flat: jax.Array, grid: RankGrid) -> jax.Array:
             _all_gather(step, target)
         else:
             _send_messages(step, phase, buffers, target)
-    return buffers["result"].shard().reshape(-1)
+    return target.shard().reshape(-1)
 
 
 # ---- buffers
@@ -65,7 +64,7 @@ def run_uniform(step: Step, flat: jax.Array, grid: RankGrid) -> jax.Array:
 
 @dataclass
 class Buffer:
-    """One of the buffers of `messages.WRITES`: a shard that is there, or messages that it will be assembled from.
+    """The source or the result of a step: a shard that is there, or messages that it will be assembled from.
 
     Attributes:
         layout: the layout that it is a shard of.

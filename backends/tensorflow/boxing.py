@@ -85,13 +85,11 @@ def _run_step(
     exchange, mine = step.exchange, set(world().local_ranks)
     # what each rank has of each buffer, piece by piece; a piece that several receivers want is cut once
     source: dict[tuple[int, Piece], tf.Tensor] = {}
-    combined: dict[tuple[int, Piece], tf.Tensor] = {}
     result: dict[int, dict[Piece, tf.Tensor]] = {rank: {} for rank in exchange.target.placement.ranks if rank in mine}
     for phase in step.phases:
-        receivers = exchange.source if phase == "combine" else exchange.target
         mail = _Mail(devices, f"{what} {phase} ", sent)
         arrived: list[tuple[int, Piece, tf.Tensor | None]] = []
-        for receiver in receivers.placement.ranks:
+        for receiver in exchange.target.placement.ranks:
             for message in receives(exchange, receiver, phase):
                 sender, piece = message.sender, message.piece
                 if sender not in mine:
@@ -99,9 +97,7 @@ def _run_step(
                         mail.expect(sender, receiver, piece.size)
                         arrived.append((receiver, piece, None))
                     continue
-                if message.origin == "combined":
-                    values = combined[sender, piece]
-                elif message.origin == "result":
+                if message.origin == "result":
                     values = result[sender][piece]
                 else:
                     if (sender, piece) not in source:
@@ -120,12 +116,8 @@ def _run_step(
         for receiver, piece, here in arrived:
             values = next(delivered) if here is None else here
             with tf.device(devices[receiver]):
-                if phase == "combine":
-                    key = (receiver, piece)
-                    combined[key] = _add(combined[key], values) if key in combined else values
-                else:
-                    pieces = result[receiver]
-                    pieces[piece] = _add(pieces[piece], values) if piece in pieces else values
+                pieces = result[receiver]
+                pieces[piece] = _add(pieces[piece], values) if piece in pieces else values
     after = {}
     for rank, pieces in result.items():
         with tf.device(devices[rank]):

@@ -25,7 +25,7 @@ from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
 from keras_flow.boxing.blocks import local_slices
 from keras_flow.boxing.collectives import axis_by_axis, named_step
-from keras_flow.boxing.messages import WRITES, Message, Piece
+from keras_flow.boxing.messages import Message, Piece
 from keras_flow.boxing.phases import receives, sends
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.boxing.step import Step
@@ -66,12 +66,11 @@ class _Phase:
     written; regions that have a value already are added to.
     """
 
-    writes: str
     sends: tuple[tuple[str, Region], ...]  # buffer, region
     counts_out: tuple[int, ...]
     receives: tuple[tuple[Region, bool], ...]  # in the order of senders
     counts_in: tuple[int, ...]
-    keeps: tuple[tuple[str, Region, Region, bool], ...]  # buffer, region there, region in what is written
+    keeps: tuple[tuple[str, Region, Region, bool], ...]  # buffer, region there, region of the result
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class _Recipe:
     communicates: bool
     native: str | None
     phases: tuple[_Phase, ...]
-    source_shape: tuple[int, ...]
     target_shape: tuple[int, ...] | None
     is_filled: bool  # whether all of the target's shard is written
 
@@ -102,13 +100,11 @@ class _Recipe:
         buffers: dict[str, torch.Tensor] = {}
         if shard is not None:
             buffers["source"] = shard
+        if self.target_shape is not None:
+            # zeros cost a pass over memory, so only where something may stay unwritten
+            make = torch.empty if self.is_filled else torch.zeros
+            buffers["result"] = make(self.target_shape, dtype=like.dtype, device=like.device)
         for phase in self.phases:
-            if phase.writes not in buffers:
-                shape = self.source_shape if phase.writes == "combined" else self.target_shape
-                if shape is not None:
-                    # zeros cost a pass over memory, so only where something may stay unwritten
-                    make = torch.empty if self.is_filled or phase.writes == "combined" else torch.zeros
-                    buffers[phase.writes] = make(shape, dtype=like.dtype, device=like.device)
             self._exchange(phase, buffers, like, here)
         return buffers.get("result")
 
@@ -125,11 +121,11 @@ class _Recipe:
         else:
             arrived = torch.empty(0, dtype=like.dtype, device=like.device)
         for (_, _, region, first), values in zip(phase.keeps, kept, strict=True):
-            _write(buffers[phase.writes], region, values, first)
+            _write(buffers["result"], region, values, first)
         done = 0
         for region, first in phase.receives:
             size = region[2] - region[1]
-            _write(buffers[phase.writes], region, arrived[done : done + size], first)
+            _write(buffers["result"], region, arrived[done : done + size], first)
             done += size
 
     def _all_gather(self, shard: torch.Tensor, here) -> torch.Tensor:
@@ -180,12 +176,11 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
         # torch's own collectives are faster than an exchange where shards are equal
         has_native = step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides)
         native = step.kind if communicates and has_native else None
-        holds = source.placement.contains(rank)
         target_shape = target.local_shape(rank) if target.placement.contains(rank) else None
-        written: set[tuple[str, Piece]] = set()
+        written: set[Piece] = set()
         phases = [] if native else [_phase(step, phase, rank, members, written) for phase in step.phases]
-        # pieces of one buffer do not overlap, so their sizes add up to the shard where nothing is left out
-        filled = sum(piece.size for buffer, piece in written if buffer == "result")
+        # pieces do not overlap, so their sizes add up to the shard where nothing is left out
+        filled = sum(piece.size for piece in written)
         recipes.append(
             _Recipe(
                 step,
@@ -194,7 +189,6 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
                 communicates,
                 native,
                 tuple(phases),
-                source.local_shape(rank) if holds else (),
                 target_shape,
                 target_shape is not None and filled == math.prod(target_shape),
             )
@@ -237,20 +231,18 @@ def _parties(step: Step, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     return {rank: tuple(party) for party in parties.values() for rank in party}
 
 
-def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written: set[tuple[str, Piece]]) -> _Phase:
+def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written: set[Piece]) -> _Phase:
     """A phase of a rank.
 
     Args:
-        written: (buffer, piece) that have a value; those of this phase are put in. Pieces of one buffer are equal or do
-            not overlap, so a piece that is not in it can be written instead of added.
+        written: pieces of the result that have a value; those of this phase are put in. Pieces are equal or do not
+            overlap, so a piece that is not in it can be written instead of added.
     """
     exchange = step.exchange
-    writes = WRITES[phase]
 
     def is_first(part: Message) -> bool:
-        key = (writes, part.piece)
-        new = key not in written
-        written.add(key)
+        new = part.piece not in written
+        written.add(part.piece)
         return new
 
     def region(transfer: Message, owner: int, buffer: str) -> Region:
@@ -267,15 +259,14 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
     arriving.sort(key=lambda part: (members.index(part.sender), order(part)))
     sent = sorted(sends(exchange, rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
     keeps = tuple(  # before `arriving`, as `_exchange` writes them: the first there is written
-        (part.origin, region(part, rank, part.origin), region(part, rank, writes), is_first(part))
+        (part.origin, region(part, rank, part.origin), region(part, rank, "result"), is_first(part))
         for part in received
         if part.sender == rank
     )
     return _Phase(
-        writes,
         tuple((part.origin, region(part, rank, part.origin)) for part in sent),
         tuple(sum(part.piece.size for part in sent if part.receiver == member) for member in members),
-        tuple((region(part, rank, writes), is_first(part)) for part in arriving),
+        tuple((region(part, rank, "result"), is_first(part)) for part in arriving),
         tuple(sum(part.piece.size for part in arriving if part.sender == member) for member in members),
         keeps,
     )

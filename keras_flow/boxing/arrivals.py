@@ -33,9 +33,9 @@ LISTED = 64
 def arrivals(exchange: Exchange, rank: int, phase: str) -> tuple[Array, Array]:
     """The senders of the messages that `rank` receives from others in a phase, and their elements; in no order.
 
-    Between placements, and with a table, they are listed by `phases.receives`.
+    Between placements they are listed by `phases.receives`.
     """
-    if exchange.same_placement and not exchange.table:
+    if exchange.same_placement:
         if exchange.target.placement.contains(rank):
             return _Arrivals(exchange, rank).of_phase(phase)
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -1,6 +1,6 @@
 """Cost: elements that ranks receive, counted without listing messages.
 
-- `total`: all ranks together. For exchanges without table this is also the lower bound.
+- `total`: all ranks together, which is also the lower bound.
 - `loads`: each rank, where that has a closed form.
 - `of_collective`: a named collective, from the sizes of shards and groups.
 
@@ -28,7 +28,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.phases import elements_received
 from keras_flow.layout import Layout
 
 Array = np.ndarray
@@ -41,13 +40,7 @@ def total(exchange: Exchange) -> int:
     summand, else one more, or, with a P in the target, as many as `merge` takes if these are fewer. So only atoms that
     some destination holds have to be looked at one by one. Each of them has a rank of the target that holds it: there
     are no more of them than ranks.
-
-    Limit: exchanges with a table are listed message by message.
     """
-    if exchange.table:
-        # with a table mergers receive too, and they are ranks of the source
-        ranks = dict.fromkeys((*exchange.source.placement.ranks, *exchange.target.placement.ranks))
-        return sum(elements_received(exchange, rank, phase) for rank in ranks for phase in exchange.phases)
     at = _TargetRanks(exchange)
     if exchange.summand_count == 1 and not exchange.member_axes:
         return int((at.wanted - at.common).sum())
@@ -96,10 +89,10 @@ def _held_by_keepers(exchange: Exchange, at: _TargetRanks, holding: Array) -> Ar
 def loads(exchange: Exchange) -> Array | None:
     """[ranks of the target]: elements that each receives, in order; None where there is no closed form.
 
-    There is none with a P in the target, with a table, and where an atom that no destination holds is cut into ranges
-    of several lengths.
+    There is none with a P in the target, and where an atom that no destination holds is cut into ranges of several
+    lengths.
     """
-    if exchange.member_axes or exchange.table:
+    if exchange.member_axes:
         return None
     at = _TargetRanks(exchange)
     if exchange.summand_count == 1:

@@ -29,14 +29,14 @@ are uneven; which phases an exchange takes is decided for all atoms, `merge` or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from keras_flow.boxing.blocks import Blocks, Box, Coords, array_of, volume
-from keras_flow.boxing.messages import Piece, Share
+from keras_flow.boxing.messages import Piece
 from keras_flow.layout import Layout, balanced
 from keras_flow.placements import Placement
 
@@ -49,13 +49,11 @@ class Exchange:
         source, target: the layouts.
         apart: axes (of one common placement) that cut the ranks into groups: ranks with different coordinates on them
             send each other nothing, as in a collective along the other axes.
-        table: who adds what, for atoms that do not follow the rule of equal ranges; see `load_balance.py`.
     """
 
     source: Layout
     target: Layout
     apart: tuple[int, ...] = ()
-    table: Mapping[Box, tuple[Share, ...]] = field(default_factory=dict[Box, tuple[Share, ...]], hash=False)
 
     @cached_property
     def source_blocks(self) -> Blocks:
@@ -111,8 +109,7 @@ class Exchange:
         if self.member_axes:
             # with one family it is never worse to leave every summand with the member that holds it
             return ("merge",) if self.family_count == 1 else ("merge", "reduce", "gather")
-        combined = any(share.merger != share.owner for shares in self.table.values() for share in shares)
-        return (("combine",) if combined else ()) + ("reduce",) + (("gather",) if self.family_count > 1 else ())
+        return ("reduce", "gather") if self.family_count > 1 else ("reduce",)
 
     # ---- who holds, who wants
 
@@ -184,31 +181,23 @@ class Exchange:
         wanting = [rank for _, rank in self.destinations(at)]
         return [rank for rank in wanting if self.holds(rank, block)] or wanting
 
-    def shares(self, block: Coords, box: Box, at: Coords) -> dict[int, list[Share]]:
-        """How the sums of an atom are divided, by owner, for a receiver at the target coordinates `at`.
+    def ranges(self, block: Coords, box: Box, at: Coords) -> dict[int, Piece]:
+        """The ranges of an atom by the owner that adds them, for a receiver at the target coordinates `at`.
 
-        By the table where it lists the atom, else in equal ranges.
+        They are equal, by the balanced split rule. An owner without an element is left out.
         """
         # an atom is named by its source block and its target block; groups share neither owners nor ranges
         where = tuple(at[axis] for axis in (*self.target_blocks.split_axes, *self.apart))
         key = (tuple(block.items()), where)
-        if key not in self._latest_shares:  # receivers of one atom ask one after the other
-            shares = self.table[box] if box in self.table else self._equal_shares(block, box, at)
-            by_owner: dict[int, list[Share]] = {}
-            for share in shares:
-                by_owner.setdefault(share.owner, []).append(share)
-            self._latest_shares.clear()
-            self._latest_shares[key] = by_owner
-        return self._latest_shares[key]
-
-    def _equal_shares(self, block: Coords, box: Box, at: Coords) -> list[Share]:
-        """One range for each owner, by the balanced split rule; owners add for themselves."""
-        owners, size = self.owners(block, at), volume(box)
-        pieces = [Piece(box, *balanced(size, len(owners), number)) for number in range(len(owners))]
-        return [Share(owner, owner, piece) for owner, piece in zip(owners, pieces, strict=True) if piece.size]
+        if key not in self._latest_ranges:  # receivers of one atom ask one after the other
+            owners, size = self.owners(block, at), volume(box)
+            pieces = {owner: Piece(box, *balanced(size, len(owners), number)) for number, owner in enumerate(owners)}
+            self._latest_ranges.clear()
+            self._latest_ranges[key] = {owner: piece for owner, piece in pieces.items() if piece.size}
+        return self._latest_ranges[key]
 
     @cached_property
-    def _latest_shares(self) -> dict[tuple[object, object], dict[int, list[Share]]]:
+    def _latest_ranges(self) -> dict[tuple[object, object], dict[int, Piece]]:
         return {}
 
     # ---- who keeps: members of a target with P

@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_flow import sbp as _sbp
-from keras_flow.boxing.blocks import Box, intersection, volume
 from keras_flow.boxing.collectives import KINDS, fits_kind
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.messages import Piece, Share
 from keras_flow.boxing.step import Step
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout, itemsize
@@ -35,9 +33,9 @@ from keras_flow.sbp import Broadcast, PartialSum, Split
 if TYPE_CHECKING:
     from keras_flow.boxing.spec import BoxingPlan
 
-FORMAT, VERSION = "keras_flow.boxing", 1
+FORMAT, VERSION = "keras_flow.boxing", 2
 FIELDS = {"format", "version", "shape", "dtype", "chosen", "placements", "source", "target", "steps"}
-STEP_FIELDS = {"kind", "phases", "source", "target", "apart", "shares"}
+STEP_FIELDS = {"kind", "phases", "source", "target", "apart"}
 
 
 def to_json(plan: BoxingPlan) -> dict[str, object]:
@@ -65,15 +63,6 @@ def to_json(plan: BoxingPlan) -> dict[str, object]:
                 "source": layout(step.exchange.source),
                 "target": layout(step.exchange.target),
                 "apart": list(step.exchange.apart),
-                "shares": [
-                    {
-                        "box": [list(bounds) for bounds in box],
-                        "ranges": [
-                            [share.merger, share.owner, share.piece.start, share.piece.stop] for share in shares
-                        ],
-                    }
-                    for box, shares in step.exchange.table.items()
-                ],
             }
             for step in plan.steps
         ],
@@ -187,17 +176,7 @@ def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> St
     _check_fields(value, STEP_FIELDS, where)
     if value["kind"] not in KINDS:
         raise FlowError(f"{where}: unknown kind {value['kind']!r}, legal are {', '.join(KINDS)}")
-    table: dict[Box, tuple[Share, ...]] = {}
-    for row in value["shares"]:
-        _check_fields(row, {"box", "ranges"}, f"{where}, shares")
-        box = tuple((start, stop) for start, stop in row["box"])
-        # the later one would silently take the place of the first
-        if box in table:
-            raise FlowError(f"{where}: the box {row['box']} stands twice in its shares")
-        table[box] = tuple(
-            Share(merger, owner, Piece(box, start, stop)) for merger, owner, start, stop in row["ranges"]
-        )
-    exchange = Exchange(source, target, tuple(value["apart"]), table)
+    exchange = Exchange(source, target, tuple(value["apart"]))
     _check_exchange(exchange, where)
     step = Step(value["kind"], tuple(value["phases"]), exchange)
     # phases follow from the layouts; the file says them for readers that do not compute
@@ -213,11 +192,10 @@ def _read_step(value: Mapping, source: Layout, target: Layout, where: str) -> St
 
 
 def _check_exchange(exchange: Exchange, where: str) -> None:
-    """Whether axes and shares fit the layouts.
+    """Check that the axes fit the layouts.
 
     Raises:
-        FlowError: an axis that does not exist, ranges that do not fill their atom, ranks that cannot do what
-            they should.
+        FlowError: layouts of two shapes, or an axis that does not exist.
     """
     source, target, apart = exchange.source, exchange.target, exchange.apart
     if source.shape != target.shape:
@@ -232,40 +210,6 @@ def _check_exchange(exchange: Exchange, where: str) -> None:
             f"{where}: groups along axes need one placement that has the axes, in order, and leave what they hold; "
             f"apart is {list(apart)}"
         )
-    if exchange.table and (apart or exchange.summand_count == 1 or exchange.member_axes):
-        raise FlowError(f"{where}: shares are for sums of all ranks together, into a target without P")
-    for box, shares in exchange.table.items():
-        _check_shares(exchange, box, shares, where)
-
-
-def _check_shares(exchange: Exchange, box: Box, shares: tuple[Share, ...], where: str) -> None:
-    """Whether the box is an atom, its ranges fill it, and their ranks want or hold it."""
-    source, target = exchange.source, exchange.target
-    at = f"{where}: the box {[list(bounds) for bounds in box]}"
-    bounds = zip(box, source.shape, strict=True)
-    # the blocks that hold the box's first element are the only two whose atom it can be
-    first = tuple((start, start + 1) for start, _ in box)
-    if not all(0 <= start < stop <= length for (start, stop), length in bounds):
-        raise FlowError(f"{at} is no part of the shape {list(source.shape)}")
-    (block, _), (wanted, _) = (
-        next(blocks.overlapping(first)) for blocks in (exchange.source_blocks, exchange.target_blocks)
-    )
-    if box != intersection(exchange.source_blocks.box_at(block), exchange.target_blocks.box_at(wanted)):
-        raise FlowError(f"{at} of its shares is not the common box of two cells")
-    ranges = sorted((share.piece.start, share.piece.stop) for share in shares)
-    starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-    if [0, *stops] != [*starts, volume(box)] or any(start >= stop for start, stop in ranges):
-        raise FlowError(f"{at}: its ranges do not fill its {volume(box)} elements one after the other")
-    for share in shares:
-        if not target.placement.contains(share.owner) or not (
-            share.merger == share.owner or source.placement.contains(share.merger)
-        ):
-            raise FlowError(f"{where}: rank {share.merger} or {share.owner} is not in the layouts of the step")
-        own = exchange.target_blocks.coords_of(share.owner)
-        if any(own[axis] != index for axis, index in wanted.items()):
-            raise FlowError(f"{at}: rank {share.owner} should own a range, but its shard does not have the box")
-        if share.merger != share.owner and not exchange.holds(share.merger, block):
-            raise FlowError(f"{at}: rank {share.merger} should merge a range, but holds nothing of the box")
 
 
 def _read_placement(value: Mapping) -> Placement:

@@ -43,25 +43,11 @@ class Piece:
 class Message:
     """`sender` sends `piece`; `receiver` adds it to what it has there, zero at first.
 
-    `origin` names the sender's buffer that the piece is read from: `source` (its shard), `combined` (what it added in
-    the phase `combine`) or `result` (what it has of the target's shard). Where sender and receiver are one rank nothing
-    is sent: it takes the piece from itself.
+    `origin` names the sender's buffer that the piece is read from: `source` (its shard) or `result` (what it has of the
+    target's shard). Where sender and receiver are one rank nothing is sent: it takes the piece from itself.
     """
 
     sender: int
     receiver: int
     piece: Piece
     origin: str = "source"
-
-
-#: phase -> the buffer that its messages are added into; `combined` has the shape of the source's shard
-WRITES = {"move": "result", "merge": "result", "combine": "combined", "reduce": "result", "gather": "result"}
-
-
-@dataclass(frozen=True)
-class Share:
-    """Who adds a range of an atom: `owner` ends up with the sum, `merger` adds the summands, usually the owner."""
-
-    merger: int
-    owner: int
-    piece: Piece

@@ -6,8 +6,7 @@ table):
 - No P in the source: `move`. A rank that holds an element keeps it, any other receives it once.
 - P in the source, none in the target: `reduce`, then `gather`. As in a reduce-scatter and an all-gather (Rabenseifner's
   all-reduce; Patarasuk and Yuan, 2009), but for any two layouts: an atom is cut into equal ranges, one for each owner,
-  who adds its range and then sends it to the other destinations. Where the table of `load_balance.py` says so, a
-  *merger* adds all summands but the owner's own in a phase `combine` before, and the owner receives that sum.
+  who adds its range and then sends it to the other destinations.
 - P on both sides: `merge` for atoms where it takes fewer receipts than the two above. Every summand moves to the member
   that keeps it, and nothing is added up.
 
@@ -42,28 +41,20 @@ _Rule = Callable[[Exchange, Coords, Box, int, Coords, "int | None"], Iterator[Me
 
 def receives(exchange: Exchange, rank: int, phase: str) -> Iterator[Message]:
     """All messages that `rank` receives in a phase, and those that it takes from itself."""
-    if phase == "combine":
-        yield from _combine(exchange, rank)
-        return
     if not exchange.target.placement.contains(rank):
         return
     at = exchange.target_blocks.coords_of(rank)
     # each source block that meets the target's block is one atom
     for block, box in exchange.source_blocks.overlapping(exchange.target_blocks.box_at(at)):
-        yield from _RULES[phase](exchange, block, box, rank, at, None)
+        yield from RULES[phase](exchange, block, box, rank, at, None)
 
 
 def sends(exchange: Exchange, rank: int, phase: str) -> Iterator[Message]:
     """All messages that `rank` sends to others in a phase."""
-    if phase == "combine":
-        mergers = {share.merger for shares in exchange.table.values() for share in shares}
-        for merger in sorted(mergers - {rank}):
-            yield from (message for message in _combine(exchange, merger) if message.sender == rank)
-        return
     # the rules say what a receiver takes: evaluate them for all receivers that may ask this rank
     for block, box, at, receiver in _possible_receivers(exchange, rank, phase):
         if receiver != rank:
-            for message in _RULES[phase](exchange, block, box, receiver, at, rank):
+            for message in RULES[phase](exchange, block, box, receiver, at, rank):
                 if message.sender == rank:
                     yield message
 
@@ -98,48 +89,26 @@ def _merge(exchange: Exchange, block: Coords, box: Box, rank: int, at: Coords, o
 def _reduce(exchange: Exchange, block: Coords, box: Box, rank: int, at: Coords, only_from: int | None):
     if exchange.merges(block, at):
         return
-    for share in exchange.shares(block, box, at).get(rank, ()):
-        if share.merger == rank:
-            for summand in exchange.summands(at, only_from):
-                yield Message(exchange.sender(block, summand, rank, at), rank, share.piece)
-        else:
-            if exchange.holds(rank, block):
-                yield Message(rank, rank, share.piece)
-            yield Message(share.merger, rank, share.piece, "combined")
+    own = exchange.ranges(block, box, at).get(rank)
+    if own is not None:
+        for summand in exchange.summands(at, only_from):
+            yield Message(exchange.sender(block, summand, rank, at), rank, own)
 
 
 def _gather(exchange: Exchange, block: Coords, box: Box, rank: int, at: Coords, only_from: int | None):
     if exchange.merges(block, at):
         return
     blocks = exchange.target_blocks
-    shares = exchange.shares(block, box, at)
-    for owner in shares if only_from is None else [only_from]:
-        for share in shares.get(owner, ()):
-            # of each family the copy of the owner's member keeps the range; the owner itself has it already
+    ranges = exchange.ranges(block, box, at)
+    for owner in ranges if only_from is None else [only_from]:
+        if owner in ranges and owner != rank:  # the owner itself has it already
+            # of each family the copy of the owner's member keeps the range
             member = blocks.coords_of(owner)
-            keeper = blocks.rank_at({**at, **{axis: member[axis] for axis in exchange.member_axes}})
-            if owner != rank and keeper == rank:
-                yield Message(owner, rank, share.piece, "result")
+            if rank == blocks.rank_at({**at, **{axis: member[axis] for axis in exchange.member_axes}}):
+                yield Message(owner, rank, ranges[owner], "result")
 
 
-def _combine(exchange: Exchange, rank: int) -> Iterator[Message]:
-    """What a merger that is not the owner adds; the table lists all of them, so no atom is searched for."""
-    blocks = exchange.source_blocks
-    for shares in exchange.table.values():
-        for share in shares:
-            if share.merger != rank or share.owner == rank:
-                continue
-            own = blocks.coords_of(rank)
-            block = {axis: own[axis] for axis in blocks.split_axes}
-            copy = {axis: own[axis] for axis in blocks.copy_axes}
-            # the owner adds its own summand itself, so that it need not be sent
-            left_out = exchange.summand_of(share.owner) if exchange.holds(share.owner, block) else None
-            for summand in blocks.all_coords(blocks.partial_axes):
-                if summand != left_out:
-                    yield Message(blocks.rank_at({**block, **copy, **summand}), rank, share.piece)
-
-
-_RULES: dict[str, _Rule] = {"move": _move, "merge": _merge, "reduce": _reduce, "gather": _gather}
+RULES: dict[str, _Rule] = {"move": _move, "merge": _merge, "reduce": _reduce, "gather": _gather}
 
 
 # ---- the other way round: who may ask a rank
@@ -156,7 +125,7 @@ def _possible_receivers(
             destinations = exchange.destinations(at)
             # only atoms of which this rank owns a range
             for block, box in exchange.source_blocks.overlapping(target.box_at(at)):
-                if exchange.merges(block, at) or rank not in exchange.shares(block, box, at):
+                if exchange.merges(block, at) or rank not in exchange.ranges(block, box, at):
                     continue
                 for coords, receiver in destinations:
                     yield block, box, coords, receiver
@@ -165,13 +134,12 @@ def _possible_receivers(
     if own is None:
         return
     block = {axis: own[axis] for axis in exchange.source_blocks.split_axes}
-    if not exchange.same_placement and not exchange.table:
+    if not exchange.same_placement:
         yield from _receivers_elsewhere(exchange, own, block)
         return
-    # Mergers send to any owner. Without a table a receiver asks the holder that has its own coordinates on the source's
-    # copy axes, so only receivers with this rank's coordinates there are looked at.
-    same = (*exchange.source_blocks.copy_axes, *exchange.apart) if not exchange.table else exchange.apart
-    fixed = {axis: own[axis] for axis in same}
+    # A receiver asks the holder that has its own coordinates on the source's copy axes, so only receivers with this
+    # rank's coordinates there are looked at.
+    fixed = {axis: own[axis] for axis in (*exchange.source_blocks.copy_axes, *exchange.apart)}
     for target_block, box in target.overlapping(exchange.source_blocks.box_at(own), fixed):
         free = tuple(axis for axis in range(len(target.sizes)) if axis not in target_block)
         for choice in target.all_coords(free, fixed):
@@ -201,5 +169,5 @@ def _receivers_elsewhere(
     for position in np.flatnonzero(asks).tolist():
         at = target.coords_of_number(axes, position)
         asking.append((intersection(held, target.box_at(at)), position, dict(sorted(at.items()))))
-    for box, _, at in sorted(asking, key=lambda entry: entry[:2]):  # atom by atom: shares are worked out once for each
+    for box, _, at in sorted(asking, key=lambda entry: entry[:2]):  # atom by atom: ranges are worked out once for each
         yield block, box, at, target.rank_at(at)

@@ -22,7 +22,6 @@ import numpy as np
 from keras_flow.boxing import cost
 from keras_flow.boxing.collectives import axis_by_axis, named_step
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.load_balance import balanced_exchange
 from keras_flow.boxing.search import cheapest_chain, quickest_chain
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.boxing.step import Step
@@ -34,8 +33,8 @@ from keras_flow.layout import Layout, itemsize
 def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology: Topology | None = None) -> BoxingPlan:
     """How a tensor gets from `source` to `target`.
 
-    Without a topology the plan receives the fewest bytes that any plan can (`lower_bound`), its most loaded rank the
-    least among such plans, by collectives where they reach that; with one it takes the least modelled time among this
+    Without a topology the plan receives the fewest bytes that any plan can (`lower_bound`), by collectives where they
+    reach that and load no rank more than the exchange does; with one it takes the least modelled time among this
     plan, the chains of collectives along single axes and the quickest chain (`quickest_chain`: within hosts, then
     across).
 
@@ -117,16 +116,8 @@ def _of_fewest_bytes(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
 
 
 def _of_slices(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
-    """The exchange of slices that receives the fewest bytes."""
-    plain = Exchange(source, target)
-    balanced = balanced_exchange(plain)
-    exchange_plan = BoxingPlan(source, target, dtype, (Step.of("exchange", balanced),))
-    if balanced.table and any(
-        exchange_plan.peak_bytes(rank) > exchange_plan.memory_limit(rank) for rank in exchange_plan.ranks
-    ):
-        # small uneven shards: what the mergers hold would go over the limit of memory
-        return BoxingPlan(source, target, dtype, (Step.of("exchange", plain),))
-    return exchange_plan
+    """The exchange of slices, which receives the fewest bytes."""
+    return BoxingPlan(source, target, dtype, (Step.of("exchange", Exchange(source, target)),))
 
 
 def _chains_by_axis(source: Layout, target: Layout) -> list[tuple[Step, ...]]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_flow.boxing.blocks import Blocks, local_slices
-from keras_flow.boxing.messages import WRITES, Piece
+from keras_flow.boxing.messages import Piece
 from keras_flow.boxing.phases import receives
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.boxing.step import Step
@@ -94,22 +94,20 @@ def _check_copies(layout: Layout, shards: Mapping[int, np.ndarray], where: str) 
 def _run(step: Step, shards: dict[int, np.ndarray], dtype: np.dtype, counts: Counts | None) -> dict[int, np.ndarray]:
     """One step: its phases one after the other, and all messages of a phase at once."""
     exchange = step.exchange
-    buffers = {"source": shards}
+    target = exchange.target
+    result = {rank: np.zeros(target.local_shape(rank), dtype) for rank in target.placement.ranks}
+    buffers = {"source": shards, "result": result}
     for phase in step.phases:
-        name = WRITES[phase]
-        layout = exchange.layout_of(name)
-        if name not in buffers:
-            buffers[name] = {rank: np.zeros(layout.local_shape(rank), dtype) for rank in layout.placement.ranks}
-        messages = [message for rank in layout.placement.ranks for message in receives(exchange, rank, phase)]
+        messages = [message for rank in target.placement.ranks for message in receives(exchange, rank, phase)]
         sent: list[np.ndarray] = []
         for message in messages:  # all are read before any is added: a buffer may be read and written in one phase
             buffer = buffers[message.origin][message.sender]
             sent.append(_read(buffer, exchange.layout_of(message.origin), message.sender, message.piece))
         for message, values in zip(messages, sent, strict=True):
-            _add(buffers[name][message.receiver], layout, message.receiver, message.piece, values)
+            _add(result[message.receiver], target, message.receiver, message.piece, values)
             if counts is not None and message.sender != message.receiver:
                 counts[message.receiver] = counts.get(message.receiver, 0) + message.piece.size
-    return buffers[WRITES[step.phases[-1]]]
+    return result
 
 
 def check_shards(layout: Layout, shards: Mapping[int, object], ranks: Iterable[int]) -> None:

@@ -133,10 +133,6 @@ class BoxingPlan:
             # both shards are there during a step: the target's is filled while the source's is read
             held = self._local(source, rank) + self._local(target, rank)
             for phase in step.phases:
-                if phase == "combine":
-                    # what a merger adds is a buffer of its own until it is sent
-                    pieces = {part.piece for part in receives(step.exchange, rank, phase)}
-                    held += sum(piece.size for piece in pieces)
                 peak = max(peak, held + step.largest_message(rank, phase))
         return peak * self.itemsize
 

@@ -28,7 +28,7 @@ class Step:
     Attributes:
         kind: a name of `collectives.KINDS`.
         phases: the rules of `phases.py` that it applies, in order.
-        exchange: the two layouts, the axes on which groups work apart, and the table of who adds what.
+        exchange: the two layouts, and the axes on which groups work apart.
     """
 
     kind: str

@@ -61,7 +61,6 @@ class Step:
     def __init__(self, data, step):
         self.source, self.target = Side(data, step["source"]), Side(data, step["target"])
         self.apart, self.phases = step["apart"], step["phases"]
-        self.table = {tuple(map(tuple, row["box"])): row["ranges"] for row in step["shares"]}
         self.messages = {phase: [] for phase in self.phases}
         source, target = self.source, self.target
         self.same = (source.ranks, source.sizes) == (target.ranks, target.sizes)
@@ -114,17 +113,10 @@ class Step:
         owners = [rank for rank in wanting if rank in has] or wanting
         base, more = divmod(size, len(owners))
         starts = [k * base + min(k, more) for k in range(len(owners) + 1)]
-        equal = [[one, one, starts[k], starts[k + 1]] for k, one in enumerate(owners)]
-        for merger, owner, *bounds in self.table.get(box, equal):
-            left_out = has.get(owner) if merger != owner else None
+        for k, owner in enumerate(owners):
+            bounds = starts[k], starts[k + 1]
             for summand in summands:
-                if summand != left_out:
-                    message = (self.sender(cell, summand, merger), merger, box, *bounds, "source")
-                    self.messages["reduce" if merger == owner else "combine"].append(message)
-            if merger != owner:
-                self.messages["reduce"].append((merger, owner, box, *bounds, "combined"))
-                if owner in has:
-                    self.messages["reduce"].append((owner, owner, box, *bounds, "source"))
+                self.messages["reduce"].append((self.sender(cell, summand, owner), owner, box, *bounds, "source"))
             for rank in copies[target.on(owner, shared)]:
                 if rank != owner:
                     self.messages["gather"].append((owner, rank, box, *bounds, "result"))
@@ -147,22 +139,20 @@ class Step:
         return source.rank_at[tuple(at[axis] for axis in range(len(source.sizes)))]
 
     def run(self, shards):
-        buffers = {"source": shards}
+        shape = {rank: [stop - start for start, stop in box] for rank, box in self.target.box.items()}
+        result = {rank: np.zeros(shape[rank]) for rank in self.target.ranks}
+        buffers = {"source": shards, "result": result}
         for phase in self.phases:
-            name, side = ("combined", self.source) if phase == "combine" else ("result", self.target)
-            if name not in buffers:
-                shape = {rank: [stop - start for start, stop in box] for rank, box in side.box.items()}
-                buffers[name] = {rank: np.zeros(shape[rank]) for rank in side.ranks}
             sent = [
                 (one, self.region(buffers[one[5]], one[5], one[0], one[2]).reshape(-1)[one[3] : one[4]].copy())
                 for one in self.messages[phase]
             ]
             for (_, receiver, box, start, stop, _), values in sent:
-                region = self.region(buffers[name], name, receiver, box)
+                region = self.region(result, "result", receiver, box)
                 flat = region.reshape(-1).copy()
                 flat[start:stop] += values
                 region[...] = flat.reshape(region.shape)
-        return buffers["result"]
+        return result
 
     def region(self, buffer, name, rank, box):
         whole = (self.target if name == "result" else self.source).box[rank]
