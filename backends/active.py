@@ -37,7 +37,7 @@ def backend() -> Backend:
 
 @functools.cache  # asked before every redistribution
 def tensor_engine() -> TensorEngine:
-    """The same, numpy among them: what boxing and global tensors need.
+    """Return the module of the active engine, numpy among them: what boxing and global tensors need.
 
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.

@@ -87,7 +87,7 @@ def digest(leaf: object) -> Digest:
 
 
 def digest_of_part(part: PartOfRows, text: str, digest: Callable[[object], Digest]) -> Digest:
-    """The same of a value that was read by rows: of the own rows, and of those that the next process computes."""
+    """Return the digest of a value that was read by rows: own ones and those that the next process computes."""
     sums = {"batch": part.number, **_sums(part.start, part.own, digest)}
     if part.compared is None:
         return Digest(text, sums)

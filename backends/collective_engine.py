@@ -55,7 +55,7 @@ class Counts:
 
     @classmethod
     def of(cls, table: Sequence[Sequence[int]]) -> Counts:
-        """Of a table that is known whole."""
+        """Make the counts of a table that is known whole."""
         sizes = {count for row in table for count in row}
         return cls(tuple(map(tuple, table)), longest(table), len(sizes) == 1 and sizes != {0})
 
@@ -123,7 +123,17 @@ class CollectiveEngine(Protocol):
             ranks: the group, of which this process drives one, and each other process one, too.
             like: an array, or a list of arrays, of the dtype and shape of what it will be called with; where it is
                 called with None, of what another rank gives: a part of a scatter, or a message.
-            how: the op; the rank that gives to all, or gets from all; of a reduce both; of `send` and `recv` the other.
+            how: what the call is given beside its tensors, by call:
+
+                | call | `how` |
+                |---|---|
+                | `all_reduce`, `reduce_scatter`, `reduce_scatter_tensor` | (op,) |
+                | `reduce` | (op, the rank that gets the result) |
+                | `broadcast`, `scatter` | (the rank that gives,) |
+                | `gather` | (the rank that gets,) |
+                | `send` | (the rank that gets the message,) |
+                | `recv` | (the rank that gives the message,) |
+                | `all_gather`, `all_gather_into_tensor`, `all_to_all`, `barrier` | () |
             async_op: the function gives a `Pending`, where the engine runs collectives beside the program.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Where a launcher holds the coordinator's port itself: process 0 chooses another address, and says it in its store.
+"""A launcher may hold the coordinator's port itself: then process 0 chooses another address, and says it in its store.
 
 torchrun's agent listens at MASTER_PORT, and hands its store to the processes. torch uses the store; the other engines
 have coordinators of their own, which need a port.

@@ -49,8 +49,8 @@ class TraceEvent:
         facts: what else is known. Of a collective `bytes`: of its tensor on one rank, of the larger side where they
             differ (the gathered tensor of an all-gather), as `explain` counts them; and `layer`, or `layers` where
             tensors of several travel together, where the engine says so.
-        collective: our name of the collective that this is; None of all else, of calls around a collective too, so that
-            each is there once.
+        collective: our name of the collective that this event is. None for everything else, and for calls around a
+            collective, so that each collective is there once.
         origin: lane and time of what caused it, where that is elsewhere: its step and layer are those of that place.
     """
 

@@ -258,7 +258,7 @@ def _compile_from_config(
 
 
 def _choose_jit_again(model: keras.Model) -> None:
-    """The same for a model that was loaded outside of any distribution and is trained under one now."""
+    """Choose `jit_compile` again for a model that was loaded outside of any distribution and is trained now."""
     if model in _jit_of_a_file:
         _jit_of_a_file.discard(model)
         refused = "jit_compile=True" in backend().capabilities.refused

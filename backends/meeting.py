@@ -292,7 +292,7 @@ def first_tells(name: str, text: str) -> None:
 
 
 def ask_first(what: str, name: str) -> str:
-    """In another process: what process 0 tells.
+    """Return what process 0 tells, in another process.
 
     Args:
         what: for what, in messages.
@@ -349,7 +349,7 @@ def _put_again(key: str, text: str) -> None:
 
 
 def _leave() -> None:
-    """At exit, where nothing failed: who waits for this process will wait without end."""
+    """Tell at exit that nothing failed: who waits for this process will wait without end."""
     assert _watching is not None
     _watching.set()
     if getattr(sys, "last_value", None) is None:

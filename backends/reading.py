@@ -90,13 +90,13 @@ class ProcessRows:
         return self.joined(mine, others if compared.stop > compared.start else None, number, rows)
 
     def read(self, read: Callable[[slice], object], number: int, rows: int) -> object:
-        """The same from a source that reads slices of a batch."""
+        """Return the batch, read from a source that reads slices."""
         compared = self.compared(number, rows)
         others = read(compared) if compared.stop > compared.start else None
         return self.joined(read(self.own(rows)), others, number, rows)
 
     def joined(self, own: object, compared: object, number: int, rows: int) -> object:
-        """The same from the own rows and those to compare (None: there are none)."""
+        """Return the batch, made of the own rows and of those to compare (None: there are none)."""
         chosen, others = self.own(rows), self.compared(number, rows)
         if chosen == slice(0, rows):
             return own
@@ -169,7 +169,7 @@ class ArrayBatches:
 
 
 def one_ahead(iterator: Iterator[object]) -> Iterator[object]:
-    """The same batches; while one is used, a thread reads the next."""
+    """Return the batches; while one is used, a thread reads the next."""
     end = object()
     with ThreadPoolExecutor(1, "keras_flow-reading") as thread:
         following = thread.submit(next, iterator, end)

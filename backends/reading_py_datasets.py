@@ -50,7 +50,7 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """As the user's dataset says."""
+        """The number of batches that the user's dataset says."""
         return self.users.num_batches
 
     def __getitem__(self, index: int) -> dict[str, object]:
@@ -78,11 +78,11 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
         return part.rows, batch
 
     def on_epoch_begin(self) -> None:
-        """As the user's dataset does."""
+        """Call the user's dataset."""
         self.users.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """As the user's dataset does."""
+        """Call the user's dataset."""
         self.users.on_epoch_end()
 
 

@@ -230,7 +230,7 @@ def _compiled() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None:
 
 
 def _rounds(counters: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
-    """The same in loops: those over counters, short enough for the fastest memory, become vector instructions.
+    """Compute the rounds in loops; those over counters fit the fastest memory and become vector instructions.
 
     numba makes 64-bit floats of numbers of two kinds, so all are uint64.
     """

@@ -17,6 +17,10 @@ _PATH = re.compile(r"`((?:keras_flow|backends|tests|docs|examples|benchmarks|not
 _HOUSE = re.compile(r"## The house\n.*?```\n(.*?)```", re.DOTALL)
 
 
+#: how a docstring begins that completes a sentence which stands elsewhere
+_FRAGMENT = re.compile(r"(Of|By|As|At|On|The same|In another|One after the other|Where)\b")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_paths_that_are_named_are_there(page: Path) -> None:
     named = set(_PATH.findall(page.read_text()))
@@ -28,6 +32,19 @@ def test_paths_that_the_sources_name_are_there() -> None:
     assert len(named) > 20
     missing = [(path, name) for path, name in named if not list(ROOT.glob(name.rstrip("/")))]
     assert missing == []
+
+
+def test_docstrings_can_be_read_where_they_stand() -> None:
+    """An editor shows a docstring alone: it has a subject or a verb, and no sentence of another one goes on in it."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in SOURCES
+        if "tests" not in path.relative_to(ROOT).parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)) and _FRAGMENT.match(text)
+    ]
+    assert found == []
 
 
 def test_tests_are_where_their_sources_are() -> None:

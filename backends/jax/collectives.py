@@ -30,7 +30,7 @@ _FOLDS = {"sum": jnp.sum, "min": jnp.min, "max": jnp.max, "product": jnp.prod}
 
 
 def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
-    """Of an array with values, on the one device of the rank."""
+    """Return dtype and shape of an array that has values, on the one device of the rank."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.device != rank_devices()[rank]:
         return None
     return value.dtype, value.shape
@@ -106,18 +106,18 @@ def fold(rows: jax.Array, op: str) -> jax.Array:
 
 
 def reshape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """In another shape."""
+    """Return the array in another shape."""
     # jax compiles and runs a program for a shape that is the same, too
     return value if value.shape == shape or (value.ndim == 1 and shape == (-1,)) else value.reshape(shape)
 
 
 def join(flat: Sequence[jax.Array]) -> jax.Array:
-    """One after the other."""
+    """Join flat arrays, one after the other."""
     return jnp.concatenate(flat)
 
 
 def shape(value: jax.Array) -> tuple[int, ...]:
-    """As it is."""
+    """Return the shape, which is a tuple of numbers."""
     return value.shape
 
 
@@ -136,7 +136,7 @@ def with_gradient(
     backward: Callable[[Sequence[Any]], list[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
-    """By `jax.custom_vjp`, whose two functions run with values, outside of `jax.jit`."""
+    """Use `jax.custom_vjp`, whose two functions run with values, outside of `jax.jit`."""
     function = jax.custom_vjp(lambda *given: tuple(forward(known(given))))
     function.defvjp(
         lambda *given: (tuple(forward(known(given))), None),

@@ -125,7 +125,7 @@ def _shard(
 
 
 def _drawn(draw: _BlockDraw, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """As `keras.random` draws; normals are not scaled yet."""
+    """Return the numbers that `keras.random` draws; normals are not scaled yet."""
     if draw.kind == "uniform":
         return jax.random.uniform(key, shape, jnp.float32, minval=draw.low, maxval=draw.high)
     if draw.kind == "normal":

@@ -35,7 +35,7 @@ _KEPT = 1 << 24
 def direct(
     call: str, ranks: tuple[int, ...], like: jax.Array | list[jax.Array], how: tuple[Any, ...], async_op: bool
 ) -> Callable[[Any], Any] | None:
-    """Of arrays of one shape that have elements. jax runs ahead by itself."""
+    """Make the function for arrays of one shape that have elements. JAX runs ahead by itself."""
     given = like if isinstance(like, list) else [like]
     first, rank = given[0], world().local_ranks[0]
     if not first.size or len({each.shape for each in given}) > 1:

@@ -62,7 +62,7 @@ def constrain(outputs: object, nd_sbp: sbp.NdSbp, path: str) -> object:
 
 
 def whole_on(value: jax.Array, dims: Collection[int], placement: Placement) -> jax.Array:
-    """The same tensor, inside a jitted step, not split on these dims; on the others as XLA likes."""
+    """Return the tensor, inside a jitted step, not split on these dims; XLA chooses the others."""
     spec = PartitionSpec(*(None if dim in dims else PartitionSpec.UNCONSTRAINED for dim in range(value.ndim)))
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh(placement), spec))
 

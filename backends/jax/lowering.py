@@ -135,7 +135,7 @@ def _with_parts(layout: Layout, pair: tuple[int, int], others: tuple) -> Layout:
 
 
 def refined(placement: Placement) -> Placement:
-    """The same ranks in the same order, on axes of prime sizes: an axis of 4 becomes two of 2.
+    """Return the ranks in their order, on axes of prime sizes: an axis of 4 becomes two of 2.
 
     Example:
         >>> refined(Placement([[0, 1, 2, 3], [4, 5, 6, 7]])).hierarchy
@@ -148,7 +148,7 @@ def refined(placement: Placement) -> Placement:
 
 
 def _on_refined(layout: Layout, placement: Placement) -> Layout:
-    """The same shards on the refined placement: all factors of an axis have its sbp."""
+    """Return the layout on the refined placement: all factors of an axis have its sbp, so that shards stay."""
     parts = zip(layout.nd_sbp, layout.placement.hierarchy, strict=True)
     return Layout(placement, [part for part, size in parts for _ in _prime_factors(size)], layout.shape)
 

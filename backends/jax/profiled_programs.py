@@ -44,7 +44,7 @@ class ProgramCollective:
 
     @property
     def facts(self) -> dict[str, object]:
-        """Of a `TraceEvent`."""
+        """The facts of a `TraceEvent`."""
         if len(self.layers) == 1:
             return {"bytes": self.bytes, "layer": self.layers[0]}
         return {"bytes": self.bytes, **({"layers": list(self.layers)} if self.layers else {})}

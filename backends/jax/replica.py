@@ -12,7 +12,10 @@ from keras_flow.backends.interface import Replica
 
 
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
-    """By `jax.value_and_grad` of a stateless call; all gradients are there at once, so `kf.comm` averages them."""
+    """Make a replica that uses `jax.value_and_grad` of a stateless call.
+
+    All gradients are there at once, so `kf.comm` averages them.
+    """
 
     def gradients_of(loss_function: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, list[Any]]]:
         def stateless(trained: list[jax.Array], others: list[jax.Array], args: Any) -> tuple[jax.Array, Any]:

@@ -122,7 +122,7 @@ def _degrees(pairs: Sequence[tuple[int, int]], numbers: Sequence[int]) -> Counte
 
 
 def _matchings(pairs: Sequence[tuple[int, int]], numbers: Sequence[int], ranks: tuple[int, ...]) -> list[list[int]]:
-    """As many rounds as the busiest rank has messages, by maximum-weight matchings.
+    """Return as many rounds as the busiest rank has messages, by maximum-weight matchings.
 
     Koenig's theorem holds because a bipartite graph has a matching that covers all nodes of the largest degree. A round
     that is such a matching lowers the largest degree by one.

@@ -24,7 +24,7 @@ def note_call(text: str) -> None:
 
 
 def put(value: np.ndarray, rank: int) -> jax.Array:
-    """On the device of a rank; it stays there."""
+    """Put a value on the device of a rank, where it stays."""
     return jax.device_put(value, rank_devices()[rank])
 
 
@@ -39,7 +39,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
-    """By `jax.vjp`."""
+    """Use `jax.vjp`."""
     results, pullback = jax.vjp(function, *values)
     return results, lambda *cotangents: list(pullback(list(cotangents)))
 

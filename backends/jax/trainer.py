@@ -155,5 +155,5 @@ def set_random_state(state: object) -> None:
 
 
 def double_precision() -> AbstractContextManager[object]:
-    """Without it JAX makes float32 of every float64."""
+    """Keep float64, of which JAX otherwise makes float32."""
     return jax.enable_x64(True)

@@ -85,7 +85,7 @@ class Buffer:
         return self.layout.local_shape(self.grid.ranks[0])
 
     def start(self, rank: int, piece: Piece) -> tuple[int, ...]:
-        """Where a piece is in the shard of a rank: the start of its box, and its own start within the box.
+        """Return where a piece is in the shard of a rank: the start of its box, and its own start within the box.
 
         Of a piece of whole rows: the start of its first row, and 0.
         """

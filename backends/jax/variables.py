@@ -140,7 +140,7 @@ def of_several_processes(*args: object, **kwargs: object) -> bool | None:
 
 
 def gathered(value: jax.Array) -> jax.Array:
-    """The same array, whole on every device, where other processes have parts of it; a collective then."""
+    """Return the array whole on every device. It is a collective where other processes have parts of it."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return value
     return _replicate(value.sharding.mesh)(value)  # type: ignore[attr-defined]  # other shardings are of one process

@@ -46,17 +46,17 @@ def fold(rows: np.ndarray, op: str) -> np.ndarray:
 
 
 def reshape(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """In another shape."""
+    """Return the array in another shape."""
     return value.reshape(shape)
 
 
 def join(flat: Sequence[np.ndarray]) -> np.ndarray:
-    """One after the other."""
+    """Join flat arrays, one after the other."""
     return np.concatenate(flat)
 
 
 def shape(value: np.ndarray) -> tuple[int, ...]:
-    """As it is."""
+    """Return the shape, which is a tuple of numbers."""
     return value.shape
 
 

@@ -43,7 +43,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
-    """By central differences: numpy differentiates nothing, and a reference should not do it as the engines do."""
+    """Use central differences: numpy differentiates nothing, and a reference should not do it as the engines do."""
     # a trial run in float64 tells the dtypes of the results, before anything is refused
     with _keeping_float64():
         in64 = function(*(np.asarray(value, "float64") for value in values))

@@ -31,7 +31,10 @@ _FOLDS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max, "pro
 
 
 def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
-    """Of a tensor with values, where no tape sees operations; from another device TensorFlow copies it itself."""
+    """Return dtype and shape of a tensor that has values, where no tape sees operations.
+
+    TensorFlow copies it from another device itself.
+    """
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy") or _is_followed():
         return None
     return value.dtype, shape(value)
@@ -77,19 +80,19 @@ def fold(rows: tf.Tensor, op: str) -> tf.Tensor:
 
 
 def reshape(value: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """In another shape."""
+    """Return the tensor in another shape."""
     # an operation takes longer than the question
     has_it = value.shape.as_list() == list(shape) or (shape == (-1,) and value.shape.rank == 1)
     return value if has_it else tf.reshape(value, shape)
 
 
 def join(flat: Sequence[tf.Tensor]) -> tf.Tensor:
-    """One after the other."""
+    """Join flat tensors, one after the other."""
     return tf.concat(flat, 0)
 
 
 def shape(value: tf.Tensor) -> tuple[int, ...]:
-    """By `as_list`: to go through a `TensorShape` takes twenty times as long."""
+    """Return the shape by `as_list`: going through a `TensorShape` takes twenty times as long."""
     return cast("tuple[int, ...]", tuple(value.shape.as_list()))
 
 
@@ -113,7 +116,7 @@ def with_gradient(
     backward: Callable[[Sequence[Any]], list[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
-    """By `tf.custom_gradient`."""
+    """Use `tf.custom_gradient`."""
 
     @tf.custom_gradient
     def function(*given: tf.Tensor):

@@ -52,7 +52,7 @@ _creating: ContextVar[bool] = ContextVar("keras_flow_creating_values", default=F
 
 
 def recording() -> list[Draw] | None:
-    """Where draws are noted while an initializer is asked which it would make, or None."""
+    """Return the list of draws that an initializer which is asked would make; None: none is asked."""
     return _recording.get()
 
 

@@ -26,7 +26,7 @@ from keras_flow.backends.tensorflow.devices import rank_devices, world
 def direct(
     call: str, ranks: tuple[int, ...], like: tf.Tensor | list[tf.Tensor], how: tuple[Any, ...], async_op: bool
 ) -> Callable[[Any], Any] | None:
-    """Of dtypes that the runtime knows. A call has ended when it returns."""
+    """Make the function for dtypes that the runtime knows. A call has ended when it returns."""
     given = like if isinstance(like, list) else [like]
     first, rank = given[0], world().local_ranks[0]
     is_uneven = len({shape(each) for each in given}) > 1

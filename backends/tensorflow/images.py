@@ -237,7 +237,7 @@ def _bounded(coordinate: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _mapped(coordinate: tf.Tensor, length: int, fill_mode: str) -> tf.Tensor:
-    """Where a coordinate beyond the image is read, as in TensorFlow's `MapCoordinate`."""
+    """Return where a coordinate beyond the image is read, as TensorFlow's `MapCoordinate` does."""
     if fill_mode == "CONSTANT":
         return coordinate
     if fill_mode == "NEAREST" or length <= 1:

@@ -252,10 +252,10 @@ def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -
 
 
 def _bits_by_rows(words: tuple[Any, Any], tag: int, part: _RowsOnMesh, dtype: tf.DType) -> tf.Tensor:
-    """The same, of which each rank makes those of its own rows, from the counter of the first of them.
+    """Return random bits of which each rank makes those of its own rows, from the counter of the first of them.
 
-    A block of rows is a replicated tensor to DTensor, and differs between the ranks since the numbers of their blocks
-    do. An addition to zeros that are split makes it what it is: of a tensor that is split.
+    DTensor takes a block of rows for a replicated tensor, though it differs between the ranks as the numbers of their
+    blocks do. Adding it to zeros that are split relabels it: the sum is a tensor that is split by rows.
     """
     axis, mesh = part.axis, part.mesh
     blocks, inner = mesh.dim_size(axis), part.shape[1:]

@@ -12,7 +12,10 @@ from keras_flow.backends.interface import Replica
 
 
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
-    """By a `GradientTape` in a `tf.function`; all gradients are there at once, so `kf.comm` averages them."""
+    """Make a replica that uses a `GradientTape` in a `tf.function`.
+
+    All gradients are there at once, so `kf.comm` averages them.
+    """
 
     def gradients_of(loss_function: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, list[Any]]]:
         @tf.function(reduce_retracing=True)

@@ -26,7 +26,7 @@ def note_call(text: str) -> None:
 
 
 def put(value: np.ndarray, rank: int) -> tf.Tensor:
-    """On the device of a rank."""
+    """Put a value on the device of a rank."""
     with on_rank(rank):
         return tf.identity(tf.constant(value))
 
@@ -42,7 +42,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
-    """By a tape of its own, which tells tensors apart: one that is given twice has two gradients."""
+    """Use a tape of its own, which tells tensors apart: one that is given twice has two gradients."""
     # `x * x` is given one tensor twice; a tape would add the two gradients up
     values = [tf.identity(value) for value in values]
     with tf.GradientTape() as tape:

@@ -308,7 +308,7 @@ def layout_in_step(variable: keras.Variable, *args: object, **kwargs: object) ->
 
 
 def layout_of_use(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.Layout | None:
-    """The same, of a variable that is read: an optimizer computes in the variables' own layouts."""
+    """Return the layout in which a variable is read; an optimizer computes in the variables' own layouts."""
     return None if updating.get() else layout_in_step(variable)
 
 

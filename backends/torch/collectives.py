@@ -30,7 +30,10 @@ OPS = {
 
 
 def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
-    """Of a tensor that is no parameter and no DTensor, where the rank computes, and that autograd does not follow."""
+    """Return dtype and shape of a tensor that is no parameter and no DTensor and that autograd does not follow.
+
+    It is where the rank computes.
+    """
     if type(value) is not torch.Tensor or value.requires_grad or value.device != rank_devices()[rank]:
         return None
     return value.dtype, value.shape
@@ -111,17 +114,17 @@ def fold(rows: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def reshape(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """In another shape."""
+    """Return the tensor in another shape."""
     return value.reshape(shape)
 
 
 def join(flat: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One after the other."""
+    """Join flat tensors, one after the other."""
     return torch.cat(list(flat))
 
 
 def shape(value: torch.Tensor) -> tuple[int, ...]:
-    """As a plain tuple."""
+    """Return the shape as a plain tuple."""
     return tuple(value.shape)
 
 
@@ -140,7 +143,7 @@ def with_gradient(
     backward: Callable[[Sequence[Any]], list[Any]],
     values: Sequence[Any],
 ) -> list[Any]:
-    """As one node of autograd's graph."""
+    """Make it one node of autograd's graph."""
     return list(_WithGradient.apply(forward, backward, *values))  # pyright: ignore[reportArgumentType]
 
 

@@ -25,7 +25,7 @@ _End = Callable[..., Any]
 def direct(
     call: str, ranks: tuple[int, ...], like: torch.Tensor | list[torch.Tensor], how: tuple[Any, ...], async_op: bool
 ) -> _Run | None:
-    """Of dtypes that gloo and NCCL both know; an engine of several processes."""
+    """Make the function for dtypes that gloo and NCCL both know, in several processes."""
     given = like if isinstance(like, list) else [like]
     if world().is_simulated or not all(each.numel() for each in given) or given[0].dtype not in REDUCED:
         return None
@@ -163,6 +163,6 @@ def _waited(work: Any, result: Any, finish: _Run | None = None) -> Any:
 
 
 def _pending(work: Any, result: Any, finish: _Run | None = None) -> Pending:
-    """The same, later; until then the work keeps what it sends."""
+    """Return what is made of the result later; until then the work keeps what it sends."""
     rank = world().local_ranks[0]
     return Pending(lambda: {rank: _waited(work, result, finish)}, work.is_completed if work else lambda: True)

@@ -93,7 +93,7 @@ class Asking:
 
 @contextlib.contextmanager
 def asking(variables: Sequence[keras.Variable]) -> Iterator[Asking]:
-    """On rank 0: the other ranks answer meanwhile."""
+    """Ask, on rank 0; the other ranks answer meanwhile."""
     try:
         yield Asking(variables)
     finally:
@@ -101,7 +101,7 @@ def asking(variables: Sequence[keras.Variable]) -> Iterator[Asking]:
 
 
 def answer(variables: Sequence[keras.Variable]) -> None:
-    """On the other ranks: answer until rank 0 has no more questions."""
+    """Answer, on the other ranks, until rank 0 has no more questions."""
     number = torch.empty(1, dtype=torch.int64)
     while True:
         # rank 0 alone knows which variable the writer wants next, and when it is done

@@ -145,7 +145,7 @@ def _write_own(target: DTensor, new: torch.Tensor) -> None:
 
 
 def _write_into_base(view: DTensor, new: torch.Tensor, base: DTensor) -> None:
-    """Where the elements of a view are in its base: the same view of the base's own positions says it."""
+    """Write new values of a view into its base. The view, taken of the base's positions, says where they are."""
     # each element of the base gets its number; the view of the numbers says which of them it shows
     positions = torch.arange(base.numel(), device=new.device).reshape(base.shape)
     written = torch.full((base.numel(),), -1, device=new.device)
@@ -162,7 +162,7 @@ def _without_sums(value: DTensor) -> layouts.TorchPlacements:
 
 
 def _is_first_summand(value: DTensor) -> bool:
-    """Of a partial sum, one rank of each line of the mesh holds the value, and the others zeros.
+    """Whether this rank holds the value: in a partial sum one rank of each line of the mesh does, and the others zeros.
 
     (Of a partial mean, minimum or maximum every rank has the whole amount.)
     """

@@ -1,4 +1,4 @@
-"""From layouts to DTensor: meshes, placements, process groups."""
+"""Layouts as DTensor has them: meshes, placements, process groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From plain tensors to DTensors and back, as torch does it, at a third of the time.
+"""Plain tensors become DTensors and back, as torch does it, at a third of the time.
 
 DTensor's own ways describe the layout anew with each tensor and its gradient. A layer does both for its inputs, outputs
 and weights, in steps that repeat, so descriptions are made once for a shape and kept.

@@ -172,7 +172,7 @@ def _bytes(run: dict[str, Any], call: dict[str, Any] | None) -> int:
 
 
 class _Places:
-    """Where in the forward pass things have their cause.
+    """Places in the forward pass at which things have their cause.
 
     Autograd numbers what it records: a forward operation and its function in the backward pass have the same number.
 

@@ -56,7 +56,7 @@ class RowNumbers:
 
 
 def _begin(generator: torch.Generator | None = None) -> None:
-    """As a DataLoader that begins: it takes a number, the base of its workers' seeds."""
+    """Draw a number as a DataLoader that begins does: the base of its workers' seeds."""
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 

@@ -15,7 +15,7 @@ from keras_flow.backends.torch.collectives import process_group
 
 
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
-    """By torch's DistributedDataParallel, which averages in buckets while the backward pass runs."""
+    """Use torch's DistributedDataParallel, which averages in buckets while the backward pass runs."""
     if len(ranks) == 1:
         return Replica(model, lambda loss_function, has_aux: _gradients_of(model, lambda: True, loss_function, has_aux))
     wrapped = DistributedDataParallel(

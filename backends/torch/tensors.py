@@ -25,14 +25,14 @@ def note_call(text: str) -> None:
 
 
 def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
-    """Of all ranks, once they are known to call the same operators."""
+    """Return the facts of all ranks, once they are known to call the same operators."""
     if world().size > 1:
         call_order.check("agreeing on a seed or on local tensors")
     return agreement.agree_on(facts)
 
 
 def put(value: np.ndarray, rank: int) -> torch.Tensor:
-    """On the device of this rank."""
+    """Put a value on the device of this rank."""
     device = rank_devices()[rank]
     # numpy's bfloat16 (ml_dtypes) is unknown to torch: by way of float32, which holds it exactly
     if value.dtype.name == "bfloat16":
@@ -56,7 +56,7 @@ def on_rank(rank: int) -> AbstractContextManager[object]:
 
 
 def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Callable[..., list]]:
-    """By a graph of its own."""
+    """Use a graph of its own."""
     # a graph of its own: the values may be part of another one
     leaves = [value.detach().requires_grad_() for value in values]
     results = function(*leaves)

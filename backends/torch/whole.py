@@ -149,8 +149,9 @@ def _is_composite(operator: torch._ops.OpOverload) -> bool:
 def _doubtful_axes(decision: OutputSharding, args: object, kwargs: object) -> frozenset[int]:
     """Axes of the mesh along which a decision is not believed.
 
-    Ranks would hold parts of different sizes, or nothing, for which many rules are wrong; rows in strides, which most
-    rules do not know; or summands with a mask, which can be read once only.
+    There are three kinds. Ranks would hold parts of different sizes, or nothing: many rules are wrong for these. They
+    would hold rows in strides, which most rules do not know. Or they would hold summands with a mask, which can be read
+    only once.
     """
     outputs = decision.output_spec
     specs = list(outputs) if isinstance(outputs, Sequence) else [outputs]
@@ -189,7 +190,7 @@ def _say(operator: torch._ops.OpOverload) -> None:
 
 
 def _place() -> str:
-    """Where in the model the program is."""
+    """Return where in the model the program is."""
     if torch._C._current_graph_task_id() != -1:
         return "in the gradients"
     step = current_step()

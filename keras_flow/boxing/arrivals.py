@@ -101,7 +101,7 @@ class _Arrivals:
         return volume
 
     def _match(self, axes: Iterable[int]) -> Array:
-        """Where the coordinates on these axes are the rank's own."""
+        """Return where the coordinates on these axes are the rank's own."""
         matches = np.ones([1] * len(self.at), bool)
         for axis in axes:
             matches = matches & (self.index[axis] == self.at[axis])

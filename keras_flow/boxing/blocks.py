@@ -53,7 +53,7 @@ def intersection(first: Box, second: Box) -> Box:
 
 
 def local_slices(box: Box, layout: Layout, rank: int) -> tuple[slice, ...]:
-    """Where a box of the logical tensor is in the shard of a rank that holds it."""
+    """Return where a box of the logical tensor is in the shard of a rank that holds it."""
     return tuple(
         slice(start - held.start, stop - held.start)
         for (start, stop), held in zip(box, layout.local_slices(rank), strict=True)

@@ -229,7 +229,7 @@ class Exchange:
         return dict(zip(self.member_axes, chosen, strict=True))
 
     def _keeping_member_on_one_placement(self, wanted: Coords, at: Coords, number: int) -> Coords:
-        """The same in closed form: on one placement coordinates mean the same rank.
+        """Return the keeping member in closed form: on one placement coordinates mean the same rank.
 
         `wanted` are the coordinates that holders have. A P axis that they name has its member's coordinate; on the
         others all members have as many holding copies.
@@ -246,7 +246,7 @@ class Exchange:
 
     @cached_property
     def holding_copies(self) -> int:
-        """On one placement: how many copies of a member hold a summand, where any of them does."""
+        """How many copies of a member hold a summand, where any of them does, on one placement."""
         source, target = self.source_blocks, self.target_blocks
         named = (*source.split_axes, *source.partial_axes)  # on these axes holders have one coordinate
         return self.family_count // target.sizes_of(
@@ -289,7 +289,7 @@ class Exchange:
         return self.family_count * self.summand_count - sum(most), not any(most)
 
     def _missing_on_one_placement(self, block: Coords, at: Coords) -> tuple[int, bool]:
-        """The same in closed form."""
+        """Return what `_missing` returns, in closed form."""
         source, target = self.source_blocks, self.target_blocks
         if any(block[axis] != at[axis] for axis in target.split_axes if axis in block):
             return self.family_count * self.summand_count, True

@@ -151,7 +151,7 @@ def _possible_receivers(
 def _receivers_elsewhere(
     exchange: Exchange, own: dict[int, int], block: dict[int, int]
 ) -> Iterator[tuple[dict[int, int], Box, dict[int, int], int]]:
-    """The same between two placements.
+    """Return the possible receivers of a rank between two placements.
 
     There a receiver asks the copy whose number is its own position modulo the number of copies (`Exchange.sender`). All
     positions are tested at a time, as arrays; on 65,536 ranks that takes milliseconds.

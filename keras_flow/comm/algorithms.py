@@ -106,7 +106,7 @@ def all_reduce(group: Group, values: Values, op: str) -> Pending:
 
 
 def reduce_scatter(group: Group, flat: Values, op: str, parts: Sequence[int]) -> Pending:
-    """Of flat tensors reduced over the ranks, on each its part."""
+    """Reduce flat tensors over the ranks, and leave each rank its part."""
     engine, count = tensor_engine(), len(group.ranks)
     kind = "sum" if op == "mean" else op
     got = engine.exchange(group.ranks, flat, Counts.of([list(parts)] * count))

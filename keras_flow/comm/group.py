@@ -132,7 +132,7 @@ class Group:
         return dict.fromkeys(self.mine, given)
 
     def answer(self, results: Mapping[int, Any]) -> Any:
-        """To the caller: the result of its one rank, or rank -> result."""
+        """Return to the caller the result of its one rank, or rank -> result."""
         if len(tensor_engine().world().local_ranks) == 1:
             return next(iter(results.values()), None)
         return dict(results)
@@ -192,7 +192,10 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def reshaped(values: Values, shape: tuple[int, ...]) -> Values:
-    """In another shape, of which (-1,) is flat; as they are where that is theirs. They may differ in theirs."""
+    """Return the tensors in another shape; (-1,) is flat. A tensor that has the shape is not touched.
+
+    The shapes that they have may differ.
+    """
     if all(shape_of(each) == shape or (shape == (-1,) and len(each.shape) == 1) for each in values.values()):
         return values
     return on_each(values, lambda value: tensor_engine().reshape(value, shape))

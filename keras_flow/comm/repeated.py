@@ -79,9 +79,9 @@ def keep(
     given: Mapping[int, Any],
     async_op: bool = False,
 ) -> Run | None:
-    """A call was checked and compared: what makes its result, which later calls find.
+    """Keep what makes the result of a call that was checked and compared, so that later calls find it.
 
-    All ranks have compared it, so that one which does not find it comes here without a message, too.
+    All ranks have compared the call. So a rank that does not find it makes it again without a message, and none waits.
 
     Returns:
         None where the call goes the whole way: the engine has no function for it, or its gradient is asked for.

@@ -39,7 +39,7 @@ def in_words(lines: Mapping[str, str]) -> str:
 
 
 def first_uses(engine: str) -> dict[str, str]:
-    """Where the program may have initialised the engine: place -> line, in the order in which they ran.
+    """Return where the program may have initialised the engine: place -> line, in the order in which they ran.
 
     Args:
         engine: the name of its module.

@@ -159,7 +159,7 @@ def token() -> bytes:
 
 
 def leave_at_once_after_a_failure() -> None:
-    """At exit: an engine would wait for processes that are inside a collective with this one, and then abort."""
+    """Leave at exit: an engine would wait for processes that are inside a collective with this one, and then abort."""
     failure = getattr(sys, "last_value", None)
     if failure is None:
         return

@@ -1,4 +1,4 @@
-"""Where a step begins, a worker of a notebook can be held: so that all ranks stop before the same step.
+"""A worker of a notebook can be held where a step begins, so that all ranks stop before the same step.
 
 An interrupt reaches each process at another place; one that stopped a step earlier than the others would leave them
 waiting for it, and with other weights. Without a gate, which only the workers have, nothing of this happens.

@@ -1,4 +1,4 @@
-"""From the layout that a rule asks for to the one that a variable gets: every fallback, the same on all engines.
+"""The layout that a variable gets, from the one that a rule asks for: every fallback, the same on all engines.
 
 A split that does not divide becomes broadcast on that axis, and so does one that the engine cannot hold according to
 its capability record. Each fallback has a reason, one sentence for the warning.

@@ -34,11 +34,11 @@ class JobFolder:
         return self.path / f"left-{rank}"
 
     def stack(self, rank: int) -> Path:
-        """Where a rank writes its stack when it is sent SIGUSR1; it exists once the rank can."""
+        """The file in which a rank writes its stack when it is sent SIGUSR1; it exists once the rank can."""
         return self.path / f"stack-{rank}"
 
     def last_call(self, rank: int) -> Path:
-        """Where a rank keeps what it last entered that waits for others."""
+        """The file in which a rank keeps what it last entered that waits for others."""
         return self.path / f"call-{rank}"
 
     @property

@@ -88,7 +88,7 @@ class Job:
 
     @property
     def words(self) -> str:
-        """The same of several."""
+        """What several processes are called: ranks where each drives one."""
         return "ranks" if self.devices == 1 else "processes"
 
     @property

@@ -103,7 +103,7 @@ class Noise:
 
 
 def filter_stderr() -> None:
-    """From now on stderr of this process, and of the program that it becomes, passes a process that takes noise out."""
+    """Let stderr of this process, and of the program that it becomes, pass a process that takes noise out."""
     if os.getpid() == 1:  # of a container, which ends with it: nobody would see the last lines
         return
     reading, writing = os.pipe()

@@ -39,7 +39,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class PreemptionPoint:
-    """Where a training loop can be stopped; `kf.on_preemption` makes it.
+    """A point at which a training loop can be stopped; `kf.on_preemption` makes it.
 
     Args:
         callback: called once, at the same step in all processes.
@@ -54,7 +54,7 @@ class PreemptionPoint:
         self._last: int | None = None
 
     def check(self) -> None:
-        """To be called at the end of every step, in all processes; `fit` does it by itself.
+        """Stop here if the job was asked to end. All processes call it at the end of every step; `fit` does by itself.
 
         Raises:
             SystemExit: the job was asked to end, and the callback has been called: status 143 (SIGTERM) or 130.

@@ -1,4 +1,4 @@
-"""Where ranks are, read from their stacks: the last collective, and the line of the cell that called it."""
+"""The places where ranks are, read from their stacks: the last collective, and the line of the cell that called it."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Workers:
         return self.apply_each(function, [args] * self.count)
 
     def apply_each(self, function: Callable[..., Any], args: Sequence[Sequence[object]]) -> list[Any]:
-        """The same, with arguments of its own for each worker."""
+        """Call a function of a module in every worker, each with arguments of its own; what each returned."""
         from ipyparallel import error
 
         answers = [self.view([index]).apply_async(function, *each) for index, each in enumerate(args)]

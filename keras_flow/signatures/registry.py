@@ -1,4 +1,4 @@
-"""Where the signatures of operators are collected, and what most functions that state them share."""
+"""The registry of the signatures of operators, and what most functions that state them share."""
 
 from __future__ import annotations
 

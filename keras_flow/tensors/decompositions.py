@@ -51,7 +51,7 @@ def _dtype_of_statistics(dtype: str) -> str:
 
 
 def _reduced(x: GlobalTensor) -> GlobalTensor:
-    """With finished sums. For a partial sum that is read more than once: it would be reduced at each reading."""
+    """Finish the sums of a tensor that is read more than once: a partial sum would be reduced at each reading."""
     return x.to_global(sbp=without_partial(x.sbp))
 
 
@@ -207,7 +207,7 @@ def categorical_crossentropy(target: Any, output: GlobalTensor, from_logits: boo
 
 @decomposes("sparse_categorical_crossentropy", along="output")
 def sparse_categorical_crossentropy(target: Any, output: GlobalTensor, from_logits: bool, axis: Dims) -> GlobalTensor:
-    """As `categorical_crossentropy`, with one-hot targets that each rank makes for its classes."""
+    """Compute `categorical_crossentropy` with one-hot targets that each rank makes for its classes."""
     classes = _made_global(target, output)
     # targets [rows, 1] are accepted as [rows], as by keras.ops
     if classes.ndim == output.ndim and classes.shape[-1] == 1:
@@ -217,7 +217,7 @@ def sparse_categorical_crossentropy(target: Any, output: GlobalTensor, from_logi
 
 
 def _log_probabilities(output: GlobalTensor, from_logits: bool, axis: Dims) -> GlobalTensor:
-    """As in `keras.ops`: probabilities are scaled to a sum of one and clipped."""
+    """Return logarithms as `keras.ops` does: probabilities are scaled to a sum of one and clipped."""
     if from_logits:
         return ops.log_softmax(output, axis=axis[0])
     epsilon = keras.config.epsilon()

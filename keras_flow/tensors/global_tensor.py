@@ -110,7 +110,7 @@ class GlobalTensor:
     def to_global(
         self, placement: Placement | None = None, sbp: SbpSpec | None = None, *, grad_sbp: SbpSpec | None = None
     ) -> GlobalTensor:
-        """The same logical tensor in another layout, by boxing.
+        """Return the logical tensor in another layout, by boxing.
 
         Args:
             placement: None keeps the present one.
@@ -247,7 +247,7 @@ class GlobalTensor:
         return self.item()
 
     def __hash__(self) -> int:
-        """By identity: `==` compares elements and returns a tensor."""
+        """Hash by identity: `==` compares elements and returns a tensor."""
         return id(self)
 
     def __reduce__(self) -> Any:
@@ -306,7 +306,7 @@ Operator = Callable[[GlobalTensor, object], GlobalTensor]
 
 
 def change_layout(tensor: GlobalTensor, target: Layout) -> GlobalTensor:
-    """The same logical tensor in another layout; the tape does not see it. Returns `tensor` where it has that layout.
+    """Return the logical tensor in another layout, or `tensor` where it has that layout. The tape does not see it.
 
     `x.to_global` is what programs call; this is boxing inside operators and gradients, which the tape must not record
     a second time.

@@ -50,7 +50,7 @@ class Operator:
         return dispatch.cheapest(self.name, self._function, arguments)
 
     def without_decomposition(self, *args: object, **kwargs: object) -> Any:
-        """As a call, but the operator itself runs; for decompositions that cover only some of its arguments."""
+        """Call the operator itself, for decompositions that cover only some of its arguments."""
         return dispatch.run(self.name, self._function, arguments_by_name(self._function, args, kwargs))
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ class Batch:
         return Batch(x, y, weight, name)
 
     def in_dtype(self, dtype: str) -> Batch:
-        """The same rows, floating-point numbers in `dtype`."""
+        """Return the rows with floating-point numbers in `dtype`."""
         parts = (None if part is None else _cast(part, dtype) for part in (self.x, self.y, self.sample_weight))
         return Batch(*parts, name=self.name)
 

@@ -39,7 +39,7 @@ def computing_in(dtype: str) -> Iterator[None]:
 
 
 def copy_in(model: keras.Model, distribution: FlowDistribution, dtype: str) -> keras.Model:
-    """The same compiled model with the same weights and seeds, all of whose layers compute in `dtype`.
+    """Copy a compiled model, with its weights and seeds; all layers of the copy compute in `dtype`.
 
     Raises:
         FlowError: the model cannot be built again from its configuration.

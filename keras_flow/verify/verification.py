@@ -157,5 +157,5 @@ def _share(share: float) -> str:
 
 
 def _bar(share: float) -> str:
-    """The same as a bar of at most ten blocks."""
+    """Return a share as a bar of at most ten blocks."""
     return "▇" * max(1, min(10, round(10 * share))) if share == share else "?"
