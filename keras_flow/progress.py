@@ -74,12 +74,14 @@ class Lines:
         self._console = console
         self._began = self._last = time.monotonic()
 
-    def look(self, text: str) -> None:
-        """Write the text if it is time for a line."""
-        now = time.monotonic()
-        if now - self._last >= EVERY_SECONDS and not self._console.quiet:
-            self._last = now
-            self._console.print(f"{text} ({now - self._began:.0f} s)", markup=False, highlight=False, soft_wrap=True)
+    def is_due(self) -> bool:
+        """Whether it is time for a line."""
+        return time.monotonic() - self._last >= EVERY_SECONDS and not self._console.quiet
+
+    def write(self, text: str) -> None:
+        """Write a line, with the seconds since the beginning."""
+        self._last = now = time.monotonic()
+        self._console.print(f"{text} ({now - self._began:.0f} s)", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -89,7 +91,8 @@ def _lines(what: str, console: Console) -> Iterator[Callable[[str], None]]:
 
     def write() -> None:
         while not over.wait(min(1.0, EVERY_SECONDS / 4)):
-            lines.look(texts[-1])
+            if lines.is_due():
+                lines.write(texts[-1])
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()

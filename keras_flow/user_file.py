@@ -6,6 +6,7 @@ It defines `build_model` and `load_data`, and for layouts that split variables `
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import sys
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_flow.backends import active
 from keras_flow.errors import FlowError, is_of_user
+from keras_flow.launch.rehearsal import rehearse
 
 if TYPE_CHECKING:
     import keras
@@ -76,11 +79,14 @@ def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a 
         raise FlowError(f"{path} fails as it is imported{_where(error)}: {type(error).__name__}: {error}") from error
     missing = [name for name in needs if not callable(getattr(module, name, None))]
     if missing:
-        raise FlowError(
-            f"{path} defines no {' and no '.join(missing)}: {what} needs "
-            + ", and ".join(_NEEDS[name] for name in needs)
-        )
+        raise _missing(path, missing, needs, what)
     return module
+
+
+def _missing(file: str | Path, missing: Sequence[str], needs: Sequence[str], what: str) -> FlowError:
+    return FlowError(
+        f"{file} defines no {' and no '.join(missing)}: {what} needs " + ", and ".join(_NEEDS[name] for name in needs)
+    )
 
 
 def _no_python(file: str | Path, error: SyntaxError) -> FlowError:
@@ -157,22 +163,38 @@ def ranks_of(layout: str) -> int | None:
     return None
 
 
-def check_layouts(file: str | Path, layouts: Sequence[str]) -> None:
-    """Check names of layouts before any process starts. The file is parsed, not run.
+def check_file(
+    file: str | Path, layouts: Sequence[str], what: str = "a comparison", needs: Sequence[str] = tuple(_NEEDS)
+) -> None:
+    """Check a file and names of layouts before any process starts. The file is parsed, not run.
+
+    Args:
+        file: the file.
+        layouts: names of layouts.
+        what: who needs the functions, for the error.
+        needs: functions that the file must define.
 
     Raises:
-        FlowError: no name; one that is none of dpN, tpN, AxB in a file without `distributions`; the file is not Python.
+        FlowError: no layout is named; one is none of dpN, tpN, AxB in a file without `distributions`; the file is not
+            Python, or does not define a function that is needed.
     """
     if not layouts:
         raise FlowError("no layout was named: legal are 1, dpN, tpN, AxB, or names from the file's distributions()")
     try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"), str(file))
     except SyntaxError as error:
         raise _no_python(file, error) from error
-    # `distributions` may be defined, imported or assigned; `from x import *` may bring it
+    except UnicodeDecodeError as error:
+        raise FlowError(f"{file} is not a Python file: it is no text in UTF-8") from error
+    # a function may be defined, imported or assigned; `from x import *` may bring it
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
+    names |= {node.asname for node in ast.walk(tree) if isinstance(node, ast.alias) and node.asname}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if not names & {"distributions", "*"}:
+    if "*" in names:
+        return
+    if missing := [name for name in needs if name not in names]:
+        raise _missing(file, missing, needs, what)
+    if "distributions" not in names:
         for layout in layouts:
             if ranks_of(layout) is None:
                 raise _unknown(layout, ())
@@ -237,3 +259,40 @@ def skeleton(module: ModuleType) -> str:
         lines.append(f'        r"{pattern}": {{"model": kf.sbp.split({dim})}},  # shape {tuple(variable.shape)}')
         columns = not columns
     return "import keras_flow as kf\n\n\ndef rules():\n    return {\n" + "\n".join(lines) + "\n    }\n"
+
+
+def check_rules(file: str | Path, layouts: Sequence[str], what: str = "a comparison") -> None:
+    """Build the file's model under each layout and ask whether its rules fit; to be rehearsed, without values.
+
+    Raises:
+        FlowError: a rule, a layout or the file is wrong.
+    """
+    import keras
+
+    module = load(file, what=what)
+    for layout in layouts:
+        if (make := distribution_maker(module, layout)) is None:
+            continue
+        keras.utils.clear_session()  # names begin anew
+        distribution = make()
+        with distribution.scope():
+            model = build_model(module)
+            if not model.built:
+                model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), load_data(module).x))
+        distribution.check(model)
+
+
+def rehearse_rules(file: str, layouts: Sequence[str], ranks: int, what: str) -> None:
+    """Call `check_rules` in a dry run on so many ranks, before a rank is started, for some seconds at most.
+
+    Args:
+        file: the file.
+        layouts: names of its layouts.
+        ranks: how many ranks there will be.
+        what: who needs the file, for errors.
+
+    Raises:
+        FlowError: rules, layouts or the file are wrong.
+    """
+    importlib.import_module("keras")  # where Keras is not loaded nothing is rehearsed
+    rehearse(check_rules, (file, layouts, what), {}, ranks, 1 if active.drives_all_ranks() else ranks)

@@ -25,14 +25,18 @@ TINY = Path(__file__).parent / "compare" / "tiny.py"
         ("from mine import *", "2y2", False),
         ("distributions = dict", "2y2", False),
         ("x = (", "1", True),
+        ("def build_model(): ...", "1", True),
     ],
 )
 def test_layouts_are_checked_before_the_file_is_run(tmp_path: Path, text: str, layout: str, refused: bool) -> None:
-    path = files.write(tmp_path, text)
+    both = "def build_model(): ...\ndef load_data(): ...\n"
+    path = files.write(tmp_path, text if "build_model" in text else both + text)
     if not refused:
-        return user_file.check_layouts(path, [layout])
-    with pytest.raises(kf.FlowError, match=r"unknown layout '2y2'|is not a Python file"):
-        user_file.check_layouts(path, [layout])
+        return user_file.check_file(path, [layout])
+    with pytest.raises(
+        kf.FlowError, match=r"unknown layout '2y2'|program.py is not a Python file: line 3|defines no load_data"
+    ):
+        user_file.check_file(path, [layout])
 
 
 @pytest.fixture(scope="module")

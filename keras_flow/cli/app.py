@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from keras_flow import __version__
 from keras_flow.cli.boxing import boxing
 from keras_flow.cli.compare import compare
 from keras_flow.cli.doctor import doctor
@@ -18,11 +20,27 @@ from keras_flow.launch.failure import RankError
 
 app = typer.Typer(
     name="keras-flow",
-    help="Distribution for Keras 3 on JAX, TensorFlow and PyTorch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"keras-flow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Distribution for Keras 3 on JAX, TensorFlow and PyTorch."""
+
+
 app.command()(boxing)
 app.command()(compare)
 app.command()(doctor)

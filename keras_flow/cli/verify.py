@@ -49,9 +49,9 @@ def verify(
     from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
-    from keras_flow.user_file import check_layouts
+    from keras_flow.user_file import check_file
 
-    check_layouts(file, (layout,))
+    check_file(file, (layout,), "a verification")
     requested = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(requested, skip_missing)
     say_untested(names)

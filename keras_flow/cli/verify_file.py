@@ -110,8 +110,10 @@ def main(text: str) -> int:
     from keras_flow import user_file
 
     job = VerifyJob(**json.loads(text))
+    ranks = user_file.ranks_of(job.layout) or 4
     try:
-        kf.run(run, devices=user_file.ranks_of(job.layout) or 4, args=(job,))
+        user_file.rehearse_rules(job.file, (job.layout,), ranks, "a verification")
+        kf.run(run, devices=ranks, args=(job,), rehearse=False)
     except FlowError as error:
         Path(job.out).write_text(json.dumps({"error": str(error)}))
         return 1

@@ -27,7 +27,7 @@ from keras_flow.errors import FlowError
 from keras_flow.progress import Lines, is_seen
 from keras_flow.runtime import versions
 from keras_flow.units import amount
-from keras_flow.user_file import check_layouts, ranks_of
+from keras_flow.user_file import check_file, ranks_of
 
 _BATCH = 64
 
@@ -56,7 +56,7 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     """
     backends, skipped = chosen_backends(options.backends, options.skip_missing)
     # one device first: the other layouts are compared with it
-    check_layouts(options.file, options.layouts)
+    check_file(options.file, options.layouts)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,8 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
         raise FlowError(f"--out {options.out} cannot be a folder for the report: {error.strerror}") from error
     with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
-        jobs = [_job(options, backend, layouts, folder) for backend in backends]
+        # what is wrong with rules is the same on each backend: the first one says it
+        jobs = [_job(options, backend, layouts, folder, backend == backends[0]) for backend in backends]
         with _progress(console) as progress:
             for job in jobs:
                 _run(job, "train", progress)
@@ -106,7 +107,7 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     return present, skipped
 
 
-def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> CompareJob:
+def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path, rehearses: bool) -> CompareJob:
     job = CompareJob(
         file=str(options.file.resolve()),
         backend=backend,
@@ -117,6 +118,7 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
         seed=options.seed,
         folder=str(folder),
         traces=str(options.out.resolve()) if options.trace else None,
+        rehearses=rehearses,
     )
     job.write(folder / f"job-{backend}.json")
     return job
@@ -153,9 +155,10 @@ def _run(job: CompareJob, action: str, progress: Progress) -> None:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, stdin=subprocess.DEVNULL)
         try:
             while process.poll() is None:
-                _follow(job, tasks, progress)
-                if progress.disable:
-                    lines.look(_last_words(job, action))
+                if not progress.disable:
+                    _follow(job, tasks, progress)
+                elif lines.is_due():
+                    lines.write(_last_words(job, action))
                 if tasks:
                     progress.update(waiting, visible=False)
                 time.sleep(0.2)

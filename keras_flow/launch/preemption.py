@@ -91,10 +91,10 @@ class PreemptionPoint:
         here = backend().world()
         if here.process_count > 1:
             backend().put_text(_key(here.process_index), f":{said}")
-            if (folder := own_folder()) is not None:
-                # the launcher passes it to all processes, where this one alone was asked
-                with contextlib.suppress(OSError):
-                    folder.asked(here.process_index).write_text(str(number))
+        if (folder := own_folder()) is not None:
+            # the launcher passes it to all processes, where this one alone was asked, and says how the job ended
+            with contextlib.suppress(OSError):
+                folder.asked(here.process_index).write_text(str(number))
 
     def is_asked(self) -> bool:
         """Whether the job was asked to end."""

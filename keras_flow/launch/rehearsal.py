@@ -3,6 +3,9 @@
 It is played in a fork of this process, as a dry run: variables have no values, ranks are numbers. Whatever others could
 notice (a file written, a connection, a process) ends the rehearsal before it happens, and what is printed is dropped.
 Errors about placements, rules and layouts are raised. Any other error is left to the ranks, which run all of it.
+
+What Python does not announce it cannot see: `main` may write to memory that other processes share (a `numpy.memmap`, a
+`multiprocessing.shared_memory`). `kf.run(main, rehearse=False)` is for a program that does that before its first step.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ _NOTICED = frozenset(
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: modules whose errors are about placements, rules and layouts alone
-_OF_LAYOUTS = ("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.distributions.")
+_OF_LAYOUTS = (
+    *("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.distributions."),
+    "keras_flow.user_file",
+)
 _KINDS = {kind.__name__: kind for kind in (FlowError, LayoutError)}
 
 
@@ -74,7 +80,8 @@ def rehearse(
             os.waitpid(pid, 0)
     if found:
         kind, text, where = json.loads(found)
-        raise _KINDS.get(kind, FlowError)(f"{text}\nFound before any rank was started, at:\n{where.rstrip()}")
+        place = f"\nFound before any rank was started, at:\n{where.rstrip()}" if where else ""
+        raise _KINDS.get(kind, FlowError)(f"{text}{place}")
 
 
 def _read(pipe: int) -> bytes:

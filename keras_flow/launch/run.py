@@ -29,6 +29,7 @@ def run(
     kwargs: Mapping[str, object] | None = None,
     timeout: float | None = None,
     show_all: bool = False,
+    rehearse: bool = True,
 ) -> Result:
     """Call `kf.init(devices)` and then `main(*args, **kwargs)` on all ranks.
 
@@ -48,6 +49,9 @@ def run(
         timeout: several processes only: seconds without progress after which the job ends (KERAS_FLOW_TIMEOUT, else
             1800).
         show_all: several processes only: show what every rank prints, each line behind `[rank k] `.
+        rehearse: several processes only: play `main` up to its first step before they start, in a copy of this
+            process that prints and writes nothing, so that a wrong rule is told within seconds. False: leave it out,
+            for a `main` that writes to memory shared with others (a `numpy.memmap`) before its first step.
 
     Returns:
         What `main` returned on rank 0.
@@ -85,7 +89,7 @@ def run(
         with _announced(ranks):
             init(devices)
             return main(*args, **named)
-    if on is None:
+    if on is None and rehearse:
         rehearsal.rehearse(main, args, named, ranks or count, count)
     with launcher.job_folder() as folder:
         payload.send(folder.payload, main, args, named)

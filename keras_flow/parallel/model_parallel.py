@@ -65,12 +65,13 @@ class ModelParallel(ExplainedDistribution):
             # None is the default of Keras's base class, where ModelParallel takes the mesh's first axis
             batch_axes = cast("str", placement.batch_dim_name) if batch_axes == "data" else batch_axes
         ranks = placement_of(given) if isinstance(given, keras.distribution.DeviceMesh) else given
+        if ranks is not None:
+            require_placement(ranks, type(self).__name__)
         if callable(rules):
             rules = _layout_map_for(ranks, rules)
         is_map = isinstance(rules, keras.distribution.LayoutMap)
         if ranks is None:
             ranks = _placement_of(rules if is_map else None)
-        require_placement(ranks, type(self).__name__)
         # a placement of one axis "model" is plain tensor parallelism: nobody should have to say that there is no "data"
         if isinstance(batch_axes, str):
             batch_axes = () if batch_axes == "data" and "data" not in ranks.axis_names else (batch_axes,)
