@@ -103,8 +103,8 @@ def require_fitting(engine: str, hooks: Sequence[Hook]) -> None:
     if misfits:
         raise FlowError(_misfit(misfits[0], len(misfits), there, table, found))
     warn(
-        f"keras_flow was not tested with {untested}; all {len(there)} places that it wraps there are as in versions "
-        "that it was tested with. `keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
+        f"keras_flow was not tested with {untested}; what it wraps there is as in versions that it was tested with. "
+        "`keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
     )
 
 

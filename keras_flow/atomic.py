@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-#: folders in which files are written begin so, then the host, the process, the second of its start, a number
+#: folders in which files are written begin so, then host and container, the process, the second of its start, a number
 _PREFIX = ".keras-flow-writes-"
 #: how the name of the old folder ends while there is none of its own name
 _OLD = ".keras-flow-old"
@@ -28,6 +29,8 @@ _OLD = ".keras-flow-old"
 _FORGOTTEN_SECONDS = 24 * 3600.0
 #: of Linux's renameat2: two names change places, in one step
 _EXCHANGE = 2
+#: a folder in which this user may make nothing
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _HERE = -100
 
 _numbers = itertools.count()
@@ -55,8 +58,11 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     model), comes along under its own name, before it. A body that raises leaves `path` as it was. Symbolic links are
     followed, the file keeps its mode, and what is no file (a pipe, a terminal) is written as it is.
 
+    A file that may be written in a folder that may not is made elsewhere and copied over the old one, once it is whole:
+    only a process that is killed while it copies leaves a part of it.
+
     Raises:
-        OSError: the folder of `path` does not exist, or cannot be written.
+        OSError: the folder of `path` does not exist, or neither it nor a file of this name can be written.
 
     Example:
         >>> import tempfile
@@ -72,6 +78,8 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
         return
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    if not os.access(target.parent, os.W_OK | os.X_OK) and not (target.is_file() and os.access(target, os.W_OK)):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
     with folder_in(target.parent) as folder:
         new = folder / target.name
         yield new
@@ -84,11 +92,19 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_in(parent: Path) -> Iterator[Path]:
-    """Make a folder in `parent` for what is being written, and remove it at the end, with those of dead writers."""
+    """Make a folder in `parent` for what is being written, and remove it at the end, with those of dead writers.
+
+    It is one of the system's temporary folders where `parent` may not be written.
+    """
     _remove_left_over(parent)
     own = psutil.Process()
-    folder = parent / f"{_PREFIX}{socket.gethostname()}-{own.pid}-{int(own.create_time())}-{next(_numbers)}"
-    folder.mkdir(mode=0o700)
+    folder = parent / f"{_PREFIX}{_processes_seen()}-{own.pid}-{int(own.create_time())}-{next(_numbers)}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        if error.errno not in _FORBIDDEN:
+            raise
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         yield folder
     finally:
@@ -106,7 +122,14 @@ def put(new: Path, target: Path) -> None:
         if target.exists():
             os.chmod(new, stat.S_IMODE(target.stat().st_mode))
         _to_disk(new)
-        os.replace(new, target)
+        try:
+            os.replace(new, target)
+        except OSError as error:
+            # another file system (a temporary folder), or a folder in which this user may not put a name
+            if error.errno not in (errno.EXDEV, *_FORBIDDEN) or not target.is_file():
+                raise
+            shutil.copyfile(new, target)
+            _to_disk(target)
     _to_disk(target.parent)
 
 
@@ -167,13 +190,23 @@ def _remove_left_over(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _processes_seen() -> str:
+    """Name those whose processes can be seen from here: of this host, and inside this container.
+
+    Containers may have one host name, and give the same numbers to processes.
+    """
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()}.{os.stat('/proc/self/ns/pid').st_ino}"
+    return socket.gethostname()
+
+
 def _is_written(folder: Path) -> bool:
     """Whether the process that made a folder may still be writing in it."""
     parts = folder.name.removeprefix(_PREFIX).rsplit("-", 3)
     if len(parts) != 4:
         return True  # of somebody else
     host, pid, started, _ = parts
-    if host != socket.gethostname():
+    if host != _processes_seen():
         with contextlib.suppress(OSError):
             return time.time() - folder.stat().st_mtime < _FORGOTTEN_SECONDS
         return False

@@ -7,6 +7,7 @@ import random
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -75,6 +76,49 @@ def test_links_modes_and_pipes(tmp_path: Path) -> None:
     atomic.write_text(pipe, "through")
     assert os.read(reader, 99) == b"through"
     os.close(reader)
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from keras_flow import atomic
+os.setuid(65534)
+folder = Path(sys.argv[1])
+atomic.write_text(folder / "mine.txt", "new")
+try:
+    with atomic.beside(folder / "mine.txt") as new:
+        new.write_text("half")
+        raise ValueError("half")
+except ValueError: pass
+for name in ("other.txt", "none.txt"):
+    try: atomic.write_text(folder / name, "new")
+    except PermissionError as error: print(Path(error.filename).name)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="becomes a user who may not write in a folder")
+def test_a_folder_that_may_not_be_written() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "mine.txt").write_text("old, and longer")
+        (folder / "mine.txt").chmod(0o666)
+        (folder / "other.txt").write_text("old")
+        done = subprocess.run([sys.executable, "-c", READ_ONLY, name], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "other.txt\nnone.txt\n"), done.stderr
+        assert (folder / "mine.txt").read_text() == "new"
+        assert (folder / "other.txt").read_text() == "old"
+        assert sorted(each.name for each in folder.iterdir()) == ["mine.txt", "other.txt"]
+
+
+def test_writers_of_another_container_are_left_alone(tmp_path: Path) -> None:
+    own = atomic._processes_seen()
+    dead, other, old = (tmp_path / f"{atomic._PREFIX}{where}-999999-1-0" for where in (own, f"{own}0", "old"))
+    for folder in (dead, other, old):
+        folder.mkdir()
+    os.utime(old, (1, 1))
+    atomic.write_text(tmp_path / "file", "whole")
+    assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, "file"]
 
 
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:

@@ -34,6 +34,25 @@ def init(
 
         keras-flow init --script train.py --engine jax --devices 4 --hosts 1 --launcher shell --out run.sh
     """
+    try:
+        _init(script, engine, devices, hosts, launcher, out, force)
+    except typer.Abort:
+        raise FlowError(
+            "init got no answer; what it asks for can be given as options: --script, --engine, --devices, --hosts, "
+            "--launcher, --out."
+        ) from None
+
+
+def _init(
+    script: Path | None,
+    engine: str | None,
+    devices: int | None,
+    hosts: int | None,
+    launcher: str | None,
+    out: Path | None,
+    force: bool,
+) -> None:
+    """Ask for what is None, and write the file."""
     present = [name for name in that_train() if importlib.util.find_spec(ENGINES[name].module)]
     script = script or Path(typer.prompt("Script", default="train.py"))
     engine = _one_of(
@@ -54,8 +73,12 @@ def init(
     except OSError as error:
         raise FlowError(f"keras-flow init cannot write {out}: {error.strerror}") from error
     typer.echo(text.rstrip())
-    start = {"slurm": "sbatch", "mpirun": "sh"}.get(launcher, "sh" if hosts == 1 else "on each host: NODE_RANK=0 sh")
-    typer.echo(f"\nwritten to {out}; start it with: {start} {shlex.quote(os.fspath(out))}")
+    start = f"{'sbatch' if launcher == 'slurm' else 'sh'} {shlex.quote(os.fspath(out))}"
+    if launcher == "shell" and hosts > 1:
+        start = f"NODE_RANK=0 MASTER_ADDR=host0 KERAS_FLOW_TOKEN=SECRET {start}\n(on each host, with its own NODE_RANK)"
+    typer.echo(f"\nwritten to {out}; start it with: {start}")
+    if not script.is_file():
+        typer.echo(f"{script} is not here yet.", err=True)
 
 
 def _count(what: str, default: int) -> int:

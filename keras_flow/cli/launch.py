@@ -244,6 +244,8 @@ def _run_alone(command: tuple[str, ...], ranks: int | None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     noise.filter_stderr()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that
+        signal.signal(number, signal.SIG_DFL)
     # this process becomes the script's: signals for the launcher are for the script
     os.execvpe(command[0], command, env)
 

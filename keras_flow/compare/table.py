@@ -26,8 +26,9 @@ def show(result: Comparison, console: Console) -> None:
         table = Table(title=None if number else title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for name in ("backend", "layout"):
             table.add_column(name, no_wrap=True)
-        for name in names[part]:
-            table.add_column(name, justify="right", no_wrap=True)
+        shown = [index for index in range(*part.indices(len(names))) if names[index]]  # a model may have no metric
+        for index in shown:
+            table.add_column(names[index], justify="right", no_wrap=True)
         last = None
         for run in result.runs:
             # an empty row between backends
@@ -35,7 +36,7 @@ def show(result: Comparison, console: Console) -> None:
                 table.add_row()
             last = run.backend
             cells = row(run, metric)
-            table.add_row(*cells[:2], *cells[2:][part])
+            table.add_row(*cells[:2], *(cells[2:][index] for index in shown))
         console.print(table)
     # said even where all is well: how close the runs came to the tolerance
     worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
@@ -62,8 +63,8 @@ def show(result: Comparison, console: Console) -> None:
 
 
 def heads(metric: str | None) -> tuple[str, ...]:
-    """Headings of the columns after backend and layout."""
-    return ("loss", metric or "-", "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank", "MB/step", "peak MB")
+    """Return the headings after backend and layout; that of the metric is empty where there is none."""
+    return ("loss", metric or "", "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank", "MB/step", "peak MB")
 
 
 def metric_name(result: Comparison) -> str | None:

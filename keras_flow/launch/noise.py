@@ -1,7 +1,7 @@
 """Known lines of the engines' own libraries that mean nothing, left out of what a job shows.
 
-Only whole lines of a known form and text are left out, so that a line of the program never is. They are kept, and told
-where the process fails.
+Only whole lines of a known form and text are left out, so that a line of the program never is. Those that the engine
+calls errors are kept, and told where the process fails.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import re
 import signal
 from collections import deque
 
+from keras_flow.launch import terminal
+
 #: lines that were left out and are told after a failure
 _TOLD_LINES = 20
 #: what a process writes that is about to fail
 _FAILURE = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error)", re.MULTILINE)
 #: how lines of absl's log begin, before and after it is set up: level, time, thread, file of C++
 _LOG = r"(?:[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d [\d:.]+: [IWE] )"
+#: how a line of the log begins that is an error, by its level
+_ERROR = re.compile(r"E\d{4} |\d{4}-\d\d-\d\d [\d:.]+: E ")
 #: texts of lines that stand in right runs; each says nothing of the program
 _TEXTS = (
     r"\S*port\.cc:\d+\] oneDNN custom operations are on\.",
@@ -71,10 +75,10 @@ class Noise:
         self._shown_part = False
 
     def told(self) -> str:
-        """The last lines that were left out, for the reader of a failure; empty where there are none."""
-        if not self.left_out:
+        """Return the last errors that were left out, for the reader of a failure; empty where there are none."""
+        lines = [line for line in self.left_out if _ERROR.match(line)][-_TOLD_LINES:]
+        if not lines:
             return ""
-        lines = list(self.left_out)[-_TOLD_LINES:]
         return "\n".join(["keras-flow: the last lines of the engine that were left out above:", *lines, ""])
 
     def pass_on(self, text: str, last: bool = False) -> str:
@@ -106,7 +110,7 @@ def filter_stderr() -> None:
     """Let stderr of this process, and of the program that it becomes, pass a process that takes noise out."""
     if os.getpid() == 1:  # of a container, which ends with it: nobody would see the last lines
         return
-    reading, writing = os.pipe()
+    reading, writing = terminal.ends_like(2)
     if (between := os.fork()) == 0:
         # a grandchild: the program must not find a child that it did not start
         if os.fork() == 0:
@@ -129,7 +133,8 @@ def _filter(reading: int, writing: int) -> None:
     """Pass on what comes, without noise; of a program that fails the noise too."""
     noise, decoder, has_failed, tail = Noise(), codecs.getincrementaldecoder("utf-8")(errors="replace"), False, ""
     while True:
-        chunk = os.read(reading, 65536)
+        chunk = terminal.read(reading)
+        terminal.fit(reading, writing)
         text = noise.pass_on(decoder.decode(chunk, final=not chunk), last=not chunk)
         tail = tail[-100:] + text
         has_failed = has_failed or _FAILURE.search(tail) is not None

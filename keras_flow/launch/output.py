@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
+from keras_flow.launch import terminal
 from keras_flow.launch.noise import Noise, is_known
 
 #: lines kept of a rank whose output is not shown, for the error if it fails
@@ -67,19 +68,27 @@ class RankOutput:
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._noise = {name: Noise() for name in ("stdout", "stderr")}
         self._pumps: list[threading.Thread] = []
+        self._ends: tuple[int, int] | None = None  # of stderr, where it is a terminal's
 
     def targets(self) -> tuple[IO[bytes] | int | None, IO[bytes] | int | None]:
-        """stdout and stderr for `subprocess.Popen`; None lets the rank write to the launcher's own."""
+        """Return stdout and stderr for `subprocess.Popen`; None lets the rank write to the launcher's own."""
         if self._shown and not self._prefixed and not self._files and _is_plain(sys.stdout) and _is_plain(sys.stderr):
             # a terminal is the launcher's: width, colours and progress bars are as without a launcher
             sys.stdout.flush()
             sys.stderr.flush()
-            return None if os.isatty(1) else subprocess.PIPE, subprocess.PIPE
+            if os.isatty(2):
+                self._ends = terminal.ends_like(2)
+            return None if os.isatty(1) else subprocess.PIPE, self._ends[1] if self._ends else subprocess.PIPE
         return subprocess.PIPE, subprocess.PIPE
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on what `process` writes until it and its children have closed their ends."""
-        for source, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+        stderr = process.stderr
+        if self._ends is not None:
+            reading, writing = self._ends
+            os.close(writing)
+            stderr = os.fdopen(reading, "rb")
+        for source, name in ((process.stdout, "stdout"), (stderr, "stderr")):
             if source is not None:
                 pump = threading.Thread(target=self._pump, args=(source, name), daemon=True)
                 pump.start()
@@ -104,7 +113,9 @@ class RankOutput:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         line = ""
         while True:
-            chunk = source.read1(65536)  # pyright: ignore[reportAttributeAccessIssue]  # a BufferedReader
+            chunk = terminal.read(source.fileno())
+            if self._ends is not None and name == "stderr":
+                terminal.fit(source.fileno(), 2)
             text = decoder.decode(chunk, final=not chunk)
             if name in self._files:
                 self._files[name].write(chunk)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
+from keras_flow.launch import terminal
 from keras_flow.launch.noise import Noise, is_known
 
 ONEDNN = "I0000 00:00:1795726634.020782    6998 port.cc:153] oneDNN custom operations are on. You may see slightly"
+MATRIX = "E0000 00:00:1795729850.048907   16553 op_level_cost_estimator.cc:1126] Incompatible Matrix dimensions"
 ABSL = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
 
 
@@ -68,13 +73,14 @@ print("out"); print("err", file=sys.stderr)
 print({absl!r}, file=sys.stderr)
 sys.stderr.flush()
 os.write(2, {onednn!r}.encode() + b"\\n")
+os.write(2, {matrix!r}.encode() + b"\\n")
 print("last", file=sys.stderr)
 """
 
 
 def launched(folder: Path, *options: str, more: str = "") -> tuple[int, str, str]:
     script = folder / "program.py"
-    script.write_text(PROGRAM.format(absl=ABSL, onednn=ONEDNN) + more)
+    script.write_text(PROGRAM.format(absl=ABSL, onednn=ONEDNN, matrix=MATRIX) + more)
     command = [sys.executable, "-m", "keras_flow.cli.app", "launch", *options, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout, done.stderr
@@ -92,7 +98,42 @@ def test_every_process_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [("--devices", "1"), ("--nproc_per_node", "2")], ids=["one", "two"])
-def test_after_a_failure_nothing_is_missing(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_after_a_failure_the_engines_errors_are_told(tmp_path: Path, options: tuple[str, ...]) -> None:
     code, _, err = launched(tmp_path, *options, more="raise ValueError('boom')")
     assert code == 1
-    assert ABSL in err and ONEDNN in err and "ValueError: boom" in err
+    assert MATRIX in err and "ValueError: boom" in err
+    assert ABSL not in err and ONEDNN not in err, "they say nothing of a failure"
+
+
+TERMINAL = """
+import os, signal, sys
+print(sys.stderr.isatty(), os.get_terminal_size(2), signal.getsignal(signal.SIGPIPE).name, file=sys.stderr)
+print({absl!r}, file=sys.stderr)
+print("bar 1", end="\\r", file=sys.stderr); print("bar 2", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("options", [("--devices", "1"), ("--nproc_per_node", "2")], ids=["one", "two"])
+def test_a_program_finds_the_terminal(tmp_path: Path, options: tuple[str, ...]) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(TERMINAL.format(absl=ABSL))
+    reading, writing = os.openpty()
+    termios.tcsetwinsize(writing, (33, 77))
+    command = [sys.executable, "-m", "keras_flow.cli.app", "launch", *options, str(script)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=writing, timeout=100)
+    os.close(writing)
+    shown = b""
+    while part := terminal.read(reading):
+        shown += part
+    os.close(reading)
+    assert done.returncode == 0
+    expected = "True os.terminal_size(columns=77, lines=33) SIG_IGN\nbar 1\rbar 2\n"  # Python itself ignores SIGPIPE
+    assert shown.decode().replace("\r\n", "\n") == expected
+
+
+def test_a_program_gets_the_default_of_sigpipe() -> None:
+    program = ["sh", "-c", "grep SigIgn /proc/$$/status"]
+    command = [sys.executable, "-m", "keras_flow.cli.app", "launch", "--devices", "1", "--no_python", *program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0
+    assert not int(done.stdout.split()[1], 16) & 1 << (signal.SIGPIPE - 1)

@@ -1,0 +1,47 @@
+"""What a program writes to a terminal passes through a terminal of its own, so that it finds one there.
+
+A pipe in its place would take away colours and progress bars: programs ask whether their output is a terminal, and how
+wide it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+
+def ends_like(number: int) -> tuple[int, int]:
+    """Make an end to read and one to write: of a pseudo-terminal where file descriptor `number` is a terminal.
+
+    Otherwise they are those of a pipe.
+    """
+    if not os.isatty(number):
+        return os.pipe()
+    import tty  # not on every system that has pipes
+
+    reading, writing = os.openpty()
+    tty.setraw(writing)  # bytes pass as they are: the terminal itself makes "\r\n" of a newline
+    fit(reading, number)
+    return reading, writing
+
+
+def read(reading: int, size: int = 65536) -> bytes:
+    """Read what comes next; empty at the end."""
+    try:
+        return os.read(reading, size)
+    except OSError as error:
+        if error.errno == errno.EIO:  # how Linux says that nobody can write to a pseudo-terminal any more
+            return b""
+        raise
+
+
+def fit(reading: int, number: int) -> None:
+    """Give a pseudo-terminal the size of the terminal `number`; a pipe has none."""
+    if not os.isatty(reading):
+        return
+    import termios
+
+    with contextlib.suppress(OSError, termios.error):
+        if (size := termios.tcgetwinsize(number)) != termios.tcgetwinsize(reading):
+            termios.tcsetwinsize(reading, size)
