@@ -31,6 +31,7 @@ _TEXTS = (
     r"\S*\.cc:\d+\] .*Unable to register (?:cuDNN|cuFFT|cuBLAS|cuda\w*) (?:factory|plugin)",
     r"\S*\.cc:\d+\] .*(?:computation placer already registered|TF-TRT Warning: Could not find TensorRT)",
     r"op_level_cost_estimator\.cc:\d+\] Incompatible Matrix dimensions$",
+    r"coordination_service\.(?:cc|h):\d+\] (?:\S+ has connected to|Waiting for \d+/\d+ tasks|Barrier.* passed .*OK$)",
     r"dtensor_device\.cc:\d+\] DTensor cache key lookup missed for",
     r"\S*\.cc:\d+\] .*[Bb]roadcasting resource tensor",
     r"\S*\.cc:\d+\] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
