@@ -11,6 +11,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import deque
 
 from keras_flow.launch import terminal
@@ -108,26 +110,44 @@ class Noise:
 
 
 def filter_stderr() -> None:
-    """Let stderr of this process, and of the program that it becomes, pass a process that takes noise out."""
+    """From now on stderr of this process, and of the program that it becomes, passes a process that takes noise out."""
     if os.getpid() == 1:  # of a container, which ends with it: nobody would see the last lines
         return
     reading, writing = terminal.ends_like(2)
     if (between := os.fork()) == 0:
-        # a grandchild: the program must not find a child that it did not start
-        if os.fork() == 0:
-            os.close(writing)
-            null = os.open(os.devnull, os.O_RDWR)
-            for number in (0, 1):  # who reads the program's output waits for the program alone
-                os.dup2(null, number)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_IGN)  # it ends when nobody can write any more
-            with contextlib.suppress(BaseException):
-                _filter(reading, 2)
-        os._exit(0)
+        os.close(writing)
+        _filter_apart(reading)
     os.waitpid(between, 0)
     os.dup2(writing, 2)
     os.close(reading)
     os.close(writing)
+
+
+def filter_stderr_of_engine() -> None:
+    """Do the same in a process in which an engine may run already, whose threads a fork would not have."""
+    if os.name != "posix" or os.getpid() == 1:
+        return
+    sys.stderr.flush()
+    reading, writing = terminal.ends_like(2)
+    subprocess.run([sys.executable, "-m", "keras_flow.launch.noise"], stdin=reading, stdout=subprocess.DEVNULL)
+    os.dup2(writing, 2)
+    os.close(reading)
+    os.close(writing)
+
+
+def _filter_apart(reading: int) -> None:
+    """Pass stderr on in a grandchild: the program must not find a child that it did not start. Never returns."""
+    if os.fork() == 0:
+        if reading:
+            os.dup2(reading, 0)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)  # who reads the program's output waits for the program alone
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)  # it ends when nobody can write any more
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            _filter(0, 2)
+    os._exit(0)
 
 
 def _filter(reading: int, writing: int) -> None:
@@ -150,3 +170,7 @@ def _write(writing: int, data: bytes) -> None:
     with contextlib.suppress(OSError):  # nobody reads it any more: the program goes on
         while data:
             data = data[os.write(writing, data) :]
+
+
+if __name__ == "__main__":  # see filter_stderr_of_engine
+    _filter_apart(0)

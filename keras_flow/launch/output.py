@@ -72,7 +72,7 @@ class RankOutput:
 
     def targets(self) -> tuple[IO[bytes] | int | None, IO[bytes] | int | None]:
         """Return stdout and stderr for `subprocess.Popen`; None lets the rank write to the launcher's own."""
-        if self._shown and not self._prefixed and not self._files and _is_plain(sys.stdout) and _is_plain(sys.stderr):
+        if self._shown and not self._prefixed and not self._files and is_plain(sys.stdout) and is_plain(sys.stderr):
             # a terminal is the launcher's: width, colours and progress bars are as without a launcher
             sys.stdout.flush()
             sys.stderr.flush()
@@ -159,7 +159,7 @@ def _lines(text: str) -> list[str]:
     return [f"{line}\n" for line, end in pairs if line.strip("\b ") or end != "\r"] + [rest]
 
 
-def _is_plain(stream: TextIO | None) -> bool:
+def is_plain(stream: TextIO | None) -> bool:
     """Whether `stream` is the process's own, not a notebook's or a test's replacement."""
     if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
         return False

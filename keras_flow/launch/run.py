@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from keras_flow.backends import active
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError, LaunchError
-from keras_flow.launch import launcher, on_ray, payload, rehearsal
+from keras_flow.launch import launcher, noise, on_ray, output, payload, rehearsal
 from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.runtime import versions
 from keras_flow.runtime.init import agreed_devices, init
@@ -86,6 +86,8 @@ def run(
         raise FlowError(f'kf.run was asked for on={on!r}; legal is "ray", or None for this host.')
     count = _process_count(processes or (ranks if on else None), ranks)
     if (count == 1 and on is None) or find().count > 1:
+        if find().count == 1 and output.is_plain(sys.stderr):
+            noise.filter_stderr_of_engine()
         with _announced(ranks):
             init(devices)
             return main(*args, **named)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_flow.launch.noise import is_known
+
 #: what differs between ranks and means nothing: times of a progress bar, addresses of objects
 _NOISE = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:us|ms|s|min|h)(?:/step|/epoch)?(?!\w)|0x[0-9a-f]+")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -58,6 +60,8 @@ def settled(text: str) -> list[str]:
     """
     lines = []
     for line in text.split("\n"):
+        if is_known(line):  # of an engine, and means nothing
+            continue
         states = [state for state in line.replace("\b", "").split("\r") if _STYLE.sub("", state).strip()]
         lines.append(states[-1].rstrip() if states else "")
     return lines[:-1] if lines and not lines[-1] else lines
