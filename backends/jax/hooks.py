@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_flow.backends import logical_random, older_keras, reading_sources, row_order, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
-from keras_flow.backends.jax import convolutions, data, layers, reading, signals, trainer, variables
+from keras_flow.backends.jax import convolutions, data, fourier, layers, reading, trainer, variables
 
 _KERAS = "keras.src.backend.jax"
 
@@ -160,25 +160,25 @@ def _operations() -> tuple[Hook, ...]:
             Hook(
                 f"{_KERAS}.math",
                 name,
-                signals.along(*dims),
+                fourier.along(*dims),
                 "XLA has wrong windows for rows left over",
-                when=signals.distribution_of_windows,
+                when=fourier.distribution_of_windows,
             )
-            for name, dims in signals.WINDOWS.items()
+            for name, dims in fourier.WINDOWS.items()
         ),
         Hook(
             f"{_KERAS}.core",
             "associative_scan",
-            signals.associative_scan,
+            fourier.associative_scan,
             "XLA pads even and odd elements wrongly where ranks do not ascend along the mesh",
-            when=signals.distribution_of_scan,
+            when=fourier.distribution_of_scan,
         ),
         Hook(
             "jax._src.lax.fft",  # all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
             "fft",
-            signals.transform,
+            fourier.transform,
             "XLA's FFT on CPUs fails on an operand of another order in memory, which partitioning may give it",
-            when=signals.distribution_of_transform,
+            when=fourier.distribution_of_transform,
             also=("jax.lax:fft",),
         ),
     )

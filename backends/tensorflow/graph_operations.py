@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow import trace
+from keras_flow.backends.tensorflow import traced_step
 from keras_flow.backends.tensorflow.layouts import relayout, replicated, view_of
-from keras_flow.backends.tensorflow.trace import WholeOperations
+from keras_flow.backends.tensorflow.traced_step import WholeOperations
 from keras_flow.current.distribution import expected
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
@@ -55,7 +55,7 @@ def create(
 
     What such an operation returns is gathered too.
     """
-    trace.before(graph, op_type, inputs)
+    traced_step.before(graph, op_type, inputs)
     # `whole` makes operations itself, which come here again
     if not _laying.get():
         token = _laying.set(True)
@@ -72,7 +72,7 @@ def create(
             _laying.reset(token)
     operation = original(graph, op_type, inputs, *args, **kwargs)
     # after it exists, because an error of DTensor names it by its final name
-    trace.after(operation)
+    traced_step.after(operation)
     return operation
 
 

@@ -24,7 +24,7 @@ from keras_flow.backends import logical_random, row_interaction, shared_files, s
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
-from keras_flow.backends.tensorflow.trace import compiled
+from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError

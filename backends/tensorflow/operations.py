@@ -20,7 +20,7 @@ from tensorflow.python.framework import smart_cond
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, view_of
-from keras_flow.backends.tensorflow.trace import rows_are_split
+from keras_flow.backends.tensorflow.traced_step import rows_are_split
 from keras_flow.current.distribution import Distribution, active, expected
 
 #: graph of a step -> id of a tensor made before it -> that tensor, and the constant used for it

@@ -21,7 +21,7 @@ from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.operations import whole_dims
-from keras_flow.backends.tensorflow.trace import split_rows
+from keras_flow.backends.tensorflow.traced_step import split_rows
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
 

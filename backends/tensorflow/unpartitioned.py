@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow import replicated_operations
-from keras_flow.backends.tensorflow.trace import NAME_ATTRIBUTE, Trace, WholeOperations
+from keras_flow.backends.tensorflow.traced_step import NAME_ATTRIBUTE, Trace, WholeOperations
 from keras_flow.errors import FlowError, LayoutFallback, warn
 
 #: model -> layer paths and operations for which the warning was given that every rank computes them whole

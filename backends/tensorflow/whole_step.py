@@ -16,7 +16,7 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends import logical_random
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
-from keras_flow.backends.tensorflow.trace import compiled
+from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import from_logical, to_host
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import all_variables

@@ -17,13 +17,13 @@ from keras_flow.backends.torch import (
     partial_numbers,
     random,
     reading,
+    reading_dtensors,
     relayout,
     saving,
     shapes,
     split_layers,
     step,
     trainer,
-    values,
     variables,
 )
 from keras_flow.current import dry_run
@@ -88,10 +88,10 @@ def _variables() -> tuple[Hook, ...]:
                 when=always,
             )
             for name, replacement in (
-                ("numpy", values.to_numpy),
-                ("tolist", values.to_list),
-                ("__repr__", values.to_text),
-                ("__format__", values.formatted),
+                ("numpy", reading_dtensors.to_numpy),
+                ("tolist", reading_dtensors.to_list),
+                ("__repr__", reading_dtensors.to_text),
+                ("__format__", reading_dtensors.formatted),
             )
         ),
     )

@@ -21,9 +21,9 @@ from keras_flow.backends.torch import (
     layouts,
     local_tensors,
     mirrored,
+    reading_dtensors,
     rowwise_calls,
     short_calls,
-    values,
     variables,
 )
 from keras_flow.backends.torch.step import RunningStep, current_step, running
@@ -141,7 +141,9 @@ def regularization(
     distribution: Distribution, original: Callable[..., list], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
     """Hook on `Layer._get_regularization_losses`: plain tensors, which a program adds to the loss of a call."""
-    values.meet_to_read(*(weight._value for weight in layer.trainable_weights if weight.regularizer is not None))
+    reading_dtensors.meet_to_read(
+        *(weight._value for weight in layer.trainable_weights if weight.regularizer is not None)
+    )
     with running(RunningStep(distribution, consistent=True)):
         return leaves.mapped(variables.to_logical, original(layer, *args, **kwargs))
 

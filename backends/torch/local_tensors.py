@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # private: what a DTensor is made of
 from torch.distributed.tensor._utils import compute_global_tensor_info
 
-from keras_flow.backends.torch import reducing
+from keras_flow.backends.torch import doubling
 from keras_flow.backends.torch.layouts import TorchPlacements
 
 
@@ -61,7 +61,7 @@ def _summed_over(value: DTensor, axis: int) -> torch.Tensor:
     local = _arrived(value._local_tensor)
     if value.device_mesh.size(axis) > 1:
         local = local.clone(memory_format=torch.contiguous_format)
-        reducing.all_reduce(local, value.device_mesh.get_group(axis))
+        doubling.all_reduce(local, value.device_mesh.get_group(axis))
     return local
 
 

@@ -19,20 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as torch_distributed
 
-from keras_flow.backends import leaves, row_interaction, states
-from keras_flow.backends.torch import data, layouts, partial_numbers, profiling, split_rows
-from keras_flow.backends.torch.partial_numbers import Addition
+from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends.torch import data, gradient_buckets, layouts, split_rows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
     import keras
-
-#: bytes of gradients that travel together, while the backward pass goes on
-_BUCKET_BYTES = 4 << 20
 
 
 def call(
@@ -53,7 +48,7 @@ def call(
     mine = rows_of(placement, rows)
     args, kwargs = data.map_call(functools.partial(split_rows.own_part, rows=mine), args, kwargs)
     # from here on gradients differ between the ranks; before, all ranks computed the same and there is nothing to sum
-    reducer(placement).on = True
+    gradient_buckets.reducer(placement).on = True
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
     return leaves.mapped(lambda leaf: _split(leaf, mine, layer), outputs)
@@ -138,7 +133,7 @@ def autograd_grad(
     """Hook on `torch.autograd.grad`, by which the reducer's hooks are not called: average the weights' gradients."""
     grads = original(outputs, inputs, *args, **kwargs)
     ranks = step.distribution.placement.ranks
-    if not reducer(step.distribution.placement).on:
+    if not gradient_buckets.reducer(step.distribution.placement).on:
         return tuple(grads)
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # type: ignore[arg-type]
     groups = (layouts.group(ranks),)
@@ -150,134 +145,3 @@ def autograd_grad(
 
 def _is_weight(leaf: object) -> bool:
     return isinstance(leaf, torch.nn.Parameter) and not getattr(leaf, "_keras_flow_overwritten", False)
-
-
-class _FlatMemory:
-    """Flat tensors of buckets, taken again once nothing of the gradients that they became is held any more.
-
-    New memory in each step would cost as much as the sum of its gradients: the system clears each page.
-    """
-
-    def __init__(self) -> None:
-        #: the tensors, and how many hold the memory of one that is free
-        self._tensors: list[tuple[torch.Tensor, int]] = []
-
-    def of(self, length: int, like: torch.Tensor) -> torch.Tensor:
-        """A flat tensor of this length, of the dtype and on the device of another; its values are any."""
-        for place, (flat, idle) in enumerate(self._tensors):
-            if flat.dtype != like.dtype or flat.device != like.device or _holders(flat) != idle:
-                continue
-            if len(flat) == length:
-                return flat
-            # another model, or another order of its gradients: it is free, and no use
-            del self._tensors[place]
-            break
-        flat = torch.empty(length, dtype=like.dtype, device=like.device)
-        self._tensors.append((flat, _holders(flat)))
-        return flat
-
-
-def _holders(flat: torch.Tensor) -> int:
-    """How many tensors have a tensor's memory; private, checked with torch 2.13."""
-    return torch._C._storage_Use_Count(flat.untyped_storage()._cdata)
-
-
-@functools.cache
-def reducer(placement: Placement) -> Reducer:
-    """The gradient reducer of a placement's ranks."""
-    return Reducer(placement)
-
-
-class Reducer:
-    """Averages gradients over the ranks while the backward pass goes on, in buckets, complete when `backward` returns.
-
-    Gradients become ready in the same order on all ranks, because all run the same graph, so buckets are filled as they
-    come.
-
-    Attributes:
-        on: a layer of this step was computed by own rows; otherwise all ranks hold the same gradients already.
-        collectives: number of all-reduces so far.
-    """
-
-    def __init__(self, placement: Placement):
-        self._placement = placement
-        self._waiting: list[torch.nn.Parameter] = []
-        self._bytes = 0
-        self._sent: list[
-            tuple[torch_distributed.Work | None, torch.Tensor, list[torch.nn.Parameter], list[Addition]]
-        ] = []
-        self._memory, self._watched = _FlatMemory(), []
-        self._closing = False
-        self.on = False
-        self.collectives = 0
-
-    def attach(self, variables: Sequence[keras.Variable]) -> None:
-        """Watch the gradients of these variables; called before each training step, so new ones are found."""
-        self.reset()
-        watched = [id(variable) for variable in variables]
-        if watched != self._watched:  # of another model
-            self._memory, self._watched = _FlatMemory(), watched
-        for variable in variables:
-            stored = variable._value
-            # what it is given is its next value: not averaged, so that a difference is found (`copies.compare_state`)
-            if states.is_overwritten(variable):
-                stored._keras_flow_overwritten = True
-                continue
-            # a variable that was re-laid has a new Parameter, without a hook
-            if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
-                stored.register_post_accumulate_grad_hook(self._ready)
-                stored._keras_flow_reducer = self
-                stored._keras_flow_path = variable.path
-
-    def reset(self) -> None:
-        """Forget a pass that did not end."""
-        self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
-
-    def _ready(self, parameter: torch.nn.Parameter) -> None:
-        # no layer computed own rows: all ranks have the same gradients
-        if not self.on:
-            return
-        if not self._closing:
-            self._closing = True
-            # runs when this backward pass ends: only then is it known that no gradient is left to send
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        # a bucket is one flat tensor, which has one dtype
-        if self._waiting and self._waiting[-1].dtype != parameter.dtype:
-            self._send()
-        self._waiting.append(parameter)
-        self._bytes += parameter.numel() * parameter.element_size()
-        if self._bytes >= _BUCKET_BYTES:
-            self._send()
-
-    def _send(self, last: bool = False) -> None:
-        if not self._waiting:
-            return
-        group = layouts.group(self._placement.ranks)
-        # the loss is known by now, and what it adds to the logs needs no message of its own
-        additions = partial_numbers.take(group, self._waiting[0].dtype) if last else []
-        gradients = [parameter.grad.reshape(-1) for parameter in self._waiting]  # type: ignore[union-attr]
-        added = [addition.value.reshape(-1) for addition in additions]
-        flat = self._memory.of(sum(map(len, (*gradients, *added))), gradients[0])
-        pieces = flat.split([*map(len, gradients), *map(len, added)])
-        for gradient, piece in zip(gradients, pieces, strict=False):
-            # before the sum: half precision would overflow after it
-            torch.div(gradient, len(self._placement.ranks), out=piece)
-        for value, piece in zip(added, pieces[len(gradients) :], strict=True):
-            piece.copy_(value)
-        with profiling.gradients_of(parameter._keras_flow_path for parameter in self._waiting):  # type: ignore[attr-defined]
-            work = torch_distributed.all_reduce(flat, group=group, async_op=True)
-        self._sent.append((work, flat, self._waiting, additions))
-        self._waiting, self._bytes = [], 0
-        self.collectives += 1
-
-    def _finish(self) -> None:
-        self._send(last=True)
-        sent, self._sent, self._closing = self._sent, [], False
-        for work, flat, parameters, additions in sent:
-            if work is not None:
-                work.wait()
-            sizes = [parameter.numel() for parameter in parameters]
-            gradients, rest = flat.split([sum(sizes), len(flat) - sum(sizes)])
-            for parameter, piece in zip(parameters, gradients.split(sizes), strict=True):
-                parameter.grad = piece.view(parameter.shape)
-            partial_numbers.finish(additions, rest)

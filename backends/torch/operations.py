@@ -18,7 +18,7 @@ from torch.distributed.tensor._op_schema import OpSchema, StrategyType
 from torch.distributed.tensor.experimental import register_sharding
 
 from keras_flow.backends import fingerprints
-from keras_flow.backends.torch import embedding, in_place, resizing, values, whole
+from keras_flow.backends.torch import embedding, in_place, reading_dtensors, resizing, whole
 from keras_flow.errors import FlowError
 
 aten = torch.ops.aten
@@ -55,8 +55,8 @@ def _register_all() -> None:
     handlers[aten.argmax.default] = handlers[aten.argmin.default] = _arg_extremum
     handlers.update(in_place.handlers())
     handlers.update(resizing.handlers())
-    handlers[aten._local_scalar_dense.default] = values.local_scalar
-    handlers[aten.equal.default] = values.equal
+    handlers[aten._local_scalar_dense.default] = reading_dtensors.local_scalar
+    handlers[aten.equal.default] = reading_dtensors.equal
     handlers[aten.embedding.default] = embedding.look_up
     handlers[aten.as_strided.default] = whole.run
     _register_views()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import fused_adam, local_tensors, profiling, reducing
+from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
@@ -156,7 +156,7 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
         flat = torch.cat([piece.reshape(-1) for piece in pieces])
         with profiling.gradients_of(variables[index].path for index in indices):
             for axis in differ:  # type: ignore[attr-defined]
-                reducing.all_reduce(flat, mesh.get_group(axis))  # type: ignore[attr-defined]
+                doubling.all_reduce(flat, mesh.get_group(axis))  # type: ignore[attr-defined]
         for index, piece, summed in zip(indices, pieces, flat.split([p.numel() for p in pieces]), strict=True):
             value = variables[index]._value
             out[index] = local_tensors.from_local(summed.view(piece.shape), value.shape, mesh, value.placements)  # type: ignore[arg-type]

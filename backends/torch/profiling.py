@@ -81,7 +81,7 @@ def gradients_of(variables: Iterable[str]) -> AbstractContextManager[object]:
 
 
 def small_all_reduce(value: torch.Tensor) -> AbstractContextManager[object]:
-    """A range around the messages of an all-reduce of `reducing`, while there is a profile: one collective."""
+    """A range around the messages of an all-reduce of `doubling`, while there is a profile: one collective."""
     if not torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
         return nullcontext()
     return annotated(f"{_SMALL_ALL_REDUCE} of {value.nbytes} bytes")

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import agreement, meeting, shared_files
-from keras_flow.backends.torch import gather_blocks, layouts, values, variables
+from keras_flow.backends.torch import gather_blocks, layouts, reading_dtensors, variables
 
 if TYPE_CHECKING:
     import keras
@@ -69,7 +69,7 @@ def to_array(
     """
     asking = _alone.get()
     if asking is None:
-        values.meet_to_read(tensor)
+        reading_dtensors.meet_to_read(tensor)
     value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
     return value.astype(dtype) if dtype is not None else value
 

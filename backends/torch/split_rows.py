@@ -19,7 +19,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
 from keras_flow.backends.batch_watch import PartOfRows
-from keras_flow.backends.torch import reducing
+from keras_flow.backends.torch import doubling
 from keras_flow.backends.torch.step import OwnRows
 
 
@@ -174,7 +174,7 @@ def total(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
 def summed(value: torch.Tensor, groups: Sequence[torch_distributed.ProcessGroup]) -> torch.Tensor:
     """The sum over ranks, without a gradient; the value is written over."""
     for group in groups:
-        reducing.all_reduce(value, group)
+        doubling.all_reduce(value, group)
     return value
 
 

@@ -15,6 +15,7 @@ from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     call_order,
     copies,
+    gradient_buckets,
     layouts,
     log_readers,
     mirrored,
@@ -69,7 +70,7 @@ def recover(model: keras.Model) -> None:
     )  # its source may have had other lengths on other ranks: nothing to hold a later batch to
     distribution = models.distribution_of(model)
     if distribution is not None and layouts.distributed(distribution.placement):
-        mirrored.reducer(distribution.placement).reset()
+        gradient_buckets.reducer(distribution.placement).reset()
     for variable in model.trainable_variables:
         if variable._value is not None:
             # Keras adds to what is there, and the half of a step would stay in the next one
@@ -208,7 +209,7 @@ def _mirrored_step(
     readers: LogReaders | None,
     trains: bool,
 ) -> object:
-    reducer = mirrored.reducer(distribution.placement)
+    reducer = gradient_buckets.reducer(distribution.placement)
     if trains:
         reducer.attach(model.trainable_variables)
     try:

@@ -1,9 +1,9 @@
 """Operators that DTensor cannot compute on split tensors, or not rightly: they run on gathered ones, on every rank.
 
 DTensor asks a table of rules how to split an operator. Some rules are wrong, some operators have none, and what such
-an operator raises means nothing to who wrote the model. So rules are believed for the operators of `trusted` only,
-which the sweep of `tests/backends/torch` compares with one device; any other operator gets its tensors whole. That is
-decided from layouts and shapes alone, so all ranks decide alike, before they communicate.
+an operator raises means nothing to who wrote the model. So rules are believed for the operators of `believed_rules`
+only, which the sweep of `tests/backends/torch` compares with one device. Any other operator gets its tensors whole.
+That is decided from layouts and shapes alone, so all ranks decide alike, before they communicate.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
 from torch.utils import _pytree as pytree
 
+from keras_flow.backends.torch.believed_rules import compares, is_taken_apart, is_trusted, may_divide_by_zero, rounds
 from keras_flow.backends.torch.gathering import replicated, whole
 from keras_flow.backends.torch.step import current_step
-from keras_flow.backends.torch.trusted import compares, is_taken_apart, is_trusted, may_divide_by_zero, rounds
 from keras_flow.errors import ComputedWhole, FlowError, warn
 
 aten = torch.ops.aten

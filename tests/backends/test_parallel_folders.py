@@ -34,7 +34,7 @@ FILES = {
     "partitioning": (("jax",), "dims left over, which XLA pads and others compute whole"),
     "rank_grid": (("jax",), "all ranks are one program: a rank finds its place by index"),
     "schedule": (("jax",), "rounds of messages, which an SPMD program must fix beforehand"),
-    "signals": (("jax",), "transforms that XLA has wrong on split dims"),
+    "fourier": (("jax",), "transforms that XLA has wrong on split dims"),
     "uniform_exchange": (("jax",), "exchanges as one SPMD program"),
     # tensorflow
     "counting": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
@@ -49,7 +49,7 @@ FILES = {
     "replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
     "slices": (("tensorflow",), "slices that DTensor has wrong"),
     "substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
-    "trace": (("tensorflow",), "which layer made which operation of a graph"),
+    "traced_step": (("tensorflow",), "which layer made which operation of a graph"),
     "unpartitioned": (("tensorflow",), "what DTensor says of a step that it cannot partition"),
     "whole_step": (("tensorflow",), "the last resort for such a step"),
     "windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
@@ -68,7 +68,8 @@ FILES = {
     "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "partial_numbers": (("torch",), "a sum over ranks that waits; on the others the compiler puts it where it is used"),
     "relayout": (("torch",), "changes of layout inside DTensor are plans"),
-    "reducing": (("torch",), "gloo's all-reduce of few bytes is mostly messages; XLA and TensorFlow have other ways"),
+    "gradient_buckets": (("torch",), "gradients are summed while the pass goes on; XLA and TensorFlow sum in the step"),
+    "doubling": (("torch",), "gloo's all-reduce of few bytes is mostly messages; XLA and TensorFlow have other ways"),
     "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
@@ -78,8 +79,8 @@ FILES = {
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
     "simulated": (("torch",), "ranks that one process plays; on the others it has virtual devices"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
-    "trusted": (("torch",), "the rules of DTensor that are right"),
-    "values": (("torch",), "values that an eager program reads"),
+    "believed_rules": (("torch",), "the rules of DTensor that are right"),
+    "reading_dtensors": (("torch",), "values that an eager program reads"),
     "whole": (("torch",), "operators whose rules are not right"),
 }
 

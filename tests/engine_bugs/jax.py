@@ -118,7 +118,7 @@ def the_gradient_of_a_transform_of_split_columns_fails() -> bool:
     """The gradient of an FFT on CPUs fails where its operand's columns are split and its rows an odd number: the
     operand is gathered column-major, and `IsMonotonicWithDim0Major` does not hold.
 
-    Instead: transforms run under `shard_map`, each rank on its own rows, row-major (`backends/jax/signals.py`).
+    Instead: transforms run under `shard_map`, each rank on its own rows, row-major (`backends/jax/fourier.py`).
     """
     columns = NamedSharding(_mesh(), PartitionSpec(None, "model"))
     kernel, x = jax.device_put(np.ones((8, 8), "float32"), columns), np.ones((11, 8), "float32")

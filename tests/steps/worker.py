@@ -147,10 +147,10 @@ def _of_torch(stack: contextlib.ExitStack) -> None:
     import torch
     import torch.distributed as dist
 
-    from keras_flow.backends.torch import reducing
+    from keras_flow.backends.torch import doubling
 
     for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast", "all_gather_object", "barrier"):
         _patch(stack, dist, name, "collectives called from Python")
-    _patch(stack, reducing, "_by_doubling", "collectives called from Python")
+    _patch(stack, doubling, "_by_doubling", "collectives called from Python")
     _patch(stack, torch.Tensor, "item", "arrays to host")
     _patch(stack, torch.Tensor, "numpy", "arrays to host")

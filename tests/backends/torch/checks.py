@@ -95,21 +95,21 @@ def created_in_pieces_with_the_bits_of_one_device() -> None:
 @check
 def gradients_travel_in_buckets() -> None:
     import keras_flow as kf
-    from keras_flow.backends.torch import mirrored
+    from keras_flow.backends.torch import gradient_buckets
 
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
     distribution = kf.DataParallel()
     with distribution.scope():
         model = small_model()
-        before = mirrored.reducer(distribution.placement).collectives
+        before = gradient_buckets.reducer(distribution.placement).collectives
         model.train_on_batch(x, y)
-        assert mirrored.reducer(distribution.placement).collectives == before + 1
+        assert gradient_buckets.reducer(distribution.placement).collectives == before + 1
         model.train_on_batch(x[:3], y[:3])  # computed whole by all: nothing to sum
-        assert mirrored.reducer(distribution.placement).collectives == before + 1
+        assert gradient_buckets.reducer(distribution.placement).collectives == before + 1
         wide = small_model(3 << 18)  # 12 MB of kernel, then 3 MB of bias, 3 MB of kernel
         before += 1
         wide.train_on_batch(x, y)
-        assert mirrored.reducer(distribution.placement).collectives == before + 2
+        assert gradient_buckets.reducer(distribution.placement).collectives == before + 2
 
 
 @check

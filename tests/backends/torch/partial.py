@@ -32,7 +32,7 @@ def counted() -> Iterator[list[str]]:
     """The collectives that are called meanwhile, also those that a deferred tensor's operator makes."""
     import torch.distributed as torch_distributed
 
-    from keras_flow.backends.torch import reducing
+    from keras_flow.backends.torch import doubling
 
     calls: list[str] = []
 
@@ -45,7 +45,7 @@ def counted() -> Iterator[list[str]]:
 
         return call
 
-    by_doubling = reducing._by_doubling
+    by_doubling = doubling._by_doubling
 
     def noted_small(*args: Any) -> None:
         calls.append("all_reduce")
@@ -55,7 +55,7 @@ def counted() -> Iterator[list[str]]:
         for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast"):
             stack.enter_context(mock.patch.object(torch_distributed, name, noted(name)))
         # an all-reduce of several messages
-        stack.enter_context(mock.patch.object(reducing, "_by_doubling", noted_small))
+        stack.enter_context(mock.patch.object(doubling, "_by_doubling", noted_small))
         yield calls
 
 

@@ -23,19 +23,19 @@ def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
         import torch
         import torch.distributed as dist
 
-        from keras_flow.backends.torch import reducing
+        from keras_flow.backends.torch import doubling
 
         groups = [dist.new_group(list(range(count))) for count in (1, 2, 3, 4)] + [dist.group.WORLD]
         torch.manual_seed(dist.get_rank())
         small = 0
-        original = reducing._by_doubling
+        original = doubling._by_doubling
 
         def counted(*args) -> None:
             nonlocal small
             small += 1
             original(*args)
 
-        reducing._by_doubling = counted
+        doubling._by_doubling = counted
         try:
             for group in groups:
                 if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -45,7 +45,7 @@ def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
                         value = (8 * torch.randn(shape)).to(dtype)
                         parts = [torch.empty_like(value) for _ in range(group.size())]
                         dist.all_gather(parts, value, group=group)
-                        reducing.all_reduce(value, group)
+                        doubling.all_reduce(value, group)
                         wanted = torch.stack(parts).double().sum(0)
                         # gloo's own sums of halves are rounded after each summand, too
                         share = 1e-5 if dtype != torch.bfloat16 else 0.1
@@ -54,7 +54,7 @@ def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
                         dist.all_gather(results, value, group=group)
                         assert all(torch.equal(result, results[0]) for result in results), (group.size(), dtype, shape)
         finally:
-            reducing._by_doubling = original
+            doubling._by_doubling = original
         return small
 
     # rank 0 is in all five groups: four dtypes, three small shapes of several numbers; of one rank all sizes are small

@@ -21,7 +21,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from keras_flow.backends.torch import reducing
+    from keras_flow.backends.torch import doubling
     from keras_flow.backends.torch.split_rows import SplitRows
     from tests.explainer.counting.collective import Counted
 
@@ -35,7 +35,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
             return [value]
         return [leaf for part in value for leaf in tensors(part)] if isinstance(value, (list, tuple)) else []
 
-    original, messages = reducing._by_doubling, []
+    original, messages = doubling._by_doubling, []
 
     def by_doubling(value: torch.Tensor, group: torch.distributed.ProcessGroup, place: int, count: int) -> None:
         if value.is_floating_point() and count > 1:
@@ -89,14 +89,14 @@ def watching() -> Iterator[list[dict[str, object]]]:
             return result
 
     # an all-reduce of several messages is one collective
-    small = mock.patch.object(reducing, "_by_doubling", by_doubling)
+    small = mock.patch.object(doubling, "_by_doubling", by_doubling)
     with Watch(), small:
         yield found
 
 
 def count(name: str, layout: str) -> dict:
     """On every rank: one step of a model under a layout: what explain says, and what was counted."""
-    from keras_flow.backends.torch import mirrored
+    from keras_flow.backends.torch import gradient_buckets
     from tests.explainer import models
 
     distribution = models.distribution(name, layout)
@@ -110,7 +110,7 @@ def count(name: str, layout: str) -> dict:
         held = said.memory[0].weights + said.memory[0].slots
         # gradients are summed in memory that stays from step to step
         if distribution.mirrored_view:
-            held += sum(flat.nbytes for flat, _ in mirrored.reducer(distribution.placement)._memory._tensors)
+            held += sum(flat.nbytes for flat, _ in gradient_buckets.reducer(distribution.placement)._memory._tensors)
         peaks = [_most_allocated(model, x, y) for _ in range(3)]
     return {
         "explained": said.as_json()["collectives"],
