@@ -61,6 +61,13 @@ REFUSED_MIRRORED = {
     "subclassed": "rows may interact in layer 'penalised' (Penalised), and a replica sees its own rows only",
     "adversaries": "has its own train_step or test_step",
 }
+#: what one device computes for all ranks: (backend, feature) -> why
+ONE_DEVICE = {
+    ("tensorflow", "model(x)"): (
+        "a call outside of a step, with the tapes and loops of one's own around it, is computed by TensorFlow alone on "
+        "the first rank of each process, from gathered weights (docs/adr/004)"
+    )
+}
 
 
 def is_expected(result: dict) -> bool:
@@ -79,7 +86,7 @@ class Cell:
 
     Attributes:
         state: `native`, `broadcast` (rows computed on every rank), `fallback` (a layout became broadcast, or data
-            parallel took the consistent view) or `refused`.
+            parallel took the consistent view), `one device` or `refused`.
         reason: why it is not native.
     """
 
@@ -96,8 +103,13 @@ def cells(results: Iterable[dict]) -> list[Cell]:
     for result in results:
         if result["status"] == "fault":
             continue
-        state, reason = _state(result)
-        out += [Cell(feature, result["backend"], result["layout"], state, reason) for feature in result["features"]]
+        backend, layout = result["backend"], result["layout"]
+        for feature in result["features"]:
+            state, reason = _state(result)
+            why = ONE_DEVICE.get((backend, feature), "") if layout != MIRRORED else ""
+            if state == "native" and why:
+                state, reason = "one device", why
+            out.append(Cell(feature, backend, layout, state, reason))
     return out
 
 
@@ -153,6 +165,7 @@ states with slashes are dp4 / tp4 / 2x2; – means that the case is not made for
 - **native**: runs as declared, with the numbers of one device;
 - **broadcast**: the same numbers; some batches are computed whole on every rank;
 - **fallback**: the same numbers; a split became broadcast, or data parallel took the consistent view, with one warning;
+- **one device**: the same numbers; one device computes them, and nothing is gained from the others;
 - **refused**: raises an error that says what to do.
 
 Native: {", ".join(shares)}.

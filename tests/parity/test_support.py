@@ -22,6 +22,16 @@ def test_page() -> None:
     assert "for: Dense.\n\nRefused:\n\n- add_loss: rows mix\n" in text
 
 
+def test_what_one_device_computes_is_not_called_native() -> None:
+    results = [{**RESULT, "features": ["Dense", "model(x)"], "layout": layout} for layout in support.LAYOUTS]
+    results.append({**results[0], "layout": support.MIRRORED})
+    text = support.page(support.cells(results))
+    assert "| Dense | – | native | – |" in text
+    assert "| model(x) | – | one device [1] | – |" in text
+    assert "tensorflow 3 of 6 (50 %)" in text
+    assert "on the first rank of each process, from gathered weights" in text
+
+
 def test_every_refusal_has_a_reason_of_its_own() -> None:
     assert support.refused_reason("tensorflow", "subclassed", "dp4") == ""
     assert "rows may interact" in support.refused_reason("tensorflow", "subclassed", support.MIRRORED)
