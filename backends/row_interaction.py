@@ -57,7 +57,8 @@ _LAYERS = _names(
     GlobalMaxPooling2D GlobalMaxPooling3D Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise
     GaussianDropout Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D
     UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Add Subtract Multiply Average Maximum Minimum Attention
-    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling"""
+    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling
+    ActivityRegularization"""
 )
 #: preprocessing whose random numbers, where it has some, are one for each row or one for all. Not RandomGaussianBlur
 #: and RandomElasticTransform, whose draws for all rows have the shape of rows; MelSpectrogram, which scales by the

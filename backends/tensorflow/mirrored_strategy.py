@@ -20,7 +20,7 @@ from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImpor
     collective_all_reduce_strategy,
 )
 
-from keras_flow.backends import logical_random, row_interaction, shared_files, states
+from keras_flow.backends import logical_random, own_code, row_interaction, shared_files, states
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
@@ -228,12 +228,16 @@ class MirroredSteps:
         self.joined = joined
         self._functions: dict[object, Callable] = {}
         self._compared = 0
+        self._source: object = None
 
     def __call__(self, data: object, source: object = None) -> object:
-        """Run one step on host data; the results are logical tensors."""
+        """Run one step on host data, which came from `source`; the results are logical tensors."""
         from keras_flow.backends.tensorflow.data import to_tensors
         from keras_flow.backends.tensorflow.trainer import build, build_for_prediction
 
+        if source is None or source is not self._source:  # a loop begins
+            own_code.look_at_classes()
+            self._source = source
         _refuse_what_mixes_rows(self.model)
         (build_for_prediction if self.joined else build)(self.model, data)
         self._tell_optimizer()
@@ -312,9 +316,8 @@ class MirroredSteps:
 
 
 _INSTEAD = "use the default strategy (kf.DataParallel() without strategy), which computes the logical batch as one"
-#: kinds of interaction that a replica cannot compute. Added losses `replica_math` makes exact, and Keras's own layers
-#: are trusted to do what they document.
-_REFUSED = ("own code", "function", "along rows", "state", "quantization")
+#: the one kind of interaction that replicas compute exactly (`replica_math`): what is not proven row-wise mixes rows
+_EXACT = "added loss"
 
 
 def _refuse_what_mixes_rows(model: keras.Model) -> None:
@@ -328,19 +331,19 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
         raise FlowError(f'strategy="mirrored": model {model.name!r} has its own train_step or test_step; {_INSTEAD}')
     for layer in model._flatten_layers():
         interaction = row_interaction.of_layer_itself(layer)
-        if interaction is not None and interaction.kind in _REFUSED:
+        if interaction is not None and interaction.kind != _EXACT:
             raise FlowError(
                 f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
                 f"replica sees its own rows only ({interaction.text}); {_INSTEAD}"
             )
         # the graph of a functional model has operations that belong to no layer
-        for operation in (
-            interaction.operation for interaction in row_interaction.of_operations(layer) if interaction.operation
-        ):
-            raise FlowError(
-                f'strategy="mirrored": rows may interact in operation {operation} of model {model.name!r}, and a '
-                f"replica sees its own rows only; {_INSTEAD}"
-            )
+        for interaction in row_interaction.of_operations(layer):
+            if interaction.kind != _EXACT:
+                operation = f" in operation {interaction.operation}" if interaction.operation else ""
+                raise FlowError(
+                    f'strategy="mirrored": rows may interact{operation} of model {model.name!r}, and a replica sees '
+                    f"its own rows only ({interaction.text}); {_INSTEAD}"
+                )
     parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
     # what the user named in `compile`, before Keras wraps it: a wrapper's class is always Keras's own
     asked = [
@@ -375,7 +378,7 @@ def make_function(
                 if number == 0:
                     raise StopIteration from None
                 break
-            outputs = steps(data)
+            outputs = steps(data, iterator)
         return outputs
 
     return function

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from keras_flow.backends import leaves, random_states, row_interaction, states
+from keras_flow.backends import leaves, own_code, random_states, row_interaction, states
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     call_order,
@@ -235,6 +235,7 @@ def _settled(model: keras.Model, distribution: Distribution) -> bool:
 
 def _settle(model: keras.Model, distribution: Distribution) -> bool:
     """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
+    own_code.look_at_classes()  # in the consistent view each call of a layer asks what is believed of it
     consistent = not distribution.mirrored_view
     if distribution.mirrored_view and layouts.distributed(distribution.placement):
         interaction = row_interaction.of_model(model)

@@ -16,7 +16,7 @@ import keras_flow as kf
 from keras_flow.backends.active import backend
 from keras_flow.backends.tensorflow import random as draws
 from tests.backends import jit_of_files
-from tests.backends.tensorflow import unsplit
+from tests.backends.tensorflow import replicas, unsplit
 
 S = kf.sbp.split
 
@@ -405,6 +405,6 @@ PROGRAMS = {
         operations_that_fail_as_they_run,
     )
 }
-PROGRAMS |= unsplit.PROGRAMS
+PROGRAMS |= unsplit.PROGRAMS | replicas.PROGRAMS
 PROGRAMS |= {f"losses_without_rows, {each}": functools.partial(losses_without_rows, each) for each in REDUCTIONS}
 PROGRAMS["files_that_say_jit_compile"] = jit_of_files.trained_inside_and_outside_of_a_scope

@@ -1,0 +1,70 @@
+"""Programs of the tests of `strategy="mirrored"`: what a replica must not compute alone."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from unittest import mock
+
+import keras
+import numpy as np
+
+import keras_flow as kf
+from keras_flow.backends import row_interaction
+
+
+def replicas_of_changed_layers() -> None:
+    """What is made of a layer between two fits is looked at again; and what no table knows is refused."""
+    layers, ops = keras.layers, keras.ops
+    x, y = np.random.RandomState(0).rand(8, 6).astype("float32"), np.ones((8, 5), "float32")
+
+    def patched_class(_: keras.Model) -> None:
+        stock = layers.Dense._int8_call  # a method of Keras's class; nothing of the layer itself changes
+        stack.callback(setattr, layers.Dense, "_int8_call", stock)
+        layers.Dense._int8_call = lambda layer, *args: stock(layer, *args)  # type: ignore[method-assign]
+
+    def activated(model: keras.Model) -> None:
+        model.layers[0].activation = lambda x: x - ops.mean(x, axis=0, keepdims=True)
+
+    def called(model: keras.Model) -> None:
+        call = model.layers[0].call
+        model.layers[0].call = lambda x: call(x) - ops.mean(x, axis=0)[:5]
+
+    changes = {
+        "the method '_int8_call'": patched_class,
+        "a custom activation function": activated,
+        "the method 'call'": called,
+        "along dimension 0": lambda model: setattr(model.layers[1], "axis", 0),
+        "quantized to float8": lambda model: setattr(model.layers[0], "dtype_policy", "float8_from_float32"),
+    }
+    for text, change in changes.items():
+        with contextlib.ExitStack() as stack, kf.DataParallel(strategy="mirrored").scope():
+            model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu"), layers.Softmax()])
+            model.compile("sgd", "mse")
+            model.fit(x, y, batch_size=8, verbose=0)
+            change(model)
+            for act in (functools.partial(model.fit, x, y, batch_size=8), functools.partial(model.predict, x)):
+                said = str(_refusal(functools.partial(act, verbose=0)))
+                assert text in said, (text, said)
+    # a layer of Keras that scales by the largest value of all rows, and is in no table
+    spectra = layers.MelSpectrogram(16, 4, 8, sampling_rate=100, max_freq=50, min_freq=1)
+    signal = np.random.RandomState(0).randn(8, 64).astype("float32") * np.arange(1.0, 9.0)[:, None]
+    with kf.DataParallel(strategy="mirrored").scope():
+        model = keras.Sequential([keras.Input((64,)), spectra])
+        model.compile("sgd", "mse")
+        said = str(_refusal(lambda: model.predict(signal, verbose=0)))
+        assert "(MelSpectrogram) is not known to act row by row" in said, said
+        # seeded: were it believed, its numbers would be wrong
+        with mock.patch.object(row_interaction, "of_layer_itself", lambda _: None):
+            believed = model.predict(signal, batch_size=8, verbose=0)
+    assert np.max(np.abs(believed - np.asarray(spectra(signal)))) > 1e-3
+
+
+def _refusal(act: Callable[[], object]) -> kf.FlowError | None:
+    try:
+        act()
+    except kf.FlowError as error:
+        return error
+    return None
+
+
+PROGRAMS = {program.__name__: program for program in (replicas_of_changed_layers,)}
