@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,11 +12,12 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.config import epsilon
 from keras.src.backend.torch import core
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, meeting
+from keras_flow.backends import leaves, meeting, own_code
 from keras_flow.backends.torch import (
     data,
+    handed_out,
     layouts,
     local_tensors,
     mirrored,
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     import keras
 
     from keras_flow.current.distribution import Distribution
-
-
-#: ids of layers whose outputs the program gets from the call that is running outside of a step
-_handed_out: ContextVar[frozenset[int]] = ContextVar("keras_flow_handed_out", default=frozenset())
 
 
 def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) -> RunningStep | Distribution | None:
@@ -77,10 +73,8 @@ def call(
         return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
         return mirrored.call(original, step, layer, args, kwargs)
-    if id(layer) in _handed_out.get():
-        outputs = _consistent(step, original, layer, args, kwargs)
-        return leaves.mapped(_through_plain, outputs)
-    return _consistent(step, original, layer, args, kwargs)
+    outputs = _consistent(step, original, layer, args, kwargs)
+    return leaves.mapped(handed_out.through_plain, outputs) if handed_out.is_one(layer) else outputs
 
 
 def _consistent(
@@ -119,17 +113,17 @@ def _call_outside(
     def convert(leaf: object) -> object:
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
+    own_code.look_at_classes()  # which no loop has done for this call
     if any(part.is_shard() for variable in layer.variables for part in getattr(variable._value, "placements", ())):
         meeting.meet(meeting.CALLS)
     args, kwargs = data.map_call(convert, args, kwargs)
+    inner = handed_out.inner_outputs(layer, args, kwargs)
+    if inner is None:  # in autograd's sight from the inputs to each output
+        with rowwise_calls.plain_weights(layer):
+            return original(layer, *args, **kwargs)
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
-    token = _handed_out.set(_inner_outputs(layer) if torch.is_grad_enabled() else frozenset())
-    try:
-        with running(RunningStep(distribution, consistent=True)):
-            outputs = original(layer, *args, **kwargs)
-            return leaves.mapped(plain_with_mask, outputs)
-    finally:
-        _handed_out.reset(token)
+    with running(RunningStep(distribution, consistent=True)), handed_out.handing_out(inner):
+        return leaves.mapped(plain_with_mask, original(layer, *args, **kwargs))
 
 
 def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
@@ -146,30 +140,6 @@ def regularization(
     )
     with running(RunningStep(distribution, consistent=True)):
         return leaves.mapped(variables.to_logical, original(layer, *args, **kwargs))
-
-
-def _inner_outputs(model: keras.Layer) -> frozenset[int]:
-    """Ids of the layers whose outputs a functional model of several outputs hands out: later layers may read them."""
-    found = getattr(model, "outputs", None) or ()
-    return frozenset(id(each._keras_history.operation) for each in found) if len(found) > 1 else frozenset()
-
-
-def _through_plain(value: object) -> object:
-    """A DTensor made of the plain tensor that the program will get.
-
-    So a gradient by what a model hands out (Grad-CAM) finds all that was computed from it.
-    """
-    if not isinstance(value, DTensor) or not value.requires_grad:
-        return value
-    plain = variables.to_logical(value)
-    mesh = value.device_mesh
-    again = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    again = again.redistribute(mesh, value.placements)
-    mask = get_keras_mask(value)
-    if mask is not None:
-        set_keras_mask(again, mask)
-    again.keras_flow_plain = plain  # type: ignore[attr-defined]
-    return again
 
 
 def plain_with_mask(leaf: object) -> object:

@@ -67,7 +67,7 @@ def call(
     mesh, placements, _ = layout
     rows = rows_of(*layout)
     args, kwargs = data.map_call(to_local, args, kwargs)
-    with computing(step, rows), _plain_weights(layer, placements):
+    with computing(step, rows), plain_weights(layer, placements):
         outputs = short_calls.call(original, layer, args, kwargs)
     return leaves.mapped(lambda leaf: _from_local(leaf, mesh, placements, rows.count), outputs)
 
@@ -190,17 +190,29 @@ def _from_local(leaf: object, mesh: DeviceMesh, placements: layouts.TorchPlaceme
 
 
 @contextlib.contextmanager
-def _plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements) -> Iterator[None]:
-    """Weights as plain tensors; their gradients are sums over the axes that split the rows."""
-    sums = tuple(Partial() if part.is_shard() else Replicate() for part in placements)
-    plain = []
+def plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements | None = None) -> Iterator[None]:
+    """Weights as whole plain tensors, which are in autograd's sight.
+
+    Args:
+        layer: whose variables they are.
+        placements: how rows are split, over whose axes gradients are sums; None where every rank computes all rows.
+    """
+    sums = placements and tuple(Partial() if part.is_shard() else Replicate() for part in placements)
+    plain, gathered = [], []
     for variable in layer.variables:
         value = variable._value
         if not isinstance(value, DTensor):
             continue
-        if any(part.is_shard() for part in value.placements):
+        is_split = any(part.is_shard() for part in value.placements)
+        if is_split:
             value = value.redistribute(value.device_mesh, layouts.replicated(value.device_mesh))
         # of weights that are not trained it is their own memory, so that assignments reach the variable
-        plain.append((variable, local_tensors.to_local(value, sums)))
+        local = local_tensors.to_local(value, sums)
+        plain.append((variable, local))
+        if is_split and not variable.trainable:
+            gathered.append((variable, local, local._version))
     with variables.holding(plain):
         yield
+    for variable, local, version in gathered:
+        if local._version != version:  # it was assigned
+            variable.assign(local)

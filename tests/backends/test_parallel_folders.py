@@ -57,6 +57,7 @@ FILES = {
     "call_order": (("torch",), "a rank is a process of its own, and may run another program"),
     "copies": (("torch",), "a rank is a process of its own, and may hold another copy of a weight"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
+    "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),
     "embedding": (("torch",), "a handler in the place of DTensor's"),
     "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
     "gathering": (("torch",), "handlers gather below autograd"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import keras
 import torch
+
+from tests.beside_fit.models import handing_out
 
 
 def by_input(model, x):
@@ -14,13 +15,16 @@ def by_input(model, x):
 
 
 def by_layer(model, x):
-    """Grad-CAM, by `torch.autograd.grad` and by `backward`."""
-    seen = keras.Model(model.inputs, [model.get_layer("h").output, model.outputs[0]])
-    hidden, out = seen(x)
-    (first,) = torch.autograd.grad(out[:, 1].sum(), hidden, retain_graph=True)
-    hidden.retain_grad()
-    out[:, 1].sum().backward()
-    return [hidden, first, hidden.grad]
+    """Grad-CAM, by `torch.autograd.grad` and by `backward`, also of models that hand out what is no layer's output."""
+    found = []
+    for seen in handing_out(model):
+        model.zero_grad()
+        hidden, out = seen(x)
+        (first,) = torch.autograd.grad(out[:, 1].sum(), hidden, retain_graph=True)
+        hidden.retain_grad()
+        out[:, 1].sum().backward()
+        found.append([hidden, first, hidden.grad, [weight.value.grad for weight in model.trainable_weights]])
+    return found
 
 
 def by_weights(model, x):
@@ -79,3 +83,15 @@ CASES = {
     case.__name__: case
     for case in (by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, own_loop)
 }
+
+
+def branch(predicate, first, second, x):
+    """One of two functions of x, chosen as the graph runs."""
+    return torch.cond(predicate, first, second, (x,))
+
+
+def gradient(function, x):
+    """The gradient of a function of x, that may be differentiated again."""
+    if not x.requires_grad:
+        x = x.clone().requires_grad_()
+    return torch.autograd.grad(function(x), x, create_graph=True)[0]

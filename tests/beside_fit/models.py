@@ -54,6 +54,38 @@ def looked_up() -> keras.Model:
     return keras.Model(inputs, L.Dense(3, name="o")(x + ops.mean(rows, 1)))
 
 
+class Looking(keras.Model):
+    """A subclassed model that hands out what it goes on with, which is no layer's output.
+
+    Args:
+        model: one of MODELS, which is cut behind "h".
+    """
+
+    def __init__(self, model: keras.Model):
+        super().__init__()
+        self.before, self.after = cut(model)
+
+    def call(self, x):
+        hidden = 1.5 * self.before(x)
+        return hidden, self.after([hidden, x]) + ops.mean(hidden)
+
+
+def cut(model: keras.Model) -> tuple[keras.Model, keras.Model]:
+    """The two parts of a model: to the output of "h", and from there and the inputs on."""
+    hidden = model.get_layer("h").output
+    return keras.Model(model.inputs, hidden), keras.Model([hidden, *model.inputs], model.outputs[0])
+
+
+def handing_out(model: keras.Model) -> list[keras.Model]:
+    """Models that hand out what they go on with: a graph, a graph with an operation there, and a subclassed model."""
+    before, after = cut(model)
+    inputs = L.Input(model.inputs[0].shape[1:])
+    hidden = ops.multiply(before(inputs), 1.5)
+    graph = keras.Model(inputs, [hidden, after([hidden, inputs]) + ops.mean(hidden)])
+    seen = keras.Model(model.inputs, [model.get_layer("h").output, model.outputs[0]])
+    return [seen, graph, Looking(model)]
+
+
 #: name -> the shape of a row, and the model
 MODELS: dict[str, tuple[tuple[int, ...], Callable[[], keras.Model]]] = {
     "dense": ((6,), dense),
@@ -67,7 +99,8 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], keras.Model]]] = {
 def hybrid(ranks: list[list[int]]) -> AbstractContextManager[object]:
     """A scope of rows over the first axis, and split kernels over the second."""
     split = kf.sbp.split
-    rules = {r"h/kernel|(query|key|value)/kernel$": {"model": split(1)}, r"\bo/kernel$": {"model": split(0)}}
+    rules = {r"h/(lstm_cell/)?kernel|(query|key|value)/kernel$": {"model": split(1)}}
+    rules |= {r"\bo/kernel$": {"model": split(0)}}
     return kf.ModelParallel(kf.Placement(ranks, ("data", "model")), rules=rules, batch_axes="data").scope()
 
 
@@ -77,6 +110,11 @@ SCOPES: dict[str, Callable[[int], AbstractContextManager[object]]] = {
     "1x2": lambda ranks: hybrid([[0, 1]]),
     "2x2": lambda ranks: hybrid([[0, 1], [2, 3]]),
 }
+
+
+def scope(layout: str, ranks: int = 4) -> Callable[[], AbstractContextManager[object]]:
+    """Makes the scope of a layout."""
+    return lambda: SCOPES[layout](ranks)
 
 
 def values(found: object) -> Any:
@@ -138,7 +176,12 @@ def failures(
     wrong = []
     for name in names:
         for label, case in cases.items():
-            expected = {rows: computed(name, case, contextlib.nullcontext, True, rows) for _, _, rows in contexts}
+            try:
+                expected = {rows: computed(name, case, contextlib.nullcontext, True, rows) for _, _, rows in contexts}
+            except RuntimeError as error:  # torch has no second derivative of its attention
+                if "is not implemented" not in str(error):
+                    raise
+                continue
             for layout, inside, rows in contexts:
                 where = f"{name} {label} {layout} {'in' if inside else 'after'} the scope, {rows} rows"
                 try:

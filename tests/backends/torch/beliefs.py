@@ -133,6 +133,28 @@ def _with_activation(function: Callable[[], Any]) -> Callable[[list[Any]], list[
     return change
 
 
+def _with_another_axis(layers: list[Any]) -> list[Any]:
+    """An attribute is set on a layer that is built: it works along the rows now."""
+    changed = [layer for layer in layers if isinstance(getattr(layer, "axis", None), int)]
+    changed = [layer for layer in changed if not layer.weights and type(layer).__name__ in ("Softmax", "Concatenate")]
+    for layer in changed:
+        layer.axis = 0
+    return changed
+
+
+def _with_policy(name: str) -> Callable[[list[Any]], list[Any]]:
+    """The policy of dtypes is set on a layer that is built."""
+
+    def change(layers: list[Any]) -> list[Any]:
+        changed = [layer for layer in layers if len(list(layer._flatten_layers())) == 1]
+        for layer in changed:
+            with contextlib.suppress(NotImplementedError, ValueError):  # Keras quantizes some layers only
+                layer.dtype_policy = name
+        return [layer for layer in changed if layer.dtype_policy.name == name]
+
+    return change
+
+
 #: name -> what it changes, on a layer that is built
 CHANGES: dict[str, Callable[[list[Any]], list[Any]]] = {
     "as it is": lambda layers: layers,
@@ -144,6 +166,9 @@ CHANGES: dict[str, Callable[[list[Any]], list[Any]]] = {
     "another call": _with_another_call,
     "an inner call": _with_an_inner_call,
     "a subclass": _of_a_subclass,
+    "another axis": _with_another_axis,
+    "another policy": _with_policy("mixed_bfloat16"),
+    "a quantized policy": _with_policy("float8_from_float32"),
     "a mixing activation": _with_activation(lambda: _mixed),
     "an activation that looks like Keras's": _with_activation(lambda: _mixing(keras.activations.tanh)),
     "softmax over rows": _with_activation(lambda: functools.partial(keras.activations.softmax, axis=0)),

@@ -1,0 +1,103 @@
+"""Direct calls with several outputs, of which one may be computed from another: a gradient by that one is asked for.
+
+Grad-CAM does. The program gets plain tensors, and autograd knows a gradient by one of them only where what follows was
+computed from it. In a model that is a graph the output of an inner layer goes through the plain tensor that is handed
+out, and what follows is split again. Any other layer is no graph that could be read: where it has several outputs, and
+a gradient may be asked for, each rank computes its call from whole weights, on plain tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from weakref import WeakKeyDictionary
+
+import keras
+import torch
+from keras.src import backend, tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.models.functional import Functional
+from torch.distributed.tensor import DTensor, Replicate
+
+from keras_flow.backends import leaves
+from keras_flow.backends.torch import variables
+
+#: ids of layers whose outputs the program gets from the call that is running outside of a step
+_handed_out: ContextVar[frozenset[int]] = ContextVar("keras_flow_handed_out", default=frozenset())
+#: layer -> arguments of a call that are no tensors -> whether it has several outputs
+_has_several: WeakKeyDictionary[keras.Layer, dict[str, bool]] = WeakKeyDictionary()
+
+
+def inner_outputs(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> frozenset[int] | None:
+    """Return the ids of the layers whose outputs a direct call hands out, and later layers read.
+
+    None: they cannot be told, so the call is to be computed on plain tensors.
+    """
+    if not torch.is_grad_enabled():
+        return frozenset()
+    graph = getattr(layer, "_functional", None) if isinstance(layer, keras.Sequential) else layer
+    if isinstance(graph, Functional) and type(graph).call is Functional.call:
+        return _of_graph(graph)
+    # the values that `stateless_call` gives variables would hide plain ones
+    return None if not in_stateless_scope() and _several(layer, args, kwargs) else frozenset()
+
+
+@contextlib.contextmanager
+def handing_out(layers: frozenset[int]) -> Iterator[None]:
+    """Outputs of these layers, by id, are handed out by the call inside."""
+    token = _handed_out.set(layers)
+    try:
+        yield
+    finally:
+        _handed_out.reset(token)
+
+
+def is_one(layer: keras.Layer) -> bool:
+    """Whether the outputs of a layer are handed out."""
+    return id(layer) in _handed_out.get()
+
+
+def through_plain(value: object) -> object:
+    """Return a DTensor made of the plain tensor that the program will get; anything else as it is."""
+    if not isinstance(value, DTensor) or not value.requires_grad:
+        return value
+    plain = variables.to_logical(value)
+    mesh = value.device_mesh
+    again = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    again = again.redistribute(mesh, value.placements)
+    mask = get_keras_mask(value)
+    if mask is not None:
+        set_keras_mask(again, mask)
+    again.keras_flow_plain = plain  # type: ignore[attr-defined]
+    return again
+
+
+def _of_graph(graph: Functional) -> frozenset[int] | None:
+    if len(graph.outputs) < 2:
+        return frozenset()
+    read = {id(x) for nodes in graph._nodes_by_depth.values() for node in nodes for x in node.input_tensors}
+    operations = [x._keras_history.operation for x in graph.outputs if id(x) in read]
+    # the output of an operation is seen by no hook
+    is_told = all(isinstance(operation, keras.Layer) for operation in operations)
+    return frozenset(map(id, operations)) if is_told else None
+
+
+def _several(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether a call of a layer has several outputs, by Keras's inference of shapes."""
+    settings = repr([leaf for leaf in leaves.flat((args, kwargs)) if not hasattr(leaf, "shape")])
+    known = _has_several.setdefault(layer, {})
+    if settings not in known:
+        specs = tree.map_structure(_spec, (args, kwargs))
+        try:
+            known[settings] = len(tree.flatten(backend.compute_output_spec(layer.call, *specs[0], **specs[1]))) > 1
+        except Exception:  # Python that asks for values: then they are computed on plain tensors
+            known[settings] = True
+    return known[settings]
+
+
+def _spec(leaf: object) -> object:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return keras.KerasTensor(tuple(leaf.shape), backend.standardize_dtype(leaf.dtype))
