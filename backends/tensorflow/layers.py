@@ -18,7 +18,13 @@ from keras_flow.backends import meeting
 from keras_flow.backends.tensorflow import replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
-from keras_flow.backends.tensorflow.variables import called_directly, is_split_over_processes, own_device, to_logical
+from keras_flow.backends.tensorflow.variables import (
+    called_directly,
+    in_a_function,
+    is_split_over_processes,
+    own_device,
+    to_logical,
+)
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.models import distribution_of
 from keras_flow.errors import FlowError
@@ -64,12 +70,7 @@ def call(
         FlowError: the call is in a `tf.function` of the user's own.
     """
     if not tf.executing_eagerly():
-        raise FlowError(
-            f"{layer.name!r} has its weights on several ranks and is called in a tf.function of your own, which "
-            "TensorFlow's DTensor cannot run: leave @tf.function out (the call then runs eagerly, on one device), or "
-            "write the computation as `train_step`, `test_step` or `predict_step` of a model, which keras_flow "
-            "compiles for all ranks"
-        )
+        raise FlowError(in_a_function(f"the weights of {layer.name!r} are"))
     if any(is_split_over_processes(variable) for variable in layer.variables):
         meeting.meet(meeting.CALLS)
     args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))

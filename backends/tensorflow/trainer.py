@@ -90,6 +90,7 @@ class Steps:
     def _run(self, batch: MeshBatch, data: object) -> object:
         # one program for each number of rows: DTensor needs static shapes
         function = self._function(batch)
+        failed: Exception | None = None
         try:
             with on_mesh(view_of(self.distribution).mesh):
                 outputs = function(batch.data)
@@ -97,22 +98,26 @@ class Steps:
         except tf.errors.OpError as error:
             if not unpartitioned.is_of_partitioning(error):
                 raise root_cause(error, self.model) from None
-            # nothing of a compiled step has run yet, so it can be tried again; traced again, because DTensor ends the
-            # process when it meets a function that it has failed on (TensorFlow 2.21)
-            if not self.model.run_eagerly and unpartitioned.allow_whole(error, self._whole):
-                self._functions.clear()
-                return self._run(batch, data)
-            return self._run_on_one_device(data, error)
+            failed = error
         except Exception as error:
             # not of partitioning: the user's own error
             if self._trace.given_up is None:
                 raise
-            return self._run_on_one_device(data, error)
-        if function not in self._ran:
-            # said after the first run: before it, DTensor may still ask for more operations to be whole
-            self._ran.add(function)
-            unpartitioned.say_what_is_whole(self.model, self._trace, self._whole)
-        return outputs
+            failed = error
+        # below the handlers, so that an error of the program itself, on one device, has no other behind it
+        if failed is None:
+            if function not in self._ran:
+                # said after the first run: before it, DTensor may still ask for more operations to be whole
+                self._ran.add(function)
+                unpartitioned.say_what_is_whole(self.model, self._trace, self._whole)
+            return outputs
+        # nothing of a compiled step has run yet, so it can be tried again; traced again, because DTensor ends the
+        # process when it meets a function that it has failed on (TensorFlow 2.21)
+        of_dtensor = failed if isinstance(failed, tf.errors.OpError) and not self.model.run_eagerly else None
+        if of_dtensor is not None and unpartitioned.allow_whole(of_dtensor, self._whole):
+            self._functions.clear()
+            return self._run(batch, data)
+        return self._run_on_one_device(data, failed)
 
     def _run_on_one_device(self, data: object, error: Exception) -> object:
         if self.model.run_eagerly or self.distribution.strict:  # an eager step may have run in part

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context, record
 from tensorflow.python.ops import resource_variable_ops
@@ -20,6 +21,7 @@ from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
+from keras_flow.errors import FlowError
 
 _Part = TypeVar("_Part")
 
@@ -81,13 +83,33 @@ class MeshVariable(dtensor.DVariable):
             value = value.read_value()
         if not self._is_read_directly() or is_dtensor(value):
             return value
-        return from_logical(_host(tf.convert_to_tensor(value, self.dtype)), self.layout, self.dtype)
+        tensor = tf.convert_to_tensor(value, self.dtype)
+        if not _is_known(tensor):
+            raise FlowError(
+                f"{self.name!r} is assigned in a graph within a direct call, as the function of ops.vectorized_map is "
+                "one (a random number assigns its seed): outside of steps a variable on several ranks is assigned "
+                "eagerly. Draw and assign outside of that function, use ops.map, or compute it by predict or fit"
+            )
+        return from_logical(_host(tensor), self.layout, self.dtype)
 
-    @staticmethod
-    def _is_read_directly() -> bool:
-        if in_step() or updating.get():
+    def _is_read_directly(self) -> bool:
+        if in_step() or (updating.get() and tf.executing_eagerly()):
             return False
-        return tf.executing_eagerly() or called_directly.get()
+        if tf.executing_eagerly() or called_directly.get():
+            return True
+        # Keras's inference of shapes computes nothing, and seeds may be read in the graph of an input pipeline
+        if self.dtype.is_floating and not in_symbolic_scope() and not in_stateless_scope():
+            raise FlowError(in_a_function(f"variable {self.name!r} is"))
+        return False
+
+
+def in_a_function(what: str) -> str:
+    """The text of the error for what is computed in a `tf.function` of the user's own."""
+    return (
+        f"{what} on several ranks, in a tf.function of your own, which TensorFlow's DTensor cannot run: leave "
+        "@tf.function out (the program then runs eagerly, on one device), or write it as `train_step`, `test_step` or "
+        "`predict_step` of a model, which keras_flow compiles for all ranks"
+    )
 
 
 def own_device(mesh: dtensor.Mesh) -> str:
