@@ -5,6 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from tests.beside_fit.models import handing_out
+
 
 def by_input(model, x):
     """Saliency, FGSM."""
@@ -15,12 +17,14 @@ def by_input(model, x):
 
 
 def by_layer(model, x):
-    """Grad-CAM."""
-    seen = keras.Model(model.inputs, [model.get_layer("h").output, model.outputs[0]])
-    with tf.GradientTape() as tape:
-        hidden, out = seen(x)
-        score = tf.reduce_sum(out[:, 1])
-    return tape.gradient(score, hidden)
+    """Grad-CAM, also of models that hand out what is no layer's output."""
+    found = []
+    for seen in handing_out(model):
+        with tf.GradientTape() as tape:
+            hidden, out = seen(x)
+            score = tf.reduce_sum(out[:, 1])
+        found.append([hidden, tape.gradient(score, hidden)])
+    return found
 
 
 def by_weights(model, x):
@@ -122,6 +126,40 @@ CASES = {
 }
 
 
-def in_a_function(model, x):
-    """A call in a `tf.function` of the user's own."""
-    return tf.function(lambda inputs: model(inputs))(x)
+def _update(model):
+    weights = model.trainable_weights
+    model.optimizer.apply([tf.ones(weight.shape) for weight in weights], weights)
+
+
+#: what a `tf.function` of the user's own may hold, which reads or writes what lies on several ranks
+IN_A_FUNCTION = {
+    "a call": lambda model, x: model(x),
+    "a call of a layer": lambda model, x: model.get_layer("h")(x),
+    "a weight": lambda model, x: tf.matmul(x, model.trainable_weights[0]),
+    "its value": lambda model, x: model.trainable_weights[0].value + 1.0,
+    "an update": lambda model, x: _update(model),
+}
+
+
+def in_functions(model, x):
+    """What each of them raises, compiled."""
+    said = []
+    for compute in IN_A_FUNCTION.values():
+        try:
+            tf.function(lambda inputs, compute=compute: compute(model, inputs))(x)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def branch(predicate, first, second, x):
+    """One of two functions of x, chosen as the graph runs."""
+    return tf.cond(predicate, lambda: first(x), lambda: second(x))
+
+
+def gradient(function, x):
+    """The gradient of a function of x, that may be differentiated again."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        total = function(x)
+    return tape.gradient(total, x)

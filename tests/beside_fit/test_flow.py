@@ -1,4 +1,4 @@
-"""Control flow in a layer: each primitive around each kind of body, trained, predicting and called."""
+"""Control flow in a layer: each primitive around each kind of body, called, predicting, evaluated and trained."""
 
 from __future__ import annotations
 
@@ -6,27 +6,48 @@ from typing import Any
 
 import pytest
 
-from tests.beside_fit.flow import BODIES, PRIMITIVES
+from tests import sampling
+from tests.beside_fit.flow import BODIES, CASES, PRIMITIVES, ROWS
+
+ENGINES = ("jax", "tensorflow", "torch")
+LAYOUTS = ("data", "1x2", "2x2")
+#: of the cases one in so many is run each day on an engine, under one layout and number of rows
+EVERY = {"jax": 4, "tensorflow": 8, "torch": 6}
 
 
-def _outcomes(primitives: list[str], bodies: list[str], ways: list[str], layouts: list[str]) -> list[str]:
+def _outcomes(engine_cases: list[tuple[tuple[str, str], list[str], list[int]]]) -> list[str]:
     import warnings
 
     from tests.beside_fit import flow
 
     warnings.simplefilter("ignore")  # what one device computes is said
-    return flow.outcomes(primitives, bodies, ways, layouts, 4)
+    wrong = []
+    for case, layouts, rows in engine_cases:
+        wrong += flow.outcomes([case], layouts, rows, 4)
+    return wrong
 
 
 def test_branches_that_ended_the_process(on_ranks: Any) -> None:
-    assert on_ranks("tensorflow")(_outcomes, ["cond", "switch"], ["reduces"], ["fit"], ["data"]) == []
+    cases = [((primitive, "reduces"), ["data"], [8]) for primitive in ("cond", "switch")]
+    assert on_ranks("tensorflow")(_outcomes, cases) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
+    sample = []
+    for primitive, body in CASES:
+        name = f"{primitive} {body} on {engine}"
+        if sampling.is_chosen(name, EVERY[engine]):
+            layout, rows = sampling.chosen(name, LAYOUTS), sampling.chosen(name[::-1], ROWS)
+            sample.append(((primitive, body), [layout], [rows]))
+    assert len(sample) > 4
+    assert on_ranks(engine)(_outcomes, sample) == []
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("primitive", PRIMITIVES)
-@pytest.mark.parametrize("engine", ["jax", "tensorflow", "torch"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_every_body(engine: str, primitive: str, on_ranks: Any) -> None:
-    found = on_ranks(engine)(
-        _outcomes, [primitive], list(BODIES), ["fit", "predict", "call"], ["data", "2x2"], timeout=900.0
-    )
-    assert found == []
+    cases = [((primitive, body), list(LAYOUTS), list(ROWS)) for body in BODIES]
+    assert on_ranks(engine)(_outcomes, cases, timeout=900.0) == []

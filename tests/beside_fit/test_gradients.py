@@ -12,7 +12,7 @@ from tests.beside_fit.models import MODELS
 SOME = [("data", False, 4), ("2x2", True, 3)]
 ALL = [(layout, inside, rows) for layout in ("data", "1x2", "2x2") for inside in (True, False) for rows in (4, 3)]
 #: engine -> the module of its cases
-MODULES = {engine: f"tests.beside_fit.by_{engine}" for engine in ("tensorflow", "torch")}
+MODULES = {engine: f"tests.beside_fit.by_{engine}" for engine in ("jax", "tensorflow", "torch")}
 
 
 def _failures(module: str, names: tuple[str, ...], contexts: list, only: tuple[str, ...] = ()) -> list[str]:
@@ -36,15 +36,21 @@ def test_of_every_model(engine: str, name: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_failures, MODULES[engine], (name,), ALL, timeout=900.0) == []
 
 
-def _refusal() -> str:
+def _refusals(layout: str) -> list[str]:
     from tests.beside_fit import by_tensorflow, models
 
-    try:
-        models.computed("dense", by_tensorflow.in_a_function, lambda: models.SCOPES["data"](4), True, 4)
-    except models.kf.FlowError as error:
-        return str(error)
-    return "no error"
+    said: list[str] = []
+
+    def case(model: Any, x: Any) -> None:
+        said.extend(by_tensorflow.in_functions(model, x))
+
+    models.computed("dense", case, models.scope(layout), True, 4)
+    return said
 
 
-def test_a_function_of_ones_own_is_refused_by_name(on_ranks: Any) -> None:
-    assert "is called in a tf.function of your own" in on_ranks("tensorflow")(_refusal)
+@pytest.mark.parametrize("layout", ["data", "2x2"])
+def test_a_function_of_ones_own_is_refused_by_name(layout: str, on_ranks: Any) -> None:
+    said = on_ranks("tensorflow")(_refusals, layout)
+    assert len(said) == 5
+    for text in said:
+        assert text.startswith("FlowError: ") and "on several ranks, in a tf.function of your own" in text, text

@@ -313,10 +313,11 @@ def _jax_adversaries():
     return Jax
 
 
-def adversaries(maker: keras.Model, judge: keras.Model) -> Adversaries:
-    """A model that trains `maker`, of 4 random numbers a row, against `judge`."""
+def adversaries(maker: keras.Model, judge: keras.Model, losses: type = object) -> Adversaries:
+    """A model that trains `maker`, of 4 random numbers a row, against `judge`, by the losses of another class."""
     make = {"jax": _jax_adversaries, "tensorflow": _tensorflow_adversaries, "torch": _torch_adversaries}
-    return make[keras.backend.backend()]()(maker, judge)
+    kind = make[keras.backend.backend()]()
+    return type(kind.__name__, (losses, kind) if losses is not object else (kind,), {})(maker, judge)
 
 
 def _adversaries(run: Run) -> None:
