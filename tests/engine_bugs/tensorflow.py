@@ -116,6 +116,38 @@ def grouped_convolutions_need_onednn_or_xla() -> bool:
     return False
 
 
+def the_gradient_of_a_branch_ends_the_process() -> bool:
+    """The gradient of `tf.cond` or `tf.switch_case` on split rows is a segmentation fault, also of a branch that acts
+    row by row (`python -m tests.engine_bugs.dtensor_flow` runs each primitive around each kind of body).
+
+    Instead: a step with branches is computed on one device, from gathered weights (ADR 023).
+    """
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(tf.cond(tf.reduce_mean(x) > -9.0, lambda: tf.tanh(x), lambda: 2.0 * x) ** 2)
+        return tape.gradient(total, x)
+
+    return _fails(gradient)
+
+
+def a_loop_that_picks_a_row_picks_one_of_each_rank() -> bool:
+    """A `tf.while_loop` whose body reads `x[1]` of split rows is wrong, without an error.
+
+    Instead: a step with loops is computed on one device, from gathered weights (ADR 023).
+    """
+
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, 0.3 * (v + tf.tanh(v[1]))), (0, tf.sin(x)))[1]
+
+    mesh, x = _split_by_rows()
+    expected = loop(tf.constant(X)).numpy()
+    with dtensor.default_mesh(mesh):
+        found = dtensor.relayout(tf.function(loop)(x), dtensor.Layout.replicated(mesh, 2))
+    return not np.allclose(dtensor.unpack(found)[0].numpy(), expected)
+
+
 def a_convolution_of_no_rows_has_other_channels() -> bool:
     """With oneDNN a convolution of a tensor [0, 2, 2, 3] by 4 filters has the shape [0, 2, 2, 3].
 
@@ -254,6 +286,8 @@ BUGS = (
     a_new_dim_before_a_split_one_ends_the_process,
     space_to_batch_has_no_rule,
     grouped_convolutions_need_onednn_or_xla,
+    the_gradient_of_a_branch_ends_the_process,
+    a_loop_that_picks_a_row_picks_one_of_each_rank,
     a_convolution_of_no_rows_has_other_channels,
     a_tensor_of_nine_dims_cannot_be_cut,
     a_function_that_was_refused_ends_the_process,
