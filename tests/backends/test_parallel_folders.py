@@ -188,6 +188,7 @@ NAMES = {
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
         "layout_of_use updating": "a weight that the rows' axis splits is gathered by hand for layers alone",
+        "in_a_function": "a graph of the user's own, which DTensor refuses; the others have no such graphs",
         "MeshVariable called_directly own_device read_directly convert": "eagerly DTensor fails on much: one rank "
         "computes what is called outside of steps",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
