@@ -116,8 +116,8 @@ def _told(key: str, process: int, seconds: float) -> str:
     """What another process told, which is in the same call as this one."""
     head, _, text = meeting.wait_for(key, process, seconds).partition("\n")
     theirs, mine = meeting.Entry(*json.loads(head)), meeting.now()
-    if (theirs.number, theirs.name) != (mine.number, mine.name):
-        raise FlowError(meeting.judged(str(mine), process, theirs))
+    if (theirs.number, theirs.digest) != (mine.number, mine.digest):
+        raise meeting.judged(process, theirs).to_raise()
     return text
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.boxing.simulate import check_shards
 from keras_flow.boxing.spec import BoxingPlan
@@ -41,9 +42,16 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
     if getattr(shards, "layout", None) != plan.source:  # an engine's own mapping knows what its shards are of
         check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
     last_call.enter(_in_words(plan))
+    if world.process_count > 1 and _needs_others(plan):
+        meeting.meet(f"boxing {plan.source} -> {plan.target}, {plan.dtype}", waits=True)
     return engine.redistribute(plan, shards)
 
 
 @functools.lru_cache(maxsize=1024)  # a loop runs few plans, each many times
+def _needs_others(plan: BoxingPlan) -> bool:
+    return plan.total_bytes > 0
+
+
+@functools.lru_cache(maxsize=1024)
 def _in_words(plan: BoxingPlan) -> str:
     return f"boxing {text(plan.source.nd_sbp)} -> {text(plan.target.nd_sbp)}"

@@ -243,10 +243,6 @@ class TensorEngine(CollectiveEngine, Protocol):
         ...
 
     # ---- tensors.py
-    def note_call(self, text: str) -> None:
-        """An operator is called; where ranks are processes they are compared before they next wait for each other."""
-        ...
-
     def agree_on(self, facts: Mapping[int, Any]) -> dict[int, Any]:
         """Facts by rank, of this process's ranks, together with those of all other processes; a collective."""
         ...
@@ -298,6 +294,10 @@ class Backend(TensorEngine, Protocol):
     # ---- processes.py
     def put_text(self, key: str, text: str) -> None:
         """Write a text into the job's store; several processes only."""
+        ...
+
+    def first_text(self, key: str, text: str) -> str:
+        """Write a text into the job's store unless there is one; the one that is there then, in all processes."""
         ...
 
     def get_text(self, key: str, seconds: float) -> str:

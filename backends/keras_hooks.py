@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
@@ -15,6 +15,7 @@ from keras import tree
 from keras.src.distribution import distribution_lib
 
 from keras_flow.backends import (
+    alone,
     backups,
     dry_run_hooks,
     exporting,
@@ -73,36 +74,56 @@ def _entry(
         raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
     # a model remembers: outside the scope its data are split too
     scope = nullcontext() if active() is distribution else distribution.scope()
-    # the methods for one batch do not meet: that would cost as much as a small step
-    shared = (
-        nullcontext() if distribution.has_one_rank else meeting.running(f"model.{name}()", meets=name in _FUNCTIONS)
-    )
-    with shared, scope, row_order.ordering() if name == "fit" else nullcontext():
-        distribution.ensure_entered()
-        outer = _loops.get()
-        if distribution.adopt(model, *filter(None, [given.get("callbacks")])):
-            _make_again(model, outer)
-        if models.is_built(model):
-            _check(model, distribution)
-        if name == "fit":
-            args, kwargs = distribution.verified(model, original, args, kwargs)
-        token = _loops.set((*outer, (model, original.__name__)))
-        try:
-            if distribution.has_one_rank and model.built:
-                with _keras_alone(distribution):
-                    return original(model, *args, **kwargs)
-            with distribution.uneven_notice.expecting(_batch_size(original, given)):
-                result = original(model, *args, **kwargs)
-            if original.__name__ == "fit":
-                _compare_state(model)
-            return result
-        except BaseException as error:
-            backend().recover(model)
-            _make_again(model, outer)
-            _raise_collected(model, distribution, error)
-            raise
-        finally:
-            _loops.reset(token)
+    with _with_others(distribution, model, name) as is_shared:
+        if not is_shared:
+            return alone.run(distribution, original, model, *args, **kwargs)
+        with scope, row_order.ordering() if name == "fit" else nullcontext():
+            return _entered(distribution, original, model, given, *args, **kwargs)
+
+
+def _with_others(distribution: Distribution, model: keras.Model, name: str) -> AbstractContextManager[bool]:
+    """Meet the other processes, and run with them; False where this one does alone what needs no other."""
+    if distribution.has_one_rank or backend().world().process_count == 1:
+        return nullcontext(True)
+    may_leave = alone.is_possible(model, name)
+    # a step of one batch does not meet: that would cost as much as a small one
+    return meeting.running(f"model.{name}()", meets=may_leave or name != "train_on_batch", may_leave=may_leave)
+
+
+def _entered(
+    distribution: Distribution,
+    original: Callable[..., object],
+    model: keras.Model,
+    given: dict[str, object],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    name = original.__name__
+    distribution.ensure_entered()
+    outer = _loops.get()
+    if distribution.adopt(model, *filter(None, [given.get("callbacks")])):
+        _make_again(model, outer)
+    if models.is_built(model):
+        _check(model, distribution)
+    if name == "fit":
+        args, kwargs = distribution.verified(model, original, args, kwargs)
+    token = _loops.set((*outer, (model, original.__name__)))
+    try:
+        if distribution.has_one_rank and model.built:
+            with _keras_alone(distribution):
+                return original(model, *args, **kwargs)
+        with distribution.uneven_notice.expecting(_batch_size(original, given)):
+            result = original(model, *args, **kwargs)
+        if original.__name__ == "fit":
+            _compare_state(model)
+        return result
+    except BaseException as error:
+        backend().recover(model)
+        _make_again(model, outer)
+        _raise_collected(model, distribution, error)
+        raise
+    finally:
+        _loops.reset(token)
 
 
 def _make_again(model: keras.Model, loops: Sequence[tuple[keras.Model, str]]) -> None:

@@ -51,10 +51,12 @@ class Pool:
         folder: of the pool's files; `tempfile` makes its own there, on every rank.
         ranks: how many.
         environment: module whose `set_environment(folder)` is called before the engine is imported.
+        processes: started by the launcher, each with as many ranks; None: as the engine does it by itself.
     """
 
-    def __init__(self, backend: str, folder: Path, ranks: int = 4, environment: str = ""):
+    def __init__(self, backend: str, folder: Path, ranks: int = 4, environment: str = "", processes: int | None = None):
         self.backend, self.folder, self.ranks, self.environment = backend, folder, ranks, environment
+        self.processes = processes
         self._process: subprocess.Popen | None = None
         self._connections: list[Connection] = []
         self._is_busy = False
@@ -110,7 +112,13 @@ class Pool:
 
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tests.ranks", self.backend, str(self.ranks)]
+        command = [sys.executable]
+        if self.processes is not None:
+            each = ["--devices_per_proc", str(self.ranks // self.processes)]
+            each = each if self.ranks > self.processes else []
+            # idle ranks are no hang
+            command += ["-m", "keras_flow.launch", "--nproc_per_node", str(self.processes), *each, "--timeout", "1e6"]
+        command += ["-m", "tests.ranks", self.backend, str(self.ranks)]
         key = secrets.token_hex()
         with tempfile.TemporaryDirectory(prefix="ranks-") as short:  # the path of a socket has 100 characters at most
             address = os.path.join(short, "s")
@@ -201,7 +209,7 @@ def main(backend: str, ranks: int, address: str, folder: str, environment: str) 
         importlib.import_module(environment).set_environment(Path(folder))
     import keras_flow as kf
 
-    if backend == "numpy":
+    if backend == "numpy" or "WORLD_SIZE" in os.environ:  # the launcher has started the processes
         serve(backend, ranks, address, folder)
     else:  # who calls watches the clock: idle ranks are no hang
         kf.run(serve, devices=ranks, args=(backend, ranks, address, folder), timeout=1e6)

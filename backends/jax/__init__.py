@@ -33,6 +33,7 @@ from keras_flow.backends.jax.probes import all_reduce as all_reduce
 from keras_flow.backends.jax.probes import devices_seen as devices_seen
 from keras_flow.backends.jax.probes import free_memory as free_memory
 from keras_flow.backends.jax.processes import delete_text as delete_text
+from keras_flow.backends.jax.processes import first_text as first_text
 from keras_flow.backends.jax.processes import get_text as get_text
 from keras_flow.backends.jax.processes import put_text as put_text
 from keras_flow.backends.jax.profiling import annotated as annotated
@@ -45,7 +46,6 @@ from keras_flow.backends.jax.random import reorder as reorder
 from keras_flow.backends.jax.replica import make_replica as make_replica
 from keras_flow.backends.jax.tensors import as_numpy as as_numpy
 from keras_flow.backends.jax.tensors import from_engine as from_engine
-from keras_flow.backends.jax.tensors import note_call as note_call
 from keras_flow.backends.jax.tensors import on_rank as on_rank
 from keras_flow.backends.jax.tensors import put as put
 from keras_flow.backends.jax.tensors import to_engine as to_engine

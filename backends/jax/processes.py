@@ -83,6 +83,15 @@ def put_text(key: str, text: str) -> None:
     _client().key_value_set(key, text)
 
 
+def first_text(key: str, text: str) -> str:
+    """Write a text into the job's store unless there is one; the one that is there then."""
+    try:
+        put_text(key, text)
+    except jax.errors.JaxRuntimeError:
+        return get_text(key, joining.waiting_seconds())
+    return text
+
+
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
     is_late = lambda error: "DEADLINE_EXCEEDED" in str(error)  # noqa: E731

@@ -19,10 +19,6 @@ from keras_flow.placements import Placement
 from keras_flow.sbp import Split, broadcast
 
 
-def note_call(text: str) -> None:
-    """One process drives all ranks: they cannot differ."""
-
-
 def put(value: np.ndarray, rank: int) -> jax.Array:
     """Put a value on the device of a rank, where it stays."""
     return jax.device_put(value, rank_devices()[rank])

@@ -24,7 +24,6 @@ from keras_flow.backends.numpy.devices import world as world
 from keras_flow.backends.numpy.tensors import agree_on as agree_on
 from keras_flow.backends.numpy.tensors import as_numpy as as_numpy
 from keras_flow.backends.numpy.tensors import from_engine as from_engine
-from keras_flow.backends.numpy.tensors import note_call as note_call
 from keras_flow.backends.numpy.tensors import on_rank as on_rank
 from keras_flow.backends.numpy.tensors import put as put
 from keras_flow.backends.numpy.tensors import to_engine as to_engine

@@ -18,10 +18,6 @@ from keras_flow.layout import Layout
 DIFFERENTIATED = 20_000
 
 
-def note_call(text: str) -> None:
-    """One process drives all ranks: they cannot differ."""
-
-
 def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
     """The facts themselves: all ranks are in this process."""
     return dict(facts)

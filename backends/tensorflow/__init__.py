@@ -34,6 +34,7 @@ from keras_flow.backends.tensorflow.probes import all_reduce as all_reduce
 from keras_flow.backends.tensorflow.probes import devices_seen as devices_seen
 from keras_flow.backends.tensorflow.probes import free_memory as free_memory
 from keras_flow.backends.tensorflow.processes import delete_text as delete_text
+from keras_flow.backends.tensorflow.processes import first_text as first_text
 from keras_flow.backends.tensorflow.processes import get_text as get_text
 from keras_flow.backends.tensorflow.processes import put_text as put_text
 from keras_flow.backends.tensorflow.profiling import annotated as annotated
@@ -47,7 +48,6 @@ from keras_flow.backends.tensorflow.replica import make_replica as make_replica
 from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
 from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy
 from keras_flow.backends.tensorflow.tensors import from_engine as from_engine
-from keras_flow.backends.tensorflow.tensors import note_call as note_call
 from keras_flow.backends.tensorflow.tensors import on_rank as on_rank
 from keras_flow.backends.tensorflow.tensors import put as put
 from keras_flow.backends.tensorflow.tensors import to_engine as to_engine

@@ -21,10 +21,6 @@ from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 
 
-def note_call(text: str) -> None:
-    """One process drives all ranks: they cannot differ."""
-
-
 def put(value: np.ndarray, rank: int) -> tf.Tensor:
     """Put a value on the device of a rank."""
     with on_rank(rank):

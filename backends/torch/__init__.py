@@ -5,6 +5,7 @@ This module is the backend: it has the names of `keras_flow.backends.interface.B
 
 from typing import TYPE_CHECKING
 
+from keras_flow.backends.agreement import agree_on as agree_on
 from keras_flow.backends.torch.boxing import redistribute as redistribute
 from keras_flow.backends.torch.capabilities import capabilities as capabilities
 from keras_flow.backends.torch.collectives import exchange as exchange
@@ -32,6 +33,7 @@ from keras_flow.backends.torch.probes import all_reduce as all_reduce
 from keras_flow.backends.torch.probes import devices_seen as devices_seen
 from keras_flow.backends.torch.probes import free_memory as free_memory
 from keras_flow.backends.torch.processes import delete_text as delete_text
+from keras_flow.backends.torch.processes import first_text as first_text
 from keras_flow.backends.torch.processes import get_text as get_text
 from keras_flow.backends.torch.processes import put_text as put_text
 from keras_flow.backends.torch.profiling import annotated as annotated
@@ -43,10 +45,8 @@ from keras_flow.backends.torch.random import random_words as random_words
 from keras_flow.backends.torch.random import reorder as reorder
 from keras_flow.backends.torch.replica import make_replica as make_replica
 from keras_flow.backends.torch.saving import write_alone as write_alone
-from keras_flow.backends.torch.tensors import agree_on as agree_on
 from keras_flow.backends.torch.tensors import as_numpy as as_numpy
 from keras_flow.backends.torch.tensors import from_engine as from_engine
-from keras_flow.backends.torch.tensors import note_call as note_call
 from keras_flow.backends.torch.tensors import on_rank as on_rank
 from keras_flow.backends.torch.tensors import put as put
 from keras_flow.backends.torch.tensors import to_engine as to_engine

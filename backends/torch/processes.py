@@ -94,6 +94,11 @@ def put_text(key: str, text: str) -> None:
     _store().set(key, text)
 
 
+def first_text(key: str, text: str) -> str:
+    """Write a text into the job's store unless there is one; the one that is there then."""
+    return _store().compare_set(key, "", text).decode()
+
+
 def get_text(key: str, seconds: float) -> str:
     """Read a text from the job's store, waiting until it is there."""
     until, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS

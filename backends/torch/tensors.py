@@ -11,24 +11,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
-from keras_flow.backends import agreement
-from keras_flow.backends.torch import call_order, layouts
+from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.devices import rank_devices, world
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
-
-
-def note_call(text: str) -> None:
-    """Operators called since the ranks last exchanged something: see `call_order`."""
-    call_order.note(text)
-
-
-def agree_on(facts: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the facts of all ranks, once they are known to call the same operators."""
-    if world().size > 1:
-        call_order.check("agreeing on a seed or on local tensors")
-    return agreement.agree_on(facts)
 
 
 def put(value: np.ndarray, rank: int) -> torch.Tensor:

@@ -13,7 +13,6 @@ import torch
 from keras_flow.backends import leaves, own_code, random_states, row_interaction, states
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
-    call_order,
     copies,
     gradient_buckets,
     layouts,
@@ -80,7 +79,6 @@ def recover(model: keras.Model) -> None:
 def rejoin(times: int) -> bool:
     """Form all process groups anew, under their old names, by which meshes and DTensors find them."""
     processes.join_again(times)
-    call_order.begin_anew()
     log_readers.forget()
     partial_numbers.drop()
     for keeps_groups in (mirrored.rows_of, rowwise_calls.rows_of):

@@ -6,7 +6,6 @@ A process that drives one rank gives and gets that rank's tensor; one that drive
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,16 +14,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
-from keras_flow.current import last_call
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import default_of_values, numpy_dtype
 from keras_flow.tensors.global_tensor import GlobalTensor
 
-#: words of 32 bits in which ranks tell each other what they call (the first is a checksum), and the shape of a tensor
-_TEXT_WORDS, _SHAPE_WORDS = 64, 12
+#: words of 32 bits in which ranks tell each other the shape of a tensor
+_SHAPE_WORDS = 12
 
 #: what a rank calls: its words, and the dtype and shape of a tensor where they count; written out when it is compared
 Call = str | tuple[str, Any, tuple[int, ...]]
@@ -57,7 +56,6 @@ class Group:
         Raises:
             FlowError: the job has not all of its ranks.
         """
-        last_call.enter(f"kf.comm.{call}")
         world = tensor_engine().world()
         if placement is None:
             return _of_all(world.size, world.local_ranks)
@@ -238,31 +236,59 @@ def call_of(words: str, value: Any) -> Call:
 
 
 def require_same(group: Group, calls: Mapping[int, Call]) -> None:
-    """Check that all ranks of a group make one call, the first time that they do.
+    """Check that all ranks of a group make one call: the processes meet the first time that they do.
 
     Raises:
         FlowError: another rank calls something else.
     """
-    key = (group.ranks, next(iter(calls.values())))
-    if key in _compared and (len(calls) == 1 or len(set(calls.values())) == 1):
+    first = next(iter(calls.values()))
+    key, are_equal = (group.ranks, first), len(calls) == 1 or len(set(calls.values())) == 1
+    if key in _compared and are_equal:
+        enter(group, first if isinstance(first, str) else first[0])
         return
     found = {rank: _as_call(call) for rank, call in calls.items()}
     if not group.is_local:
-        words = {rank: _as_words(text) for rank, text in found.items()}
-        found = {rank: _as_text(row) for rank, row in _gathered(group, words, _TEXT_WORDS).items()}
-    first = group.ranks[0]
+        _meet(group, ", ".join(dict.fromkeys(found.values())))
     for rank, text in found.items():
-        if text != found[first]:
+        if text != found[min(found)]:
             raise FlowError(
-                f"kf.comm: rank {first} calls {found[first]} where rank {rank} calls {text}. Every rank of a group "
-                "must make the same calls, in the same order"
+                f"kf.comm: rank {min(found)} calls {found[min(found)]} where rank {rank} calls {text}. Every rank of a "
+                "group must make the same calls, in the same order"
             )
     _compared.add(key)
 
 
-def note_same(group: Group, call: Call) -> None:
-    """All ranks of a group are known to make this call by another one."""
-    _compared.add((group.ranks, call))
+def enter(group: Group, words: str) -> None:
+    """A call that was compared before: its processes do not meet again."""
+    if not group.is_local and processes_of(group.ranks) is None:
+        # its line is found where somebody asks for it
+        meeting.enter(f"kf.comm.{words.partition(' ')[0]}", "", waits=True)
+
+
+def _meet(group: Group, words: str) -> None:
+    some = processes_of(group.ranks)
+    if some is None:
+        meeting.meet(f"kf.comm.{words}", waits=True)
+    else:
+        meeting.meet_some(f"kf.comm.{words} of ranks {list(group.ranks)}", some)
+
+
+@functools.cache
+def processes_of(ranks: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The processes that drive some ranks; None where these are all of the job."""
+    world = tensor_engine().world()
+    found = tuple(sorted({world.process_of(rank) for rank in ranks}))
+    return None if len(found) == world.process_count else found
+
+
+def note_compared(ranks: tuple[int, ...], call: Call) -> None:
+    """All these ranks are known to make this call."""
+    _compared.add((ranks, call))
+
+
+def is_compared(ranks: tuple[int, ...], call: Call) -> bool:
+    """Whether all these ranks are known to make this call."""
+    return (ranks, call) in _compared
 
 
 def forget_compared() -> None:
@@ -316,17 +342,3 @@ def _gathered(group: Group, words: Mapping[int, np.ndarray], length: int) -> dic
 
 def _as_call(call: Call) -> str:
     return call if isinstance(call, str) else f"{call[0]} {_name_of_dtype(call[1])}{list(call[2])}"
-
-
-def _as_words(text: str) -> np.ndarray:
-    room = 4 * (_TEXT_WORDS - 1)
-    said = text.encode()[:room].ljust(room)
-    return np.frombuffer(zlib.crc32(said).to_bytes(4, "little") + said, "int32").copy()
-
-
-def _as_text(row: np.ndarray) -> str:
-    """What `_as_words` wrote: a rank that is not comparing, but inside a call, has sent other words."""
-    sent = row.astype("int32").tobytes()
-    if int.from_bytes(sent[:4], "little") != zlib.crc32(sent[4:]):
-        return "something else"
-    return sent[4:].decode(errors="replace").rstrip()

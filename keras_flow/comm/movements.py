@@ -18,7 +18,7 @@ from keras_flow.comm.group import (
     elements,
     empty,
     exchanged_shapes,
-    note_same,
+    note_compared,
     on_each,
     parts_of,
     require_same,
@@ -354,7 +354,7 @@ def _shapes(members: Group, values: dict[int, Any], call: str, same_shape: bool)
     require_same(members, {rank: f"{words} {dtype_name(value)}" for rank, value in values.items()})
     shapes = list(shapes_of_all(members, values).values())
     if len(set(shapes)) == 1:
-        note_same(members, call_of(f"{words} of same_shape", first))
+        note_compared(members.ranks, call_of(f"{words} of same_shape", first))
     return shapes
 
 

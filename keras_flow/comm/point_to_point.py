@@ -7,16 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
 from keras_flow.comm import repeated
-from keras_flow.comm.group import Group, as_tensor, dtype_name, elements, empty, shape_of, shape_of_words, shape_words
-from keras_flow.current import last_call
+from keras_flow.comm.group import (
+    Group,
+    as_tensor,
+    dtype_name,
+    elements,
+    empty,
+    is_compared,
+    note_compared,
+    shape_of,
+    shape_of_words,
+    shape_words,
+)
 from keras_flow.errors import FlowError
 from keras_flow.tensors.dtypes import standard_name
 
 #: words of 32 bits that tell the dtype and shape of what will be sent
 _NAME_WORDS, _WORDS = 4, 16
+#: a message between two ranks, of whatever tensor
+_CALL = "send"
 
 
 def send(x: object, dst: int, send_meta: bool = True) -> None:
@@ -50,7 +63,7 @@ def send(x: object, dst: int, send_meta: bool = True) -> None:
     else:
         source = min(local)
     _check_other(dst, "send", "dst")
-    last_call.enter("kf.comm.send")
+    _meet(source, dst)
     value = as_tensor(x, source, "send")
     if not send_meta and (run := repeated.keep("send", (dst,), None, _pair(source, dst, source), {source: value})):
         run(value)
@@ -95,7 +108,7 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
     if (shape is None) != (dtype is None):
         raise FlowError("kf.comm.recv takes shape and dtype, or neither: then the sender tells them")
     _check_other(src, "recv", "src")
-    last_call.enter("kf.comm.recv")
+    _meet(src, rank)
     if shape is not None and dtype is not None:
         if run := repeated.keep("recv", how, None, _pair(src, rank, rank), {rank: None}):
             return run(None)
@@ -116,6 +129,17 @@ def _check_other(rank: int, call: str, name: str) -> None:
         raise FlowError(f"kf.comm.{call}: {name}={rank} is a rank of this process: there is nothing to send")
 
 
+def _meet(source: int, target: int) -> None:
+    """The two processes meet before the first message from one rank to the other."""
+    if not is_compared((source, target), _CALL):
+        meeting.meet_some(f"kf.comm.send from rank {source} to rank {target}, and its recv", _processes(source, target))
+        note_compared((source, target), _CALL)
+
+
+def _processes(*ranks: int) -> tuple[int, ...]:
+    return tuple(sorted(tensor_engine().world().process_of(rank) for rank in ranks))
+
+
 def _pair(source: int, target: int, here: int) -> Group:
     """Two ranks, in one order on both, whoever sends; `here` is that of this process."""
     pair = (min(source, target), max(source, target))
@@ -126,4 +150,5 @@ def _moved(source: int, target: int, here: int, flat: Any, count: int) -> Any:
     """An exchange between two ranks of which one sends."""
     pair = _pair(source, target, here).ranks
     table = [[count if (sender, receiver) == (source, target) else 0 for receiver in pair] for sender in pair]
-    return tensor_engine().exchange(pair, {here: flat}, Counts.of(table)).results()[here]
+    with meeting.waiting_for(_processes(source, target), f"kf.comm.{'send' if here == source else 'recv'}"):
+        return tensor_engine().exchange(pair, {here: flat}, Counts.of(table)).results()[here]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import LISTED, Pending
-from keras_flow.comm.group import Group, forget_compared
+from keras_flow.comm.group import Group, forget_compared, processes_of
 from keras_flow.comm.work import Work
-from keras_flow.current import last_call
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype, standard_name
 
@@ -32,9 +32,10 @@ _MOST = 1024
 
 Run = Callable[[Any], Any]
 
-#: (call, how, group, dtypes and shapes, async_op) -> the result of what this process gives; None where the engine has
-#: no such function
-_table: dict[tuple[Any, ...], Run | None] = {}
+#: (call, how, group, dtypes and shapes, async_op) -> the result of what this process gives (None where the engine has
+#: no such function), and whether all processes make the call
+_table: dict[tuple[Any, ...], tuple[Run | None, bool]] = {}
+_UNKNOWN: tuple[Run | None, bool] = (None, False)
 
 
 def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op: bool = False) -> Run | None:
@@ -63,11 +64,11 @@ def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op
         if facts is None:
             return None
     try:
-        run = _table.get((call, how, group, facts, async_op))
+        run, is_of_all = _table.get((call, how, group, facts, async_op), _UNKNOWN)
     except TypeError:  # what is told cannot be a key, so it was not told before
         return None
-    if run is not None:
-        last_call.enter(f"kf.comm.{call}")
+    if run is not None and is_of_all:
+        meeting.enter(f"kf.comm.{call}", "", waits=True)
     return run
 
 
@@ -105,12 +106,25 @@ def keep(
     if key not in _table:
         if len(_table) == _MOST:
             del _table[next(iter(_table))]
-        _table[key] = _made(call, how, members, rank, value, async_op)
-    run = _table[key]
+        run, some = _made(call, how, members, rank, value, async_op), processes_of(members.ranks)
+        if some is None and call in ("send", "recv"):
+            some = tuple(range(world.process_count))  # not numbered: the other one calls it by another name
+        _table[key] = run if run is None or some is None else _waiting(run, call, some), some is None
+    run, _ = _table[key]
     if run is None or not (is_recorded and values):
         return run
     without = engine.without_gradient
     return lambda given: run([without(each) for each in given] if isinstance(given, list) else without(given))
+
+
+def _waiting(run: Run, call: str, processes: tuple[int, ...]) -> Run:
+    """`run`, of which others learn for whom it waits."""
+
+    def waits(given: Any) -> Any:
+        with meeting.waiting_for(processes, f"kf.comm.{call}"):
+            return run(given)
+
+    return waits
 
 
 def begin_anew() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from keras_flow import philox
 from keras_flow import sbp as _sbp
+from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -252,7 +253,7 @@ def _from_blocks(
     layout = Layout(placement, sbp, shape)
     shards = {}
     if not dry_run.is_on():
-        tensor_engine().note_call(f"making {dtype}{list(shape)} as ({_sbp.text(layout.nd_sbp)})")
+        meeting.note(f"making {dtype}{list(shape)} as ({_sbp.text(layout.nd_sbp)})")
         for rank in local_ranks():
             if placement.contains(rank):
                 value = block(layout.local_slices(rank)).astype(numpy_dtype(dtype))
@@ -280,7 +281,7 @@ def _random(
 ) -> GlobalTensor:
     """A tensor of random numbers; `draw` takes a seed, a stream and the logical indices of the elements."""
     number, stream = _seed(seed)
-    tensor_engine().note_call(f"drawing with seed {number}, {stream}")
+    meeting.note(f"drawing with seed {number}, {stream}")
     return _from_blocks(
         shape, placement, sbp, dtype, lambda slices: draw(number, stream, philox.indices_of(shape, slices))
     )

@@ -16,6 +16,7 @@ import numpy as np
 from keras import tree
 
 from keras_flow import sbp as _sbp
+from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
@@ -137,7 +138,7 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
         recorder.record_choice(call, choice)
     else:
         given = ", ".join(f"{x.dtype}{list(x.shape)} as ({_sbp.text(x.sbp)})" for x in inputs)
-        tensor_engine().note_call(f"kf.ops.{name} of {given}{f', {options}' if options else ''}")
+        meeting.note(f"kf.ops.{name} of {given}{f', {options}' if options else ''}")
     placement = inputs[0].placement
     boxed = [
         change_layout(tensor, Layout(placement, nd_sbp, tensor.shape))

@@ -11,7 +11,7 @@ from tests.backends.test_active import tell
 FOLDER = """
 from keras_flow.backends.interface import Capabilities
 from keras_flow.backends.numpy import (
-    agree_on, as_numpy, from_engine, init, note_call, on_rank, put, redistribute, to_engine, vjp, world,
+    agree_on, as_numpy, from_engine, init, on_rank, put, redistribute, to_engine, vjp, world,
 )
 
 name = "fourth"

@@ -54,7 +54,6 @@ FILES = {
     "whole_step": (("tensorflow",), "the last resort for such a step"),
     "windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     # torch
-    "call_order": (("torch",), "a rank is a process of its own, and may run another program"),
     "copies": (("torch",), "a rank is a process of its own, and may hold another copy of a weight"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
     "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),
@@ -168,7 +167,6 @@ NAMES = {
         "RowNumbers": "a torch loader does more for each batch than its rows need",
         "OwnRowsDataset OwnRowsIterator": "what Keras loops over on TensorFlow tells how long it is, and reads ahead",
     },
-    "tensors": {"agree_on": "ranks of torch are processes, whose calls are compared first; the others' is common"},
     "generation": {
         "updated_on_mesh slice_update": "a cache of JAX has the layout that XLA gives it",
     },

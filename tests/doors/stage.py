@@ -68,10 +68,11 @@ def setting_of(door: str) -> Setting:
 
 
 def distribution(layout: str) -> Any:
-    """Return a new distribution of a layout."""
+    """Return a new distribution of a layout, over the ranks that there are: 4, or 2."""
+    ranks = np.arange(kf.env.get_world_size())
     if layout == "dp4":
-        return kf.DataParallel(kf.Placement(range(4), axis_names=("data",)))
-    mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+        return kf.DataParallel(kf.Placement(ranks, axis_names=("data",)))
+    mesh = kf.Placement(ranks.reshape(-1, 2), axis_names=("data", "model"))
     return kf.ModelParallel(
         mesh, rules={"h/kernel": {"model": kf.sbp.split(1)}, "h/bias": {"model": kf.sbp.split(0)}}, batch_axes="data"
     )

@@ -1,0 +1,69 @@
+"""A door that one process opens alone works, or all processes are told within 10 s; nothing hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doors import alone
+from tests.ranks import Pool
+
+ENGINES = ("jax", "tensorflow", "torch")
+LAYOUTS = ("dp4", "2x2")
+#: one of each kind: what needs nobody, what reads split weights, steps, global tensors, collectives
+FIXED = (
+    ("Model.predict", "dp4"),
+    ("Model.evaluate", "dp4"),
+    ("Model.evaluate", "2x2"),
+    ("Model.save", "2x2"),
+    ("Model.get_metrics_result", "dp4"),
+    ("Layer.get_weights", "dp4"),
+    ("GlobalTensor.numpy", "dp4"),
+    ("kf.rand", "dp4"),
+    ("kf.comm.all_reduce", "dp4"),
+    ("kf.comm.recv", "dp4"),
+)
+_DOORS = alone.doors()
+#: doors that are opened in one start of an engine
+_SIZE = 40
+
+
+def test_every_public_name_has_a_call_or_a_reason() -> None:
+    assert [name for name in alone.public() if name not in alone.CALLS and name not in alone.REASONS] == []
+    assert [name for name in alone.REASONS if name in alone.CALLS or name not in alone.public()] == []
+
+
+@pytest.mark.timeout(400)
+def test_a_fixed_part_by_one_rank_of_four(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    assert alone.faults(on_ranks("torch"), FIXED, tmp_path) == {}
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Pool]]:
+    """Return a function that gives the warm pool of an engine: two processes of one rank each."""
+    pools: dict[str, Pool] = {}
+
+    def pool(engine: str) -> Pool:
+        if engine not in pools:
+            for other in pools.values():
+                other.close()
+            pools[engine] = Pool(engine, tmp_path_factory.mktemp(engine), ranks=2, processes=2)
+        return pools[engine]
+
+    yield pool
+    for each in pools.values():
+        each.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("start", range(0, len(_DOORS), _SIZE))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_door_by_one_process_of_two(
+    engine: str, start: int, layout: str, two_processes: Callable[[str], Pool], tmp_path: Path
+) -> None:
+    tasks = [(door, layout) for door in _DOORS[start : start + _SIZE]]
+    assert alone.faults(two_processes(engine), tasks, tmp_path) == {}
