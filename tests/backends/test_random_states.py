@@ -8,7 +8,7 @@ import pytest
 from tests import sampling
 from tests.launch import programs
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
 
 #: no seed in it; data and a model that are made before the scope
 PROGRAM = """
@@ -32,21 +32,40 @@ def augmented():
         yield x[chosen] * random.random(), y[chosen]
 def model():
     made = keras.Sequential([
-        keras.layers.Input((6, 6, 1)), keras.layers.RandomFlip(), keras.layers.Flatten(),
-        keras.layers.Dense(4), keras.layers.Dropout(0.3), keras.layers.Dense(3)])
+        keras.layers.Input((6, 6, 1)), keras.layers.RandomFlip(), keras.layers.RandomRotation(0.2),
+        keras.layers.RandomTranslation(0.2, 0.2), keras.layers.RandomZoom(0.2), keras.layers.RandomContrast(0.3),
+        keras.layers.RandomBrightness(0.2, value_range=(0, 1)), keras.layers.GaussianNoise(0.1),
+        keras.layers.SpatialDropout2D(0.2), keras.layers.Flatten(), keras.layers.Dense(4, name="h"),
+        keras.layers.GaussianDropout(0.2), keras.layers.AlphaDropout(0.1), keras.layers.Dropout(0.3),
+        keras.layers.Dense(3)])
     made.compile("adam", "mse")
     return made
 pairs = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(45).batch(16)
+# what a map draws has a seed of its own too, and so has each of several shuffles
+noisy = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(20).map(
+    lambda a, b: (tf.image.random_brightness(a, 0.2) + tf.random.normal((6, 6, 1)), b)
+).shuffle(45, reshuffle_each_iteration=False).batch(16)
+flip = keras.layers.RandomFlip()
+mapped = tf.data.Dataset.from_tensor_slices((x, y)).batch(16).map(lambda a, b: (flip(a, training=True), b))
 tensors = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
 outside, losses = model(), {}
 def train(name, *data, **options):
     for made in (outside, model()):
         losses.setdefault(name, []).extend(made.fit(*data, epochs=2, verbose=0, **options).history["loss"])
-with kf.DataParallel(random=RANDOM).scope():
+ranks = np.arange(kf.env.get_world_size())
+if LAYOUT == "dp":
+    dist = kf.DataParallel(random=RANDOM)
+else:
+    grid = kf.Placement(ranks.reshape(2, -1), axis_names=("data", "model"))
+    rules = {"h/kernel$": {"model": kf.sbp.split(1)}}
+    dist = kf.ModelParallel(grid, batch_axes="data", rules=rules, random=RANDOM)
+with dist.scope():
     train("arrays", x, y, batch_size=16)
     train("arrays, rows of a batch", x, y, batch_size=16, shuffle="batch")
     train("PyDataset", Files(workers=2), shuffle=True)
     train("tf.data", pairs)
+    train("tf.data, shuffled twice", noisy)
+    train("tf.data, augmented by a layer", mapped)
     train("DataLoader", torch.utils.data.DataLoader(tensors, batch_size=16, shuffle=True))
     train("generator", augmented(), steps_per_epoch=2)
 print(f"losses of {kf.env.process_index()}: {json.dumps(losses)}", flush=True)
@@ -54,40 +73,43 @@ print(f"losses of {kf.env.process_index()}: {json.dumps(losses)}", flush=True)
 
 
 CASES = [
-    (engine, random, options)
+    (engine, random, layout, options)
     for random in ("stock", "logical")
-    for engine, options in (
-        ("tensorflow", ("--nproc_per_node", "2")),
-        ("jax", ("--nproc_per_node", "2", "--devices_per_proc", "2")),
-        ("torch", ("--nproc_per_node", "2")),
+    for engine, layout, options in (
+        ("tensorflow", "dp", ("--nproc_per_node", "2")),
+        ("tensorflow", "2x2", ("--nproc_per_node", "2", "--devices_per_proc", "2")),
+        ("jax", "dp", ("--nproc_per_node", "2", "--devices_per_proc", "2")),
+        ("jax", "2x2", ("--nproc_per_node", "2", "--devices_per_proc", "2")),
+        ("torch", "dp", ("--nproc_per_node", "2")),
+        ("torch", "2x2", ("--nproc_per_node", "4")),
     )
 ]
 
 
-@pytest.mark.parametrize("case", sampling.some(CASES, 3))
-def test_no_seed_is_needed(case: tuple[str, str, tuple[str, ...]], tmp_path: Path) -> None:
-    engine, random, options = case
+@pytest.mark.parametrize("case", sampling.some(CASES, 5))
+def test_no_seed_is_needed(case: tuple[str, str, str, tuple[str, ...]], tmp_path: Path) -> None:
+    engine, random, layout, options = case
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.replace("RANDOM", repr(random)))
+    program.write_text(PROGRAM.replace("RANDOM", repr(random)).replace("LAYOUT", repr(layout)))
     command = [
         "-m",
         "keras_flow.launch",
         *options,
         "--timeout",
-        "100",
+        "200",
         "--tee",
         "--logdir",
         str(tmp_path),
         str(program),
     ]
-    code, _, err = programs.finish(programs.start(command, engine), 170)
+    code, _, err = programs.finish(programs.start(command, engine), 270)
     assert code == 0, err
     printed = "".join(path.read_text() for path in tmp_path.glob("local_rank_*/*"))
     assert "random states differed" not in printed
     # the logs of a step are those of the logical batch
-    one, other = (json.loads(part.splitlines()[0].partition(": ")[2]) for part in printed.split("losses of ")[1:])
+    one, other = (json.loads(part.splitlines()[0].partition(": ")[2]) for part in printed.split("losses of ")[1:3])
     assert one == other
-    assert len(one) == 6
+    assert len(one) == 8
     assert all(len(losses) == 4 and max(losses) < 10 for losses in one.values())
 
 

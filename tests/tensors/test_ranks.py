@@ -33,8 +33,8 @@ if __name__ == "__main__":
     [
         (
             "order",
-            r"kf.ops.(exp|sin) of float32\[4, 4\] as \(S\(0\)\) \(different.py, line 10\) needs all ranks: rank \d called it, "
-            r"where rank \d is in kf.ops.(exp|sin)",
+            r"kf.ops.(exp|sin) of float32\[4, 4\] as \(S\(0\)\) \(different.py, line 10\) needs all ranks: rank \d "
+            r"called it, where rank \d is in kf.ops.(exp|sin)",
         ),
         ("axis", r"as \(S\(0\)\), \{'axis': \d, 'keepdims': False\} \(different.py, line 13\) needs all ranks"),
         ("long ago", r"needs all ranks: rank \d and rank \d made different calls, more than 50 before it"),

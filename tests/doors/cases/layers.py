@@ -142,6 +142,14 @@ def quantize(s: Stage) -> Any:
     return s.model.get_layer("h").quantization_mode, s.model.predict(s.x, verbose=0)
 
 
+@door("Layer.quantize, float8")
+def quantize_float8(s: Stage) -> Any:
+    s.model.quantize("float8")
+    s.model.compile(keras.optimizers.SGD(0.1), "mse")
+    loss = s.model.fit(s.x, s.y, batch_size=len(s.x), epochs=3, shuffle=False, verbose=0).history["loss"]
+    return loss, values(s.model.non_trainable_variables)
+
+
 def _rematerialized(s: Stage) -> dict[str, Any]:
     with keras.RematScope(mode="full"):
         layers = [keras.layers.Input((6,)), keras.layers.Dense(8, "tanh", name="h"), keras.layers.Dense(3, name="o")]
