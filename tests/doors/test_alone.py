@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,30 +40,13 @@ def test_a_fixed_part_by_one_rank_of_four(on_ranks: Callable[..., Pool], tmp_pat
     assert alone.faults(on_ranks("torch"), FIXED, tmp_path) == {}
 
 
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Pool]]:
-    """Return a function that gives the warm pool of an engine: two processes of one rank each."""
-    pools: dict[str, Pool] = {}
-
-    def pool(engine: str) -> Pool:
-        if engine not in pools:
-            for other in pools.values():
-                other.close()
-            pools[engine] = Pool(engine, tmp_path_factory.mktemp(engine), ranks=2, processes=2)
-        return pools[engine]
-
-    yield pool
-    for each in pools.values():
-        each.close()
-
-
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("start", range(0, len(_DOORS), _SIZE))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_door_by_one_process_of_two(
-    engine: str, start: int, layout: str, two_processes: Callable[[str], Pool], tmp_path: Path
+    engine: str, start: int, layout: str, two_processes: Callable[[str, int], Pool], tmp_path: Path
 ) -> None:
     tasks = [(door, layout) for door in _DOORS[start : start + _SIZE]]
-    assert alone.faults(two_processes(engine), tasks, tmp_path) == {}
+    assert alone.faults(two_processes(engine, 2), tasks, tmp_path) == {}

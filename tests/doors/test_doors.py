@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tests import sampling
 from tests.doors import names, run, stage
 from tests.doors.cases import CASES, REASONS
+from tests.ranks import Pool
 
 ENGINES = ("jax", "tensorflow", "torch")
 #: doors that are opened one after the other in one call of the ranks
@@ -48,6 +50,24 @@ def test_doors_have_the_numbers_of_one_device(engine: str, on_ranks, tmp_path: P
 def test_doors_in_all_settings(engine: str, group: tuple[str, ...], on_ranks, tmp_path: Path) -> None:
     tasks = [(door, setting) for door in group for setting in stage.settings()]
     assert bad(on_ranks(engine)(run.run, tasks, str(tmp_path), timeout=1100)) == []
+
+
+@pytest.mark.timeout(400)
+def test_doors_in_two_processes(two_processes: Callable[[str, int], Pool], tmp_path: Path) -> None:
+    mine = [door for door in _DOORS if sampling.is_chosen(f"{door} is opened in two processes", 16)]
+    tasks = [(door, stage.setting_of(door)) for door in mine]
+    results = two_processes("jax", 4)(run.run, tasks, str(tmp_path))
+    assert len(results) == len(mine)
+    assert bad(results) == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("group", _GROUPS, ids=lambda group: group[0])
+@pytest.mark.parametrize("engine", ["jax", "tensorflow"])  # a rank of torch is a process
+def test_all_doors_in_two_processes(engine: str, group: tuple[str, ...], two_processes, tmp_path: Path) -> None:
+    tasks = [(door, stage.setting_of(door)) for door in group]
+    assert bad(two_processes(engine, 4)(run.run, tasks, str(tmp_path), timeout=1100)) == []
 
 
 def test_two_factors_meet_in_all_pairs_of_levels() -> None:
