@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_flow.backends import agreement
+from keras_flow.backends import agreement, meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import warn
 
@@ -38,6 +38,7 @@ def align(begins: bool = False) -> None:
     """
     if tensor_engine().world().process_count == 1:
         return
+    meeting.enter("kf.init()" if begins else "entering the scope of a distribution")
     states = _states()
     # checksums first: states are kilobytes, and processes that were seeded alike need send none
     sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in states.items()}

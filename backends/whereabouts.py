@@ -292,7 +292,9 @@ def judged(process: int, theirs: Entry, what: str = "") -> Verdict:
     word, words = ("rank", "ranks") if here.process_count == here.size else ("process", "processes")
     after = f"{word} {process} has come to {theirs}" if theirs.name == END else f"{word} {process} is in {theirs}"
     said = f"{word} {here.process_index} called it, where {after}, so that each would wait for the other without end"
-    if (not what and theirs.name == now().name) or (other is not None and mine.name == other.name):
+    if not what and (theirs.number, theirs.name) == (now().number, now().name):
+        other = theirs
+    if other is not None and (mine.number, mine.name) == (other.number, other.name):  # only what was before differs
         what = str(now())
         said = f"{word} {here.process_index} and {word} {process} made different calls, more than {_KEPT} before it"
     text = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import keras
@@ -12,6 +13,7 @@ from keras.src import ops, tree
 from keras.src.backend import epsilon, result_type
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # private: Keras asks itself so
+from keras.src.distribution import distribution_lib
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import meeting
@@ -76,10 +78,21 @@ def call(
     args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))
     token = called_directly.set(True)
     try:
-        with distribution.scope(), tf.device(own_device(view_of(distribution).mesh)):
+        with _active(distribution), tf.device(own_device(view_of(distribution).mesh)):
             return original(layer, *args, **kwargs)
     finally:
         called_directly.reset(token)
+
+
+@contextmanager
+def _active(distribution: Distribution) -> Iterator[None]:
+    """Inside, a distribution holds; other than its scope this needs no other process."""
+    current = distribution_lib.distribution()
+    distribution_lib.set_distribution(distribution)
+    try:
+        yield
+    finally:
+        distribution_lib.set_distribution(current)
 
 
 # ---- BatchNormalization

@@ -41,6 +41,10 @@ def act(model, what):
         print("evaluated", model.evaluate(x, y, verbose=0), flush=True)
     if what == "batch":
         print("batch", float(model.predict_on_batch(x).sum()), model.test_on_batch(x, y), flush=True)
+    if what == "train":
+        model.train_on_batch(x, y)
+    if what == "reduce":
+        kf.comm.all_reduce([1.0])
     if what == "sleep":
         time.sleep(5)
 class Alone(keras.callbacks.Callback):
@@ -78,17 +82,18 @@ def test_what_needs_no_other_process_works_on_one(engine: str, tmp_path: Path) -
 
 
 CASES = [
-    ("torch", "dp", "predict", "model.predict()"),
-    ("torch", "dp", "all evaluate", "model.evaluate()"),
+    ("torch", "dp", "train", "model.train_on_batch()"),
+    ("torch", "dp", "all reduce", "kf.comm.all_reduce sum float32[1]"),
     ("torch", "1x2", "evaluate", "model.evaluate()"),
     ("torch", "1x2", "all predict", "model.predict()"),
     ("torch", "1x2", "save", "writing a file of the model"),
     ("torch", "1x2", "weights", "reading a split variable or tensor"),
     ("torch", "1x2", "call", "calling a model or layer with split weights"),
-    ("jax", "dp", "predict", "model.predict()"),
+    ("jax", "dp", "train", "model.train_on_batch()"),
+    ("jax", "dp", "all reduce", "kf.comm.all_reduce sum float32[1]"),
     ("jax", "1x2", "save", "writing a file of the model"),
     ("jax", "1x2", "all weights", "reading a split variable or tensor"),
-    ("tensorflow", "dp", "predict", "model.predict()"),
+    ("tensorflow", "dp", "train", "model.train_on_batch()"),
     ("tensorflow", "1x2", "save", "writing a file of the model"),
     ("tensorflow", "1x2", "all weights", "reading a split variable or tensor"),
     ("tensorflow", "1x2", "call", "calling a model or layer with split weights"),

@@ -143,7 +143,7 @@ def x_layout(x: GlobalTensor) -> kf.Layout:
 
 def public() -> list[str]:
     """Return the public names of kf, kf.comm, kf.env and of global tensors."""
-    found = [f"kf.{name}" for name in kf.__all__]
+    found = [f"kf.{name}" for name in dir(kf)]
     for name in ("comm", "env"):
         module = getattr(kf, name)
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
