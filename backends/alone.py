@@ -31,7 +31,7 @@ def is_possible(model: keras.Model, method: str) -> bool:
 
 
 def run(
-    distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
+    distribution: Distribution, method: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
     """Call a method of a model on this process's first rank."""
     engine = backend()
@@ -44,7 +44,7 @@ def run(
         _unchanged(model),
         logical_random.as_under(distribution),
     ):
-        return original(model, *args, **kwargs)
+        return method(model, *args, **kwargs)
 
 
 @contextmanager

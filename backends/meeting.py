@@ -52,7 +52,7 @@ _are_together = False
 #: number of the entry under which process 0 told something last, and how often of each thing
 _told: tuple[int, Counter[str]] = (0, Counter())
 #: processes -> meetings of these alone
-_of_some: Counter[tuple[int, ...]] = Counter()
+_meetings: Counter[tuple[int, ...]] = Counter()
 
 
 class _Apart(Exception):
@@ -113,13 +113,13 @@ def meet_some(name: str, processes: Sequence[int]) -> None:
         FlowError: another one makes another call, or is in what needs all.
     """
     members = tuple(processes)
-    _of_some[members] += 1
-    key = f"{prefix()}/meeting-of/{zlib.crc32(repr(members).encode()):08x}/{_of_some[members]}"
+    _meetings[members] += 1
+    key = f"{prefix()}/meeting-of/{zlib.crc32(repr(members).encode()):08x}/{_meetings[members]}"
     _come_together(key, members, False, Entry(0, name, user_line(), zlib.crc32(name.encode())))
 
 
 def _come_together(key: str, members: Sequence[int], may_leave: bool, entry: Entry | None = None) -> None:
-    """By the binomial tree of `agreement`, up to the first member, which tells all.
+    """Meet by the binomial tree of `agreement`, up to the first member, which tells all.
 
     Args:
         key: how the keys of this meeting begin.
@@ -173,7 +173,7 @@ def _apart_from(process: int, theirs: Entry, entry: Entry | None) -> FlowError:
     """The error where another process came for something else, or after other calls."""
     until = time.monotonic() + 6 * LOOK_SECONDS
     # it waits for the first of all, and tells its last calls while it does
-    while entry is None and theirs.name == now().name and time.monotonic() < until:
+    while entry is None and time.monotonic() < until:
         if whereabouts.elsewhere(process) is not None:
             break
         time.sleep(LOOK_SECONDS / 2)
@@ -231,7 +231,7 @@ def begin_anew(times: int) -> None:
     global _told
     whereabouts.begin_anew(times)
     _told = (0, Counter())
-    _of_some.clear()
+    _meetings.clear()
     _written.clear()
 
 

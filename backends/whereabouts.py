@@ -1,4 +1,4 @@
-"""Where each process is: what it entered that needs all is numbered, told when it stays there, and read by who waits.
+"""What each process entered that needs all: numbered, told when it stays there, and read by who waits.
 
 A process that stays under one number for two looks tells it, from a thread, with the last names before, so that a job
 that runs well sends nothing. An error needs proof: another name under one's own number, or a higher number. A process
