@@ -25,7 +25,8 @@ def generate_function(
     model: keras.Model, distribution: Distribution, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     """A model's function on one device, from gathered weights."""
-    whole = WholeStep(model, function, distribution, compile=False)  # it is a `tf.function`
+    # the function is a `tf.function`, and knows no optimizer
+    whole = WholeStep(model, function, distribution, compile=False, with_optimizer=False)
 
     def generate(*args: object, **kwargs: object) -> object:
         if model not in _said:

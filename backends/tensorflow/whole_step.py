@@ -33,11 +33,20 @@ class WholeStep:
         step: `train_step`, `test_step` or `predict_step`.
         distribution: whose layouts the variables keep.
         compile: whether the step is to be compiled, as one that is no `tf.function` yet.
+        with_optimizer: whether the step may read or change the model's optimizer, whose slots are copied then.
     """
 
-    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution, compile: bool = True):
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Callable,
+        distribution: Distribution,
+        compile: bool = True,
+        with_optimizer: bool = True,
+    ):
         self.model = model
         self.distribution = distribution
+        self.with_optimizer = with_optimizer
         own = world().local_ranks
         # of several processes each computes the same, on a device of its own
         self.device = rank_devices()[next((rank for rank in distribution.placement.ranks if rank in own), own[0])]
@@ -52,7 +61,8 @@ class WholeStep:
         """Run the step on plain tensors; the results are plain tensors."""
         # with a distribution active, the hooks would put what the step makes on the mesh again
         current = distribution_lib.distribution()
-        on_mesh = (variable for variable in _variables(self.model) if isinstance(variable._value, dtensor.DVariable))
+        found = _variables(self.model, self.with_optimizer)
+        on_mesh = (variable for variable in found if isinstance(variable._value, dtensor.DVariable))
         # an optimizer and the model may list one variable twice; it must have one copy
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
@@ -83,10 +93,10 @@ class WholeStep:
         return self._copies[id(variable)]
 
 
-def _variables(model: keras.Model) -> Iterator[keras.Variable]:
+def _variables(model: keras.Model, with_optimizer: bool) -> Iterator[keras.Variable]:
     """All that a step may read or change: of the model, its metrics, its optimizers, and Keras's own seeds."""
     yield from all_variables(model)
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(model, "optimizer", None) if with_optimizer else None
     if optimizer is not None:
         yield from optimizer.variables
     seeds = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
