@@ -19,7 +19,7 @@ from keras_flow.backends import (
     backups,
     dry_run_hooks,
     exporting,
-    generation,
+    hub_models,
     logical_random,
     meeting,
     older_keras,
@@ -302,7 +302,7 @@ _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 
 def wrap_loaded() -> None:
     """Wrap what is found by its name in the classes of models that exist."""
-    generation.wrap_loaded(_entry)
+    hub_models.wrap_loaded(_entry)
 
 
 def hooks() -> Sequence[Hook]:
@@ -310,7 +310,7 @@ def hooks() -> Sequence[Hook]:
     return (
         *older_keras.hooks(),
         *backups.hooks(),
-        *generation.hooks(_entry),
+        *hub_models.hooks(_entry),
         *exporting.hooks(),
         *(
             Hook(

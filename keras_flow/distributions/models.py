@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import keras
 from keras.src.backend.common import global_state
 
-from keras_flow.backends import generation
+from keras_flow.backends import hub_models
 from keras_flow.backends.active import backend
 from keras_flow.current import reachable
 from keras_flow.current.creator import creating
@@ -56,7 +56,7 @@ def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bo
         lay((model,), distribution)  # the slots of what was moved
     if changed or relaid:
         backend().forget_steps(model)
-        generation.forget(model)
+        hub_models.forget(model)
     return changed or relaid
 
 

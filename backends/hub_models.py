@@ -1,0 +1,130 @@
+"""Methods that KerasHub's models have beside those of Keras's: `generate`, and those that write files.
+
+Keras has no such names, so they are looked for in each class of models, wherever it comes from: in those that exist as
+hooks are installed, and in the others as their first model is made. A model that generates has `generate`, and
+`make_generate_function`, which returns the function that does the work on tensors and keeps it as `generate_function`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from keras_flow import atomic
+from keras_flow.backends import shared_files
+from keras_flow.backends.active import backend
+from keras_flow.backends.hooking import Hook, active_distribution, wrap
+from keras_flow.current import models
+from keras_flow.current.distribution import Distribution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAKE, _GENERATE, _PRESET, _ADAPTERS = "make_generate_function", "generate", "save_to_preset", "save_lora_weights"
+_NAMES = (_MAKE, _GENERATE, _PRESET, _ADAPTERS)
+
+
+def hooks(entry: Callable[..., object]) -> Sequence[Hook]:
+    """The hook that finds classes of models that have such methods.
+
+    Args:
+        entry: the hook on entry points of a model, such as `fit`.
+    """
+
+    def wrap_class(cls: type, original: Callable[..., object], model: keras.Model) -> object:
+        """Hook on `Trainer.__init__`: the first model of a class that has such methods."""
+        for owner in (cls, *_subclasses(keras.Model)):
+            _wrap_names(owner, entry)
+        return original(model)
+
+    return (
+        Hook(
+            "keras.src.trainers.trainer",
+            "Trainer.__init__",
+            wrap_class,
+            "KerasHub's `generate` and `save_to_preset` are no entry points of Keras: they know no distribution",
+            when=_class_to_wrap,
+        ),
+    )
+
+
+def forget(model: keras.Model) -> None:
+    """Drop the function that was made for other layouts."""
+    if getattr(model, "generate_function", None) is not None:
+        model.generate_function = None
+
+
+def wrap_loaded(entry: Callable[..., object]) -> None:
+    """Wrap the names of the classes that exist."""
+    for cls in _subclasses(keras.Model):
+        _wrap_names(cls, entry)
+
+
+def _class_to_wrap(model: keras.Model) -> type | None:
+    cls = type(model)
+    functions = (getattr(cls, name, None) for name in _NAMES if name != _GENERATE or hasattr(cls, _MAKE))
+    unknown = any(function is not None and not hasattr(function, "keras_flow_hook") for function in functions)
+    return cls if unknown else None
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _wrap_names(cls: type, entry: Callable[..., object]) -> None:
+    """Wrap what a class itself defines of the names."""
+    replacements: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {}
+    if hasattr(cls, _MAKE) and hasattr(cls, _GENERATE):
+        replacements |= {_MAKE: (_make, active_distribution), _GENERATE: (entry, _distribution_of)}
+    if hasattr(cls, _PRESET):
+        replacements |= dict.fromkeys((_PRESET, _ADAPTERS), (_write, shared_files.distribution_of))
+    why = "as the hook on `Trainer.__init__`"
+    for name, (replacement, condition) in replacements.items():
+        if name in vars(cls) and not hasattr(vars(cls)[name], "keras_flow_hook"):
+            wrap(cls, name, Hook(cls.__module__, f"{cls.__qualname__}.{name}", replacement, why, condition))
+
+
+def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    return models.distribution_of(model)
+
+
+def _make(
+    distribution: Distribution, original: Callable[..., Callable[..., object]], model: keras.Model
+) -> Callable[..., object]:
+    """Hook on `make_generate_function`: the function as a step of the distribution."""
+    function = original(model)
+    if hasattr(function, "keras_flow_step"):
+        return function
+    step = backend().generate_function(model, distribution, function)
+    step.keras_flow_step = True  # type: ignore[attr-defined]
+    model.generate_function = step
+    return step
+
+
+def _write(
+    _: Distribution,
+    original: Callable[..., object],
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Hook on `save_to_preset` and `save_lora_weights`: process 0 writes; a file beside its name, then renamed."""
+
+    def write() -> None:
+        if original.__name__ == _PRESET or not Path(path).parent.is_dir():  # a folder, or an error
+            original(model, path, *args, **kwargs)
+            return
+        with atomic.beside(path) as new:
+            original(model, str(new), *args, **kwargs)
+
+    if shared_files.writing.get() or backend().world().process_count == 1:
+        write()
+    else:
+        backend().write_alone(write, model, original.__name__)
