@@ -16,11 +16,15 @@ def boxing(
     target: Annotated[str, typer.Argument(help='Layout after: "B,S(1)".', metavar="TO")],
     shape: Annotated[str, typer.Option(help="Logical shape of the tensor.")] = "4096,4096",
     hierarchy: Annotated[str, typer.Option(help="Ranks along each axis of the placement.")] = "4",
-    target_hierarchy: Annotated[str, typer.Option(help="The same of the placement after, if another.")] = "",
+    target_hierarchy: Annotated[
+        str, typer.Option(help="Ranks along each axis of the placement after, if it is another one.")
+    ] = "",
     ranks: Annotated[str, typer.Option(help="Ranks before, in order; default 0, 1, 2 ...")] = "",
     target_ranks: Annotated[str, typer.Option(help="Ranks after; default as before.")] = "",
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
-    ranks_per_host: Annotated[int | None, typer.Option(min=1, help="Minimise time on hosts of so many ranks.")] = None,
+    ranks_per_host: Annotated[
+        int | None, typer.Option(min=1, help="Minimise the time on hosts that have this many ranks each.")
+    ] = None,
     inside: Annotated[str, typer.Option(help="Link inside a host: latency in s, bandwidth in bytes/s.")] = "10e-6,10e9",
     between: Annotated[str, typer.Option(help="A host's link to the others, likewise.")] = "30e-6,1e9",
     measured: Annotated[

@@ -25,7 +25,9 @@ def compare(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a global batch.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and of the order of samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("compare-out"),
-    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out backends not installed.")] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out backends that are not installed.")
+    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of three more steps of each run.")] = False,
 ) -> None:
     """Train FILE.py on several backends and layouts from the same weights, and report how far they deviate.

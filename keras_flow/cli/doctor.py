@@ -13,7 +13,7 @@ from keras_flow.backends.engines import that_train
 
 def doctor(
     backends: Annotated[str, typer.Option(help="Backends to check, separated by commas.")] = ",".join(that_train()),
-    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure links of 2 and 4 ranks too.")] = False,
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Also measure the links of 2 and 4 ranks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one process of a check may take.")] = 120,
 ) -> None:

@@ -51,7 +51,11 @@ def launch(
     master_port: Annotated[
         int | None,
         typer.Option(
-            "--master_port", "--master-port", min=1, max=65535, help="Free port of host 0 [one host: any; else 29500]."
+            "--master_port",
+            "--master-port",
+            min=1,
+            max=65535,
+            help="Free port of host 0 (one host: any; several: 29500).",
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT.py is the name of a module.")] = False,
@@ -79,7 +83,7 @@ def launch(
             "--max_restarts",
             "--max-restarts",
             min=0,
-            help="Start all processes again so often after a failure (a script with BackupAndRestore goes on).",
+            help="How often all processes are started again after a failure (a script with BackupAndRestore goes on).",
         ),
     ] = 0,
     all_output: Annotated[

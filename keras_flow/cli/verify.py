@@ -33,7 +33,9 @@ def verify(
         typer.Option(help="Each layer by itself, or not; by default where one device cannot hold the model."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
-    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out backends not installed.")] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out backends that are not installed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare one step of FILE.py's model under a layout with one device: outputs, loss, metrics, gradients, updates.

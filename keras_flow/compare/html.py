@@ -85,7 +85,7 @@ def fragment(result: Comparison) -> str:
     wrap = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
     return (
         f"<div><b>{escape(verdict)}</b></div>{known}"
-        + table(("backend", "layout", *heads(metric)), rows, numbers=range(2, 12))
+        + table(("backend", "layout", *heads(metric)), rows, numbers=range(2, 2 + len(heads(metric))))
         + wrap.format(losses(result))
         + wrap.format(deviations(result))
         + wrap.format(between_engines(result))
@@ -123,14 +123,17 @@ def _table(result: Comparison) -> str:
         first = ' class="first"' if last not in (None, run.backend) else ""
         last = run.backend
         cells = [Text.from_markup(cell).plain for cell in row(run, metric)]
-        # cells of backend, layout and two more; then the deviations; `not <=` is true for nan as well
-        over = [False] * 4 + [not run.loss_share <= 1, not run.weights_share <= 1, not (run.between_share or 0) <= 1]
-        over += [False] * 5
+        # `not <=` is true for nan as well
+        over = {
+            "Δ loss": not run.loss_share <= 1,
+            "Δ weights": not run.weights_share <= 1,
+            "Δ engine": not (run.between_share or 0) <= 1,
+        }
         rows.append(
             f"<tr{first}>"
             + "".join(
-                f'<td{" class=bad" if bad else ""} data-head="{escape(head)}">{escape(cell)}</td>'
-                for cell, bad, head in zip(cells, over, names, strict=True)
+                f'<td{" class=bad" if over.get(head) else ""} data-head="{escape(head)}">{escape(cell)}</td>'
+                for cell, head in zip(cells, names, strict=True)
             )
             + "</tr>"
         )

@@ -11,8 +11,6 @@ from keras_flow.units import megabytes
 
 #: width of the console, in characters, from which one table has room for all columns
 _WIDE = 100
-#: how many columns, before those of costs, are numbers and deviations
-_DEVIATIONS = 5
 
 
 def show(result: Comparison, console: Console) -> None:
@@ -20,15 +18,15 @@ def show(result: Comparison, console: Console) -> None:
     metric = metric_name(result)
     names = heads(metric)
     # on a narrow terminal the deviations stand in one table and the costs in another
-    parts = [slice(None)] if console.width >= _WIDE else [slice(0, _DEVIATIONS), slice(_DEVIATIONS, None)]
+    end = names.index("Δ engine") + 1
+    parts = [slice(None)] if console.width >= _WIDE else [slice(0, end), slice(end, None)]
     for number, part in enumerate(parts):
         title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
         table = Table(title=None if number else title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for name in ("backend", "layout"):
             table.add_column(name, no_wrap=True)
-        shown = [index for index in range(*part.indices(len(names))) if names[index]]  # a model may have no metric
-        for index in shown:
-            table.add_column(names[index], justify="right", no_wrap=True)
+        for name in names[part]:
+            table.add_column(name, justify="right", no_wrap=True)
         last = None
         for run in result.runs:
             # an empty row between backends
@@ -36,7 +34,7 @@ def show(result: Comparison, console: Console) -> None:
                 table.add_row()
             last = run.backend
             cells = row(run, metric)
-            table.add_row(*cells[:2], *(cells[2:][index] for index in shown))
+            table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
     # said even where all is well: how close the runs came to the tolerance
     worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
@@ -63,8 +61,9 @@ def show(result: Comparison, console: Console) -> None:
 
 
 def heads(metric: str | None) -> tuple[str, ...]:
-    """Return the headings after backend and layout; that of the metric is empty where there is none."""
-    return ("loss", metric or "", "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank", "MB/step", "peak MB")
+    """Return the headings of the columns after backend and layout; None: the model has no metric."""
+    metrics = [metric] if metric else []
+    return ("loss", *metrics, "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank", "MB/step", "peak MB")
 
 
 def metric_name(result: Comparison) -> str | None:
@@ -80,7 +79,7 @@ def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
         run.backend,
         run.layout,
         f"{run.evaluation['loss']:.4f}",
-        f"{run.evaluation[metric]:.4f}" if metric else "-",
+        *([f"{run.evaluation[metric]:.4f}"] if metric else []),
         _deviation(run.loss_deviation, run.loss_share, run.layout),
         _deviation(run.weights_deviation, run.weights_share, run.layout),
         "-" if run.between_backends is None else _marked(run.between_backends, run.between_share or 0.0),

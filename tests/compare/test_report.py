@@ -221,3 +221,10 @@ def test_runs_that_diverged_are_drawn_too(tmp_path: Path) -> None:
     assert "inf" in shown(result)
     result.write(tmp_path / "report.json")
     json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_a_model_without_a_metric_has_no_column_for_it() -> None:
+    assert table.heads(None)[:2] == ("loss", "Δ loss")
+    run = GOOD.runs[1]
+    assert len(table.row(run, None)) == 2 + len(table.heads(None))
+    assert table.row(run, None)[2:4] == ("0.4000", "1.0e-06")

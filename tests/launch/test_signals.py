@@ -44,6 +44,8 @@ with kf.DataParallel().scope():
     model.fit(x, x[:, :1], batch_size=30, epochs=100, verbose=0, callbacks=[Slow()])
 """
 
+#: runs Python in a group of its own
+GROUP = "import os, sys; os.setpgid(0, 0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 #: processes of each host, ranks of each process
 ONE, TWO, TWO_BY_TWO = (1, 1), (2, 1), (2, 2)
 
@@ -65,6 +67,10 @@ def ended(
     command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(processes)]
     command += ["--master_port", str(free_port()), "--timeout", "90"]
     command += [] if backend == "torch" else ["--devices_per_proc", str(share)]
+    if target == "program":  # no launcher: its process has become the script's
+        command = ["-m", "keras_flow.launch", "--devices", "1" if backend == "torch" else str(share)]
+    if target in ("group", "program"):  # as a terminal does: all processes of its group
+        command = ["-c", GROUP, *command]
     launchers = [
         programs.start(
             [*command, "--node_rank", str(node), str(script), str(folder), mode],
@@ -82,6 +88,8 @@ def ended(
     for number in numbers:
         if target == "launcher":
             asked.send_signal(number)
+        elif target in ("group", "program"):
+            os.killpg(asked.pid, number)
         else:
             assert rank is not None
             os.kill(rank.pid, number)
@@ -123,6 +131,13 @@ def full(*values: object) -> object:
         full([INT], "launcher", TWO_BY_TWO, 1),
         full([TERM], "launcher", ONE, 2),
         full([INT], "rank", ONE, 2),
+        full([INT], "group", TWO, 1),
+        full([TERM], "group", TWO, 1),
+        full([TERM, TERM], "rank", TWO, 1),
+        full([TERM], "launcher", TWO_BY_TWO, 1),
+        full([INT], "group", TWO, 2),
+        full([INT], "program", (1, 2), 1),
+        full([TERM], "program", (1, 2), 1),
     ],
 )
 def test_the_callback_ends(

@@ -24,6 +24,8 @@ def full(*values: object) -> object:
         ("jax", ["--standalone"]),
         full("tensorflow", ["--standalone"]),
         full("jax", []),
+        full("tensorflow", []),
+        full("tensorflow", ["--master_port"]),
         full("torch", ["--master_port"]),
         full("jax", ["--master_port"]),
         full("torch", ["--rdzv_backend=c10d", "--rdzv_endpoint"]),
