@@ -99,7 +99,7 @@ export KERAS_BACKEND={job.engine}
 export {TOKEN_VARIABLE}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 
-# every host: one launcher, which starts {job.processes} processes
+# every host: one launcher, which starts {job.processes} process{"es" if job.processes > 1 else ""}
 srun --kill-on-bad-exit=0 bash -c {shlex.quote(launcher)}
 """
 
