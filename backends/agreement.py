@@ -58,10 +58,7 @@ def differ(facts: Mapping[str, object], balance: int = 0) -> bool:
 
 
 def _merged(text: str, merge: Callable[[str, str], str], judge: Callable[[str], str] = str) -> str:
-    """The texts of all processes, merged in their order, in each: by the binomial tree, up to process 0.
-
-    Example: of 6 processes 1, 3 and 5 tell 0, 2 and 4; then 2 tells 0, of itself and 3; then 4 tells 0, of itself and
-    5. No process reads more than log2(n) texts, rounded up.
+    """The texts of all processes, merged in their order, in each: by the tree of `meeting.below`.
 
     Args:
         text: what this process says.
@@ -74,13 +71,9 @@ def _merged(text: str, merge: Callable[[str, str], str], judge: Callable[[str], 
     engine, here, key = backend(), backend().world(), _next()
     if here.process_count == 1:
         return judge(text)
-    reach, level = 1, 0
-    while reach < here.process_count and not here.process_index & reach:
-        if here.process_index + reach < here.process_count:
-            theirs = f"{key}/{here.process_index + reach}"
-            text = merge(text, _told(theirs, here.process_index + reach, _patience(level)))
-            engine.delete_text(theirs)
-        reach, level = 2 * reach, level + 1
+    for level, other in meeting.below(here.process_index, here.process_count):
+        text = merge(text, _told(f"{key}/{other}", other, _patience(level)))
+        engine.delete_text(f"{key}/{other}")
     if here.process_index != 0:
         _tell(f"{key}/{here.process_index}", text)
     return first_says(judge(text) if here.process_index == 0 else "")

@@ -118,8 +118,25 @@ def meet_some(name: str, processes: Sequence[int]) -> None:
     _come_together(key, members, False, Entry(0, name, user_line(), zlib.crc32(name.encode())))
 
 
+def below(place: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield level and place of each process that one hears in a binomial tree, up to the first; then it tells on.
+
+    None hears more than log2(n) others, rounded up, and the tree is as many levels high.
+
+    Example: 1, 3 and 5 tell 0, 2 and 4; then 2 tells 0, of itself and 3; then 4 tells 0, of itself and 5.
+
+        >>> [list(below(place, 6)) for place in range(6)]
+        [[(0, 1), (1, 2), (2, 4)], [], [(0, 3)], [], [(0, 5)], []]
+    """
+    level = 0
+    while 1 << level < count and not place & 1 << level:
+        if place + (1 << level) < count:
+            yield level, place + (1 << level)
+        level += 1
+
+
 def _come_together(key: str, members: Sequence[int], may_leave: bool, entry: Entry | None = None) -> None:
-    """Meet by the binomial tree of `agreement`, up to the first member, which tells all.
+    """Meet by a binomial tree, up to the first member, which tells all.
 
     Args:
         key: how the keys of this meeting begin.
@@ -127,16 +144,13 @@ def _come_together(key: str, members: Sequence[int], may_leave: bool, entry: Ent
         may_leave: see `meet`.
         entry: what they meet for; None: what this process entered last.
     """
-    place, reach, first = members.index(tensor_engine().world().process_index), 1, f"{key}/{members[0]}"
-    while reach < len(members) and not place & reach:
-        if place + reach < len(members):
-            other = members[place + reach]
-            text = _waited_for(f"{key}/{other}", other, entry, first if may_leave else None)
-            theirs = Entry(*json.loads(text))
-            if theirs.digest != (entry or now()).digest:
-                raise _apart_from(other, theirs, entry)
-            store().delete_text(f"{key}/{other}")
-        reach *= 2
+    place, first = members.index(tensor_engine().world().process_index), f"{key}/{members[0]}"
+    for other in [members[each] for _, each in below(place, len(members))]:
+        text = _waited_for(f"{key}/{other}", other, entry, first if may_leave else None)
+        theirs = Entry(*json.loads(text))
+        if theirs.digest != (entry or now()).digest:
+            raise _apart_from(other, theirs, entry)
+        store().delete_text(f"{key}/{other}")
     if place:
         store().put_text(f"{key}/{members[place]}", json.dumps(astuple(entry or now())))
         said = _waited_for(first, members[0], entry, first if may_leave else None)
