@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from keras_flow.backends import agreement
+from keras_flow.backends import agreement, meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.interface import World
 from keras_flow.current import dry_run
@@ -65,6 +65,8 @@ def main_process_first() -> Iterator[None]:
         >>> with kf.env.main_process_first():
         ...     data = [1, 2, 3]  # a download, say
     """
+    if process_count() > 1:
+        meeting.enter("kf.env.main_process_first()")
     if not is_main_process():
         said = agreement.first_says("")
         if said:
