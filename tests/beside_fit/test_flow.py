@@ -12,7 +12,7 @@ from tests.beside_fit.flow import BODIES, CASES, PRIMITIVES, ROWS
 ENGINES = ("jax", "tensorflow", "torch")
 LAYOUTS = ("data", "1x2", "2x2")
 #: of the cases one in so many is run each day on an engine, under one layout and number of rows
-EVERY = {"jax": 4, "tensorflow": 8, "torch": 6}
+EVERY = {"jax": 6, "tensorflow": 10, "torch": 10}
 
 
 def _outcomes(engine_cases: list[tuple[tuple[str, str], list[str], list[int]]]) -> list[str]:

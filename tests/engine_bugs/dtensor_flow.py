@@ -131,7 +131,8 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
-def _outcome(name: str, mesh: dtensor.Mesh, x: tf.Tensor, whole: bool) -> str:
+def outcome(name: str, mesh: dtensor.Mesh, x: tf.Tensor, whole: bool) -> str:
+    """What came of a program on rows that are split; `whole`: operations without a rule run whole on every rank."""
     program, is_compiled = PROGRAMS[name]
     expected = program(tf.constant(X)).numpy()
     while True:
@@ -164,7 +165,7 @@ def compute(whole: bool, names: list[str]) -> None:
     mesh, x = _split_by_rows()
     for name in names:
         print(json.dumps([name, "begun"]), flush=True)
-        print(json.dumps([name, _outcome(name, mesh, x, whole)]), flush=True)
+        print(json.dumps([name, outcome(name, mesh, x, whole)]), flush=True)
 
 
 def outcomes(names: list[str], whole: bool) -> dict[str, str]:

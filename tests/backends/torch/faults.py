@@ -226,7 +226,7 @@ def what_changes_a_layer_changes_its_view() -> None:
         model.layers[1].activation = lambda x: x - keras.ops.mean(x, axis=0, keepdims=True)
 
     split = kf.sbp.split
-    rules = {r"(query|key|value)/kernel$": {"model": split(1)}, r"dense/kernel$": {"model": split(1)}}
+    rules = {r"(query|key|value|dense(_\d+)?)/kernel$": {"model": split(1)}}
     placement = kf.Placement([[0, 1], [2, 3]], ("data", "model"))
     for make, change, shape in (
         (dense, float8, (6,)),
