@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from keras_flow.backends import exporting, logical_random, shared_files
+from keras_flow.backends import exporting, logical_random, random_states, shared_files
 from keras_flow.backends.active import backend
 from keras_flow.current import models
 
@@ -39,6 +39,7 @@ def run(
     if sync is not None:  # within a loop of Keras on JAX the variables are empty
         sync()
     with (
+        random_states.unchanged(),
         engine.on_rank(engine.world().local_ranks[0]),
         exporting.whole(model),
         _unchanged(model),

@@ -10,6 +10,8 @@ import json
 import random
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +58,20 @@ def align(begins: bool = False) -> None:
             "keras.utils.set_random_seed(...) at the start of the program, in all processes with one number, to "
             "choose them"
         )
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Draw inside, and go on afterwards as if nothing had been drawn: the other processes do not draw it."""
+    before = _states()
+    try:
+        yield
+    finally:
+        after = _states()
+        if all(after.get(name) == before.get(name) for name in (_SEED, "Keras's seed generator")):
+            before.pop(_SEED, None)  # a variable is left alone
+        if any(after.get(name) != state for name, state in before.items()):
+            _set_states(before)
 
 
 def _states() -> dict[str, Any]:
