@@ -32,6 +32,7 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
     assert wrong == {}
     for text, part in (
         ("kf.DataParallel(4)", "takes a kf.Placement, got 4; for example kf.DataParallel(kf.Placement(range(4)))"),
+        ("kf.ModelParallel(4, rules=lambda mesh: None)", "kf.ModelParallel takes a kf.Placement, got 4; for example"),
         ("kf.run(7, devices=4)", "kf.run takes a function, got 7"),
         ("batch_axes=0", "batch_axes names an axis of the placement or several, got 0"),
         (

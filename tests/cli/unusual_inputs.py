@@ -116,6 +116,7 @@ def _of_placements() -> Iterator[Case]:
     yield "kf.DataParallel(kf.Placement(range(8))) on four ranks", lambda: kf.DataParallel(kf.Placement(range(8)))
     yield "kf.DataParallel([0, 1])", lambda: kf.DataParallel([0, 1])  # type: ignore[arg-type]
     yield "kf.DataParallel(4)", lambda: kf.DataParallel(4)  # type: ignore[arg-type]
+    yield "kf.ModelParallel(4, rules=lambda mesh: None)", lambda: kf.ModelParallel(4, rules=lambda mesh: None)  # type: ignore[arg-type]
     yield 'kf.placement("cpu", "3:0-1")', lambda: kf.placement("cpu", "3:0-1")
     yield 'kf.placement("cpu", "0:3-1")', lambda: kf.placement("cpu", "0:3-1")
     yield 'kf.DataParallel(random="dice")', lambda: kf.DataParallel(random="dice")

@@ -67,6 +67,8 @@ def ended(
     command = ["-m", "keras_flow.launch", "--nnodes", str(hosts), "--nproc_per_node", str(processes)]
     command += ["--master_port", str(free_port()), "--timeout", "90"]
     command += [] if backend == "torch" else ["--devices_per_proc", str(share)]
+    if target == "rank" and processes * hosts == 1:  # otherwise one process becomes the script's
+        command += ["--max_restarts", "1"]
     if target == "program":  # no launcher: its process has become the script's
         command = ["-m", "keras_flow.launch", "--devices", "1" if backend == "torch" else str(share)]
     if target in ("group", "program"):  # as a terminal does: all processes of its group
@@ -131,6 +133,7 @@ def full(*values: object) -> object:
         full([INT], "launcher", TWO_BY_TWO, 1),
         full([TERM], "launcher", ONE, 2),
         full([INT], "rank", ONE, 2),
+        full([TERM], "rank", ONE, 1),
         full([INT], "group", TWO, 1),
         full([TERM], "group", TWO, 1),
         full([TERM, TERM], "rank", TWO, 1),
