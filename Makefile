@@ -5,7 +5,7 @@ TORCH := $(shell grep '^torch==' requirements-cpu.txt)
 HUB := keras-hub==0.32.0
 STAMP := .venv/.installed
 
-.PHONY: venv demo notebook check check-tests test test-changed test-full coverage docs test-versions lint types wheel
+.PHONY: venv demo notebook check check-tests test test-changed test-full coverage docs test-versions test-canary lint types wheel
 
 venv: $(STAMP)
 
@@ -93,6 +93,10 @@ docs: venv
 # The oldest and newest versions of Keras and the engines; writes docs/versions.md and backends/fingerprints.json.
 test-versions: venv
 	$(BIN)/python -m tests.versions.runner
+
+# The newest releases and the nightly Keras, in front of those of .venv; their rows in docs/versions.md have the date.
+test-canary: venv
+	$(BIN)/python -m tests.versions.runner --canary
 
 lint: venv
 	$(BIN)/ruff check .

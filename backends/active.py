@@ -74,7 +74,7 @@ def backend_name() -> str:
 
     Keras is asked where it is loaded already; it is not loaded for this, because that loads the engine.
     """
-    config = sys.modules.get("keras.src.backend.config")
+    config = getattr(sys.modules.get("keras"), "config", None)
     # `keras.config` may have been changed by code, which no variable or file shows
     if config is not None and hasattr(config, "backend"):
         return config.backend()

@@ -19,6 +19,7 @@ from keras_flow import atomic
 from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
+from keras_flow.current.keras_places import file_utils
 from keras_flow.current.models import remembered
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ def model_of(callback: object, *args: object, **kwargs: object) -> keras.Model |
 
 def save(model: keras.Model, original: Callable[..., object], callback: Any) -> None:
     """Hook on `BackupAndRestore._save_model`: the states too; of several processes the first one writes."""
-    from keras.src.utils import file_utils  # as the callback: the folder may be one of a store
-
     model = callback.model  # on JAX a model that trains gets its values back when it is asked for
     # the logical value: equal on all ranks
     states = [np.asarray(state).tolist() for state in _states(model)]
@@ -77,8 +76,6 @@ def restore(
     model: keras.Model, original: Callable[..., object], callback: Any, *args: object, **kwargs: object
 ) -> None:
     """Hook on `BackupAndRestore.on_train_begin`: take the states of the backup that was loaded."""
-    from keras.src.utils import file_utils
-
     original(callback, *args, **kwargs)
     here = _iterations(model)
     states = _states(model)
@@ -100,8 +97,6 @@ def _iterations(model: keras.Model) -> int | None:
 
 def _read(path: str) -> list[dict[str, Any]]:
     """The last two backups of a file; none where it is not there, or of an older form."""
-    from keras.src.utils import file_utils
-
     if not file_utils.exists(path):
         return []
     with file_utils.File(path, "r") as file:
@@ -110,8 +105,6 @@ def _read(path: str) -> list[dict[str, Any]]:
 
 
 def _write(path: str, text: str) -> None:
-    from keras.src.utils import file_utils
-
     if os.path.isdir(os.path.dirname(path)):
         atomic.write_text(path, text)
     else:
@@ -127,18 +120,17 @@ def _states(model: keras.Model) -> list[keras.Variable]:
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks on `BackupAndRestore`."""
-    module = "keras.src.callbacks.backup_and_restore"
     return (
         Hook(
-            module,
-            "BackupAndRestore._save_model",
+            "keras.callbacks.BackupAndRestore",
+            "_save_model",
             save,
             "states of seed generators are in no file; folders and metadata are written by process 0 only",
             when=model_of,
         ),
         Hook(
-            module,
-            "BackupAndRestore.on_train_begin",
+            "keras.callbacks.BackupAndRestore",
+            "on_train_begin",
             restore,
             "training that goes on would draw the masks of its first steps again",
             when=model_of,

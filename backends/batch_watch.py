@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from keras.src import tree
+from keras import tree
 
 from keras_flow.backends import agreement, meeting
 from keras_flow.backends.active import backend

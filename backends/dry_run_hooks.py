@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import keras
+import keras
 
+if TYPE_CHECKING:
     from keras_flow.current.recorded_calls import Recorder
 
 
@@ -22,15 +22,12 @@ def make_variable(
     **kwargs: object,
 ) -> None:
     """Hook on `Variable.__init__`: the value is created later, as in a stateless scope; here, never."""
-    from keras.src import backend
-    from keras.src.backend.common.stateless_scope import StatelessScope
-
     if not callable(initializer) and not isinstance(initializer, str):  # a number, or a value that exists already
-        value: Any = backend.convert_to_tensor(initializer, dtype=dtype)
-        shape, dtype = tuple(value.shape), dtype or backend.standardize_dtype(value.dtype)
+        value: Any = keras.ops.convert_to_tensor(initializer, dtype=dtype)
+        shape, dtype = tuple(value.shape), dtype or keras.backend.standardize_dtype(value.dtype)
         initializer = functools.partial(_given, value)
 
-    with StatelessScope():
+    with keras.StatelessScope():
         original(variable, initializer, shape, dtype, **kwargs)
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ ENGINES: dict[str, Engine] = {
         Engine(
             "tensorflow",
             ">=2.20",
-            ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
+            ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"),
             "tensorflow",
             "keras-flow[tensorflow]",
             drives_all_ranks=True,
@@ -96,6 +99,29 @@ ENGINES: dict[str, Engine] = {
         Engine("numpy", ">=2", ("numpy",), "numpy", "keras-flow", drives_all_ranks=True, trains=False),
     )
 }
+
+
+#: names under which Keras is packaged
+_KERAS = ("keras", "keras-nightly")
+
+
+def installed(name: str) -> str | None:
+    """The version of Keras or an engine that Python would import, read without importing it; None where there is none.
+
+    A nightly build is packaged under another name, and may stand in front of a release: the one counts that is where
+    the module is.
+    """
+    module = ENGINES[name].module if name in ENGINES else name
+    spec = find_spec(module)
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+    found = []
+    for package in ENGINES[name].packages if name in ENGINES else _KERAS if name == "keras" else (name,):
+        try:
+            found.append(distribution(package))
+        except PackageNotFoundError:
+            continue
+    beside = [each for each in found if Path(str(each.locate_file(module))) == folder]
+    return (beside or found)[0].version if found else None
 
 
 def that_train() -> tuple[str, ...]:

@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
-from keras.src.distribution import distribution_lib
 
 from keras_flow import atomic
 from keras_flow.backends import shared_files
@@ -22,18 +22,16 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.current import models
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import current_distribution
 from keras_flow.errors import FlowError
-
-if TYPE_CHECKING:
-    import keras
 
 
 def hooks() -> tuple[Hook, ...]:
     """The hook on `Model.export`."""
     return (
         Hook(
-            "keras.src.models.model",
-            "Model.export",
+            "keras.Model",
+            "export",
             export,
             "exporters trace a model on one device; of several processes each would write",
             when=_over_ranks,
@@ -93,8 +91,8 @@ def whole(model: keras.Model) -> Iterator[None]:
     variables = [variable for variable in models.all_variables(model) if variable._value is not None]
     values = [_logical(variable) for variable in variables]  # while all are on the ranks
     kept = [(variable._value, getattr(variable, "_layout", None)) for variable in variables]
-    current = distribution_lib.distribution()
-    distribution_lib.set_distribution(None)
+    current = current_distribution()
+    keras.distribution.set_distribution(None)
     try:
         for variable, value in zip(variables, values, strict=True):
             variable._layout = None
@@ -105,7 +103,7 @@ def whole(model: keras.Model) -> Iterator[None]:
         for variable, (value, layout) in zip(variables, kept, strict=True):
             variable._value, variable._layout = value, layout
         backend().track(model)
-        distribution_lib.set_distribution(current)
+        keras.distribution.set_distribution(current)
 
 
 def _logical(variable: keras.Variable) -> np.ndarray:

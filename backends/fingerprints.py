@@ -1,8 +1,9 @@
 """Is what a hook wraps what it was written against? Compared before hooks are put into versions that were not tested.
 
-`fingerprints.json` has, for each wrapped name, its signature and a hash of its source, and the versions of its package
-with which the tests passed. `python -m keras_flow.backends.fingerprints` writes what is installed into it: run it
-after `make test-versions` has passed there.
+`fingerprints.json` has, for each name that is wrapped, or used although it is private, its signature and a hash of its
+source, and the versions of its package with which the tests passed. `python -m keras_flow.backends.fingerprints` writes
+what is installed into it: run it after `make test-versions` has passed there. With `--count` it prints how many names
+there are.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ import ast
 import hashlib
 import inspect
 import json
+import os
+import re
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from keras_flow.backends.engines import ENGINES
+from keras_flow.backends import engines, selftest
 from keras_flow.errors import FlowError, warn
 
 if TYPE_CHECKING:
     from keras_flow.backends.hooking import Hook
+    from keras_flow.current.keras_places import Private
+
+    Place: TypeAlias = Hook | Private
 
 #: the table
 FILE = Path(__file__).with_name("fingerprints.json")
@@ -30,7 +36,7 @@ FILE = Path(__file__).with_name("fingerprints.json")
 #: fields of a syntax tree that say nothing of what it does
 _NOT_SOURCE = ("annotation", "returns", "ctx", "kind", "type_comment")
 
-#: name of an engine -> `module:name` -> fingerprint -> versions of its package that have it
+#: name of an engine -> `place.name` -> fingerprint -> versions of its package that have it
 Table = dict[str, dict[str, dict[str, list[str]]]]
 
 
@@ -43,6 +49,8 @@ def fingerprint(original: object) -> str:
         >>> fingerprint(first).partition(" ")[0:2]
         ('(a,', ' ')
     """
+    if inspect.ismodule(original):
+        return "module"
     function: Any = original.fget if isinstance(original, property) else inspect.unwrap(original)  # type: ignore[arg-type]
     try:
         taken = inspect.signature(function)
@@ -50,6 +58,8 @@ def fingerprint(original: object) -> str:
         signature = str(taken.replace(parameters=bare, return_annotation=taken.empty))
     except (TypeError, ValueError):
         signature = "(?)"  # of a compiled function
+    if inspect.isclass(original):
+        return f"{signature} class"  # what of it is wrapped has fingerprints of its own
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -73,39 +83,106 @@ def _structure(node: object) -> object:
     return tuple(map(_structure, node)) if isinstance(node, list) else node
 
 
-def of_hooks(hooks: Iterable[Hook]) -> dict[str, str]:
-    """`module:name` of each wrapped name -> the fingerprint of what is installed.
+def of_places(places: Iterable[Place]) -> dict[str, str]:
+    """`place.name` of hooks, and of what is used and not wrapped -> the fingerprint of what is installed.
 
     Raises:
         FlowError: a name is missing.
     """
-    from keras_flow.backends.hooking import original_of
-
-    return {f"{hook.module}:{hook.name}": fingerprint(original_of(hook)) for hook in hooks if hook.is_there}
+    return {name_of(place): fingerprint(original_of(place)) for place in places if is_there(place)}
 
 
-def require_fitting(engine: str, hooks: Sequence[Hook]) -> None:
-    """Check hooks against the versions that are installed, where these were not tested; called before they are put in.
+def name_of(place: Place) -> str:
+    """The place and the name at it."""
+    return f"{place.module}.{place.name}" if place.name else place.module
+
+
+def original_of(place: Place) -> object:
+    """What stands at a place, as its package has it: without hooks.
 
     Raises:
-        FlowError: what a hook wraps is not what it was written against.
+        FlowError: its package does not have it.
     """
+    from keras_flow.current import keras_places  # loads Keras
+
+    try:
+        if not place.name:
+            return keras_places.find(place.module)
+        owner, attribute = keras_places.owner(place.module, place.name), place.name.rpartition(".")[2]
+    except keras_places.MISSING as error:
+        package = package_of(place.module)
+        raise FlowError(
+            f"keras_flow needs {name_of(place)}, which {package} {installed(package)} does not have. {advice(package)}"
+        ) from error
+    found = inspect.getattr_static(owner, attribute) if inspect.isclass(owner) else getattr(owner, attribute)
+    found = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+    while hasattr(found, "keras_flow_hook"):
+        found = found.__wrapped__
+    return found
+
+
+def is_there(place: Place) -> bool:
+    """Whether a place is there; True where what is missing is an error, so that it is asked for and named."""
+    if not is_allowed():
+        return True
+    try:
+        original_of(place)
+    except FlowError:
+        return False
+    return True
+
+
+def is_allowed() -> bool:
+    """Whether KERAS_FLOW_UNTESTED=allow takes versions whose places are other ones, at the user's risk."""
+    return os.environ.get("KERAS_FLOW_UNTESTED") == "allow"
+
+
+def require_fitting(engine: str, asked: Sequence[Place]) -> None:
+    """Check places against the versions that are installed, where these were not tested; before hooks are put in.
+
+    A place that is missing, or has another signature, is an error. Where sources alone have changed a self-test
+    decides, which is run once for these versions.
+
+    Raises:
+        FlowError: a place is not what keras_flow was written against, or the self-test failed.
+    """
+    from keras_flow.current import keras_places  # loads Keras
+
     is_ours = engine in _table()
     table = _table()[engine] if is_ours else _of_any_engine()
     found = {package: installed(package) for package in (("keras", engine) if is_ours else ("keras",))}
     new = [package for package, current in found.items() if current not in _tested(table, package)]
     if not new:
         return
-    concerned = [hook for hook in hooks if package_of(hook.module) in new]
-    there = of_hooks(concerned)
-    misfits = [name for name, seen in there.items() if seen not in table.get(name, {})]
+    places = [place for place in (*asked, *keras_places.privates()) if package_of(place.module) in new]
+    there = of_places(places)
+    gone = [name_of(place) for place in places if not is_there(place)]
+    changed = [name for name, seen in there.items() if seen not in table.get(name, {})]
+    others = [name for name in changed if _signature(there[name]) not in map(_signature, table.get(name, {}))]
     untested = " and ".join(f"{package} {found[package]}" for package in new)
-    if misfits:
-        raise FlowError(_misfit(misfits[0], len(misfits), there, table, found))
-    warn(
-        f"keras_flow was not tested with {untested}; what it wraps there is as in versions that it was tested with. "
-        "`keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
-    )
+    asks = "`keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
+    if is_allowed():
+        names = ", ".join([*gone, *others, *(name for name in changed if name not in others)][:5])
+        differ = f"{len(gone)} places are gone and {len(changed)} have changed ({names})" if names else "all places fit"
+        warn(f"KERAS_FLOW_UNTESTED=allow: keras_flow was not tested with {untested}: {differ}. {asks}")
+    elif others:
+        raise FlowError(_misfit(others[0], len(others), there, table, found))
+    elif changed:
+        selftest.require(engine, untested, there, advice(new[0]))
+        warn(
+            f"keras_flow was not tested with {untested}, where the source of {len(changed)} places that it wraps or "
+            f"uses has changed ({', '.join(changed[:3])}); their signatures are the same, and the self-test passed. "
+            f"{asks}"
+        )
+    else:
+        warn(
+            f"keras_flow was not tested with {untested}; what it wraps or uses there is as in versions that it was "
+            f"tested with. {asks}"
+        )
+
+
+def _signature(fingerprint: str) -> str:
+    return fingerprint.rpartition(" ")[0]
 
 
 def _misfit(
@@ -115,33 +192,26 @@ def _misfit(
     table: Mapping[str, Mapping[str, list[str]]],
     found: Mapping[str, Any],
 ) -> str:
-    module, _, function = name.partition(":")
-    package = package_of(module)
+    package = package_of(name)
     known = table.get(name, {})
     before = max((seen for seen in known), key=lambda seen: max(map(_ordered, known[seen])), default="")
-    signature, old = there[name].rpartition(" ")[0], before.rpartition(" ")[0]
-    what = f"its signature was {old} and is {signature}" if before and signature != old else "its source has changed"
+    what = f"its signature was {_signature(before)} and is {_signature(there[name])}" if before else "it is new"
     others = f" ({count - 1} more places have changed, too)" if count > 1 else ""
     return (
-        f"keras_flow wraps {module}.{function}, which in {package} {found[package]} is not what it was written "
+        f"keras_flow needs {name}, which in {package} {found[package]} is not what it was written "
         f"against: {what}{others}. {advice(package)}"
     )
 
 
 def package_of(module: str) -> str:
     """The engine, or keras, that a module belongs to."""
-    top = module.partition(".")[0]
+    top = re.split("[.:]", module)[0]
     return {"jaxlib": "jax", "jax": "jax"}.get(top, top)
 
 
 def installed(package: str) -> str:
     """The version that is installed, without the part that names a build; empty where there is none."""
-    for name in ENGINES[package].packages if package in ENGINES else (package,):
-        try:
-            return version(name).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-    return ""
+    return (engines.installed(package) or "").partition("+")[0]
 
 
 def tested(package: str) -> list[str]:
@@ -153,7 +223,10 @@ def tested(package: str) -> list[str]:
 def advice(package: str) -> str:
     """What to do where a version does not fit: the end of an error."""
     versions = ", ".join(tested(package)) or "in no version"
-    return f"It was tested with {package} {versions}: install one of these, or a newer keras_flow."
+    return (
+        f"It was tested with {package} {versions}: install one of these, or a newer keras_flow; "
+        "KERAS_FLOW_UNTESTED=allow goes on at your own risk."
+    )
 
 
 def untested(engine: str) -> dict[str, str]:
@@ -170,7 +243,7 @@ def _tested(table: Mapping[str, Mapping[str, list[str]]], package: str) -> set[s
     return {
         text
         for name, known in table.items()
-        if package_of(name.partition(":")[0]) == package
+        if package_of(name) == package
         for versions in known.values()
         for text in versions
     } | set(table.get(f"{package}:", {}).get("tested", []))
@@ -199,12 +272,22 @@ def write() -> None:
     """Write the fingerprints of the active engine's hooks, and of Keras's, for the versions that are installed."""
     from keras_flow.backends import keras_hooks
     from keras_flow.backends.active import backend
+    from keras_flow.current import keras_places  # loads Keras
 
     engine = backend()
     table: Table = json.loads(FILE.read_text()) if FILE.exists() else {}
     of_engine = table.setdefault(engine.name, {})
-    for name, seen in of_hooks((*engine.hooks(), *keras_hooks.hooks())).items():
-        package = package_of(name.partition(":")[0])
+    places = (*engine.hooks(), *engine.privates(), *keras_hooks.hooks(), *keras_places.privates())
+    gone = of_engine.keys() - {name_of(place) for place in places} - {f"{name}:" for name in ("keras", engine.name)}
+    for name in gone:  # of these versions; others may have it
+        current = installed(package_of(name))
+        for versions in of_engine[name].values():
+            versions[:] = [each for each in versions if each != current]
+        of_engine[name] = {seen: versions for seen, versions in of_engine[name].items() if versions}
+        if not of_engine[name]:
+            del of_engine[name]
+    for name, seen in of_places(places).items():
+        package = package_of(name)
         versions = of_engine.setdefault(name, {}).setdefault(seen, [])
         versions[:] = sorted({*versions, installed(package)}, key=_ordered)
     for package in ("keras", engine.name):  # also where no hook is in the engine itself
@@ -213,5 +296,27 @@ def write() -> None:
     FILE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def count() -> str:
+    """How many names inside Keras are wrapped, and used: by engine, and over all of them."""
+    from keras_flow.current import keras_places  # loads Keras
+
+    used = {name_of(place) for place in keras_places.PRIVATE}
+    wrapped = {
+        engine: {name for name in table if name.startswith(("keras:", "keras.")) and name != "keras:"} - used
+        for engine, table in _table().items()
+    }
+    every = set().union(*wrapped.values())
+    # a public name may be replaced by a subclass, too; what it does stays what is documented
+    public = {name for name in every if name.startswith("keras.") and not name.rpartition(".")[2].startswith("_")}
+    dunder = {name for name in every - public if name.startswith("keras.") and name.endswith("__")}
+    return "\n".join(
+        [
+            *(f"{engine}: {len(names)} names of Keras are wrapped" for engine, names in wrapped.items()),
+            f"all engines: {len(every)} are wrapped, of which {len(public | dunder)} are public",
+            f"{len(used)} private names are used and not wrapped",
+        ]
+    )
+
+
 if __name__ == "__main__":
-    write()
+    print(count()) if "--count" in sys.argv else write()

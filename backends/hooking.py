@@ -9,16 +9,16 @@ program without one runs plain Keras.
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from keras_flow.backends import fingerprints, keras_distribution
+from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
-from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend
@@ -45,13 +45,12 @@ class Hook:
     """One wrapped name.
 
     Attributes:
-        module: module to import.
-        name: function, or `Class.method`, in it.
+        module: its place, as `keras_places` finds it.
+        name: function in a module, or method of a class. Wherever else Keras has the function by value, it is wrapped.
         replacement: called as `replacement(found, original, *args, **kwargs)`.
         why: which behaviour it changes, and what happens without it.
         when: called as `when(*args, **kwargs)`; returns what the replacement needs, or None to call the original.
-        also: other `module:name` that imported the same function by value.
-        since: the version of its package that brought the name; older ones that are supported have nothing to wrap.
+        also: other `module:name` of an engine that imported the same function by value.
     """
 
     module: str
@@ -60,21 +59,11 @@ class Hook:
     why: str
     when: Callable[..., object] = active_distribution
     also: tuple[str, ...] = ()
-    since: str = ""
-
-    @property
-    def is_there(self) -> bool:
-        """Whether its package has the name, or should have it."""
-        if not self.since:
-            return True
-        try:
-            _owner(self.module, self.name)
-        except FlowError:
-            return False
-        return True
 
 
 _installed: set[tuple[str, str, Callable[..., object]]] = set()
+#: engines whose places were compared with tested versions
+_compared: set[str] = set()
 
 
 def install(engine: Backend) -> None:
@@ -86,30 +75,23 @@ def install(engine: Backend) -> None:
     """
     from keras_flow.backends import keras_hooks
 
-    keras_distribution.install()
-    if not _installed:
-        fingerprints.require_fitting(engine.name, (*engine.hooks(), *keras_hooks.hooks()))
     # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before these ask for it
-    for hook in (*engine.hooks(), *keras_hooks.hooks()):
-        key = (hook.module, hook.name, hook.replacement)
-        if key not in _installed and hook.is_there:
-            install_one(hook)
-            _installed.add(key)
+    hooks = (*engine.hooks(), *keras_hooks.hooks())
+    keras_distribution.install()
+    if engine.name not in _compared:
+        fingerprints.require_fitting(engine.name, (*hooks, *engine.privates()))
+        _compared.add(engine.name)
+    install_each(hooks)
     keras_hooks.wrap_loaded()
 
 
-def original_of(hook: Hook) -> object:
-    """What a hook wraps, as its package has it: without hooks.
-
-    Raises:
-        FlowError: its package does not have it.
-    """
-    owner, attribute = _owner(hook.module, hook.name)
-    found = inspect.getattr_static(owner, attribute) if inspect.isclass(owner) else getattr(owner, attribute)
-    found = found.__func__ if isinstance(found, classmethod | staticmethod) else found
-    while hasattr(found, "keras_flow_hook"):
-        found = found.__wrapped__
-    return found
+def install_each(hooks: Iterable[Hook]) -> None:
+    """Install hooks that are not in place yet."""
+    for hook in hooks:
+        key = (hook.module, hook.name, hook.replacement)
+        if key not in _installed and fingerprints.is_there(hook):
+            install_one(hook)
+            _installed.add(key)
 
 
 def install_one(hook: Hook) -> None:
@@ -118,12 +100,22 @@ def install_one(hook: Hook) -> None:
     Raises:
         FlowError: the name is missing, because Keras or the engine is of another version.
     """
-    owner, attribute = _owner(hook.module, hook.name)
+    fingerprints.original_of(hook)  # a missing name is found as hooks are installed and not in a step
+    owner, attribute = owner_of(hook)
+    others = list(_holders(getattr(owner, attribute))) if isinstance(owner, ModuleType) else []
     hooked = wrap(owner, attribute, hook)
+    for holder, name in others:
+        setattr(holder, name, hooked)
     for other in hook.also:
         module, _, name = other.partition(":")
-        owner, attribute = _owner(module, name)
-        setattr(owner, attribute, hooked)
+        setattr(keras_places.owner(module, name), name, hooked)
+
+
+def _holders(function: object) -> Iterator[tuple[ModuleType, str]]:
+    """Modules of Keras that have a function by value: after `from module import function` each has a name for it."""
+    for place, module in list(sys.modules.items()):
+        if place.partition(".")[0] == "keras" and isinstance(module, ModuleType):
+            yield from ((module, name) for name, value in vars(module).items() if value is function)
 
 
 def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
@@ -142,18 +134,6 @@ def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
     return hooked
 
 
-def _owner(module: str, name: str) -> tuple[object, str]:
-    *path, attribute = name.split(".")
-    try:
-        target: object = importlib.import_module(module)
-        for part in path:
-            target = getattr(target, part)
-        # asked for now, so that a missing name is found as hooks are installed and not in a step
-        getattr(target, attribute)
-    except (AttributeError, ModuleNotFoundError) as error:
-        package = fingerprints.package_of(module)
-        raise FlowError(
-            f"keras_flow wraps {module}.{name}, which {package} {fingerprints.installed(package)} does not have. "
-            f"{fingerprints.advice(package)}"
-        ) from error
-    return target, attribute
+def owner_of(hook: Hook) -> tuple[Any, str]:
+    """The module or class that has what a hook wraps, and its name there."""
+    return keras_places.owner(hook.module, hook.name), hook.name.rpartition(".")[2]

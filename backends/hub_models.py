@@ -43,8 +43,8 @@ def hooks(entry: Callable[..., object]) -> Sequence[Hook]:
 
     return (
         Hook(
-            "keras.src.trainers.trainer",
-            "Trainer.__init__",
+            "keras:AnyTrainer",
+            "__init__",
             wrap_class,
             "KerasHub's `generate` and `save_to_preset` are no entry points of Keras: they know no distribution",
             when=_class_to_wrap,

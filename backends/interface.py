@@ -1,14 +1,14 @@
 """What an engine must provide. Everything outside `backends/` is written against this file.
 
 The three implementations have the same files: `devices`, `layouts`, `boxing`, `collectives`, `tensors`, `variables`,
-`creation`, `random`, `data`, `trainer`, `replica`, `layers`, `hooks`, `probes`, `capabilities`. What differs between
-engines is visible by comparing two files; `tests/backends/test_parallel_folders.py` lists it with reasons. numpy, the
-reference of boxing and of global tensors, has `devices`, `boxing`, `collectives` and `tensors`. What must be known
-before an engine is loaded is in `engines.py`.
+`creation`, `random`, `data`, `trainer`, `replica`, `layers`, `hooks`, `privates`, `probes`, `capabilities`. What
+differs between engines is visible by comparing two files; `tests/backends/test_parallel_folders.py` lists it with
+reasons. numpy, the reference of boxing and of global tensors, has `devices`, `boxing`, `collectives` and `tensors`.
+What must be known before an engine is loaded is in `engines.py`.
 
 The module `keras_flow.backends.<engine>` itself is the backend, since a module may satisfy a protocol: its `__init__`
-imports each name below from the file that has it, so that a search finds every name once. (Two of them, `hooks` and
-`capabilities`, are there the function and the record, not their files.)
+imports each name below from the file that has it, so that a search finds every name once. (`hooks`, `privates` and
+`capabilities` are there the functions and the record, not their files.)
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from keras_flow.boxing.spec import BoxingPlan
     from keras_flow.current.batch import BatchPlan
     from keras_flow.current.distribution import Distribution
+    from keras_flow.current.keras_places import Private
     from keras_flow.current.variable_layout import KerasLayout
     from keras_flow.layout import Layout
     from keras_flow.sbp import NdSbp
@@ -143,6 +144,7 @@ class Capabilities:
     Attributes:
         drives_all_ranks: one process drives every rank of a host (JAX, TensorFlow) or one rank (torch).
         several_axes_on_one_dim: a dim may be split by two placement axes at once, as in `(S(0), S(0))`.
+        lays_by_keras: Keras's own functions lay values out by this engine's layouts of ours.
         whole_variables: variables that an operator of the engine needs unsplit: layer class name (subclasses included)
             -> (names of its variables, the reason).
         gathered_variables: layers whose split variables are gathered where they are used, so that the ranks share the
@@ -159,6 +161,7 @@ class Capabilities:
     drives_all_ranks: bool
     several_axes_on_one_dim: bool
     uneven_batches: str
+    lays_by_keras: bool = False
     whole_variables: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
@@ -472,6 +475,11 @@ class Backend(TensorEngine, Protocol):
     # ---- hooks.py
     def hooks(self) -> Sequence[Hook]:
         """The places of Keras and of the engine that are wrapped, with reasons."""
+        ...
+
+    # ---- privates.py
+    def privates(self) -> Sequence[Private]:
+        """The private names of the engine that are used and not wrapped, with reasons."""
         ...
 
     # ---- probes.py

@@ -1,6 +1,6 @@
 """What `keras.distribution` asks of an engine, on every engine.
 
-Keras has one module for it, `keras.src.backend.<engine>.distribution_lib`: whole on JAX, a fragment on TensorFlow,
+Keras has one module for it, `distribution_lib`: whole on JAX, a fragment on TensorFlow,
 none on torch, where `list_devices`, `DeviceMesh` and `distribute_tensor` end in an AttributeError. `Functions` takes
 its place. It leaves to Keras what Keras has for the engine, and answers by the ranks of `kf.init` what it has not.
 """
@@ -38,6 +38,9 @@ class Functions:
         self._is_whole = hasattr(keras_own, "distribute_tensor")
 
     def __getattr__(self, name: str) -> object:
+        # since Keras 3.16 on torch: plain tensors beside DTensors of ours become what the step says
+        if name == "activate_dtensor_promotion" and active() is not None:
+            name = "deactivate_dtensor_promotion"
         return getattr(self._keras_own, name)
 
     def list_devices(self, device_type: str | None = None) -> list[str]:
@@ -81,9 +84,10 @@ class Functions:
         """
         if isinstance(layout, ActivationLayout):
             return _lay_outputs(tensor, layout)
-        if self._is_whole:
-            return self._keras_own.distribute_tensor(tensor, layout)  # type: ignore[union-attr]
         distribution = active()
+        lays = distribution is None or engines.backend().capabilities.lays_by_keras
+        if self._is_whole and lays:
+            return self._keras_own.distribute_tensor(tensor, layout)  # type: ignore[union-attr]
         nd_sbp = _nd_sbp(layout, distribution)
         return tensor if distribution is None else engines.backend().constrain(tensor, nd_sbp, "distribute_tensor")
 

@@ -1,4 +1,4 @@
-"""Hooks into Keras itself, the same for every engine. Checked against keras 3.13 to 3.15."""
+"""Hooks into Keras itself, the same for every engine. Checked against keras 3.15 and 3.16 (nightly)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+import keras
 import numpy as np
 from keras import tree
-from keras.src.distribution import distribution_lib
 
 from keras_flow.backends import (
     alone,
@@ -22,7 +21,6 @@ from keras_flow.backends import (
     hub_models,
     logical_random,
     meeting,
-    older_keras,
     row_order,
     states,
     weights_files,
@@ -33,12 +31,10 @@ from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current.keras_places import current_distribution
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError
-
-if TYPE_CHECKING:
-    import keras
 
 #: models whose `jit_compile=True` was read from a file
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
@@ -147,13 +143,13 @@ def _compare_state(model: keras.Model) -> None:
 @contextmanager
 def _keras_alone(distribution: Distribution) -> Iterator[None]:
     """One rank has nothing to share: no distribution holds while its loop runs, so that no hook is in its steps."""
-    outer = distribution_lib.distribution()
-    distribution_lib.set_distribution(None)
+    outer = current_distribution()
+    keras.distribution.set_distribution(None)
     try:
         with backend().on_rank(distribution.placement.ranks[0]), logical_random.as_under(distribution):
             yield
     finally:
-        distribution_lib.set_distribution(outer)
+        keras.distribution.set_distribution(outer)
 
 
 def _batch_size(original: Callable[..., object], given: dict[str, object]) -> int | None:
@@ -308,14 +304,13 @@ def wrap_loaded() -> None:
 def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
-        *older_keras.hooks(),
         *backups.hooks(),
         *hub_models.hooks(_entry),
         *exporting.hooks(),
         *(
             Hook(
-                "keras.src.models.model",
-                f"Trainer.{name}",
+                "keras.Model",
+                name,
                 _entry,
                 "enters the distribution that the model was built under, places a model of another scope anew, "
                 "raises layout problems before the first step, and leaves a usable model after an error",
@@ -325,8 +320,8 @@ def hooks() -> Sequence[Hook]:
         ),
         *(
             Hook(
-                "keras.src.callbacks.callback_list",
-                f"CallbackList.on_{loop}_batch_begin",
+                "keras.callbacks.CallbackList",
+                f"on_{loop}_batch_begin",
                 _batch_begins,
                 "the stop button of a notebook stops all its workers before the same step; without it some would wait",
                 when=pausing.gate_of,
@@ -334,52 +329,52 @@ def hooks() -> Sequence[Hook]:
             for loop in ("train", "test", "predict")
         ),
         Hook(
-            "keras.src.saving.saving_lib",
+            "keras:saving_lib",
             "H5IOStore.__getitem__",
             weights_files.entry,
             "a rank copies its own part of a weight from the file; Keras reads each weight whole on every rank",
         ),
         Hook(
-            "keras.src.saving.saving_lib",
+            "keras:saving_lib",
             "is_memory_sufficient",
             weights_files.not_into_memory,
             "a .keras file holds its weights in one entry, which Keras reads and writes in memory",
         ),
         Hook(
-            "keras.src.trainers.trainer",
-            "Trainer.compile_from_config",
+            "keras.Model",
+            "compile_from_config",
             _compile_from_config,
             'a model saved where "auto" means compiling could not be trained on an engine that does not compile',
             when=always,  # without a distribution it only notes where the setting came from
         ),
         Hook(
-            "keras.src.trainers.trainer",
-            "Trainer._symbolic_build",
+            "keras.Model",
+            "_symbolic_build",
             _symbolic_build,
             "a model whose variables appear with the first batch is checked then; without it bad rules are silent",
         ),
         Hook(
-            "keras.src.backend.common.variables",
-            "Variable.__init__",
+            "keras:AnyVariable",
+            "__init__",
             dry_run_hooks.make_variable,
             "explain of a dry run: variables have a shape and no value",
             when=dry_run.world,
         ),
         Hook(
-            "keras.src.layers.layer",
-            "Layer.__call__",
+            "keras.Layer",
+            "__call__",
             dry_run_hooks.record,
             "explain sees which layers a layer without a graph calls",
             when=recorded_calls.recorder_of,
         ),
         Hook(
-            "keras.src.layers.layer",
-            "Layer.add_weight",
+            "keras.Layer",
+            "add_weight",
             _creates("layer"),
             "tells which layer makes a variable: kf.shard and an engine's limits are by layer",
         ),
         Hook(
-            "keras.src.backend.common.variables",
+            "keras:variables",
             "register_uninitialized_variable",
             _value_comes_later,
             "a variable made while a model is built symbolically gets its value later, when its layer is not known any "
@@ -387,14 +382,14 @@ def hooks() -> Sequence[Hook]:
             when=_active_or_dry_run,
         ),
         Hook(
-            "keras.src.metrics.metric",
-            "Metric.add_variable",
+            "keras.Metric",
+            "add_variable",
             _creates("metric"),
             "metric state is broadcast and never asked of the rules",
         ),
         Hook(
-            "keras.src.optimizers.base_optimizer",
-            "BaseOptimizer.add_variable",
+            "keras.Optimizer",
+            "add_variable",
             _creates("optimizer"),
             "slots that have not their variable's shape (Adafactor) are never asked of the rules",
         ),

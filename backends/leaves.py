@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras.src import tree
+from keras import tree
 
 #: types of leaves that have no dtype
 _SCALARS = (bool, int, float, str)

@@ -27,13 +27,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # private: Keras asks itself so
-from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
 
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.interface import RandomPart
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.keras_places import draw_seed, in_symbolic_scope
 
 #: without its annotations, which have the None of backends that lack an operation
 ops: Any = keras.ops

@@ -26,8 +26,9 @@ def arrange() -> None:
 
 def _install() -> None:
     name = "keras_flow.backends.keras_distribution"
-    if name in sys.modules and not hasattr(sys.modules[name], "install"):
-        return  # this file of ours imports Keras right now, for a public name that calls `arrange` in the end
+    for file, last in ((name, "install"), ("keras_flow.current.keras_places", "private")):
+        if file in sys.modules and not hasattr(sys.modules[file], last):
+            return  # this file of ours imports Keras right now, for a public name that calls `arrange` in the end
     # a version of Keras that does not fit is told by the first distribution, and not by `import keras`
     with contextlib.suppress(FlowError):
         importlib.import_module(name).install()

@@ -12,10 +12,10 @@ import types
 from pathlib import Path
 
 import keras
-from keras.src.quantizers.quantizers import AbsMaxQuantizer
 
 import keras_flow
 from keras_flow.backends import hooking
+from keras_flow.current import keras_places
 
 #: base classes, whose methods compute nothing of a call (training, saving, building) but for those below
 _BASES = frozenset(keras.Model.__mro__)
@@ -75,7 +75,7 @@ def is_largest_of_row(quantizer: object) -> bool:
     if quantizer is None:
         return True
     # Dense and EinsumDense give the axes of a row; where a layer gives none, the quantizer's own hold
-    return type(quantizer) is AbsMaxQuantizer and quantizer.axis in (None, (-1,))
+    return type(quantizer) is keras.quantizers.AbsMaxQuantizer and quantizer.axis in (None, (-1,))
 
 
 def is_keras(function: object) -> bool:
@@ -87,7 +87,7 @@ def is_keras(function: object) -> bool:
 
 
 def _replaced_on_class(cls: type) -> str:
-    if not cls.__module__.startswith("keras.src."):  # a class of the user's lives as long as its model
+    if not keras_places.is_of_keras(cls):  # a class of the user's lives as long as its model
         return _look_at_class(cls)
     known, now = _of_classes.get(cls), _methods_of(cls)
     if known is None or not _are_same(known[0], now):
@@ -110,7 +110,7 @@ def _are_same(first: list[object], second: list[object]) -> bool:
 
 def _look_at_class(cls: type) -> str:
     names = {name for owner in cls.__mro__ if owner not in _BASES for name in vars(owner)} | set(_FORWARD)
-    of_keras = {name for owner in cls.__mro__ if owner.__module__.startswith("keras.src.") for name in vars(owner)}
+    of_keras = {name for owner in cls.__mro__ if keras_places.is_of_keras(owner) for name in vars(owner)}
     for name in sorted(names & of_keras):
         if not _is_in_call(name):
             continue

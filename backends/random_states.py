@@ -21,7 +21,7 @@ from keras_flow.backends.active import tensor_engine
 from keras_flow.errors import warn
 
 if TYPE_CHECKING:
-    from keras.src.random import seed_generator
+    import keras
 
 _SEED, _TENSORFLOW = "keras.utils.set_random_seed", "TensorFlow's"
 #: the seed that TensorFlow takes where only an operation has one (`random_seed.DEFAULT_GRAPH_SEED`): `shuffle(seed=3)`
@@ -112,33 +112,29 @@ def _set_states(states: dict[str, Any]) -> None:
 
 
 def _set_keras_states(seed: int | None, generator_state: list[int] | None) -> None:
-    from keras.src.backend.common import global_state
-    from keras.src.random import seed_generator
-    from keras.src.utils import rng_utils
+    from keras_flow.current import keras_places  # loads Keras
 
-    global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, seed)
+    keras_places.set_global_attribute(keras_places.GLOBAL_RANDOM_SEED, seed)
     if generator_state is None:
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
+        keras_places.set_global_attribute(keras_places.GLOBAL_SEED_GENERATOR, None)
         return
     generator = _keras_generator()
     if generator is None:
-        generator = seed_generator.SeedGenerator()
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+        generator = sys.modules["keras"].random.SeedGenerator()
+        keras_places.set_global_attribute(keras_places.GLOBAL_SEED_GENERATOR, generator)
     generator.state.assign(np.asarray(generator_state, generator.state.dtype))
 
 
-def _keras_generator() -> seed_generator.SeedGenerator | None:
-    from keras.src.backend.common import global_state
-    from keras.src.random import seed_generator
+def _keras_generator() -> keras.random.SeedGenerator | None:
+    from keras_flow.current import keras_places  # loads Keras
 
-    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return keras_places.get_global_attribute(keras_places.GLOBAL_SEED_GENERATOR)
 
 
 def _keras_seed() -> int | None:
-    from keras.src.backend.common import global_state
-    from keras.src.utils import rng_utils  # `keras.utils.get_random_seed` is no public name of Keras 3.13
+    from keras_flow.current import keras_places  # loads Keras
 
-    return global_state.get_global_attribute(rng_utils.GLOBAL_RANDOM_SEED)
+    return keras_places.get_global_attribute(keras_places.GLOBAL_RANDOM_SEED)
 
 
 def _tensorflow_seed() -> int | None:

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from keras.src import tree
-from keras.src.trainers.data_adapters import array_slicing
+from keras import tree
 
 from keras_flow.backends import leaves
 from keras_flow.backends.batch_watch import PartOfRows, is_compared
+from keras_flow.current.keras_places import array_slicing
 from keras_flow.errors import warn
 from keras_flow.layout import balanced
 

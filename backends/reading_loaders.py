@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from keras.src import tree
-from keras.src.trainers.data_adapters import data_adapter_utils
+from keras import tree
 
 from keras_flow.backends.reading import ProcessRows, ReadingEngine, say_whole
+from keras_flow.current.keras_places import data_adapter_utils
 from keras_flow.errors import FlowError
 
 #: samples of each worker that are watched for random draws, since the comparison takes some microseconds

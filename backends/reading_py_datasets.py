@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-from keras.src import tree
+from keras import tree
 
 from keras_flow.backends.reading import ProcessRows, ReadingEngine, say_whole
 from keras_flow.errors import FlowError
@@ -86,19 +86,16 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
         self.users.on_epoch_end()
 
 
-def adapter(
-    part: ProcessRows, original: Callable[..., None], self: Any, x: Any, *args: object, **kwargs: object
-) -> None:
-    """Hook on `PyDatasetAdapter.__init__`: put between Keras and a dataset that can read parts of batches."""
-    if callable(getattr(x, "rows", None)):
-        x = OwnRowsPyDataset(x, part)
-    else:
-        say_whole(
-            f"the PyDataset {type(x).__name__}",
-            "it has no method rows(index, part) that reads a part of a batch (keras_flow documents it in docs/data.md)",
-            part.word,
-        )
-    original(self, x, *args, **kwargs)
+def own_rows(dataset: Any, part: ProcessRows) -> Any:
+    """What Keras reads in the place of a user's dataset: its own rows, where it can read parts of batches."""
+    if callable(getattr(dataset, "rows", None)):
+        return OwnRowsPyDataset(dataset, part)
+    say_whole(
+        f"the PyDataset {type(dataset).__name__}",
+        "it has no method rows(index, part) that reads a part of a batch (keras_flow documents it in docs/data.md)",
+        part.word,
+    )
+    return dataset
 
 
 class PyDatasetBatches:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from keras_flow.backends import reading_loaders, reading_py_datasets
+import keras
+
+from keras_flow.backends import reading_loaders, reading_py_datasets, row_order
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.reading import ArrayBatches, ProcessRows, ReadingEngine, say_whole
 from keras_flow.backends.reading_tf_data import TfDataBatches
 
-_ADAPTERS = "keras.src.trainers.data_adapters"
-
-#: module and class of Keras's adapters of data of which a part cannot be asked for -> what and why
+#: Keras's adapter of data of which a part cannot be asked for -> what and why
 _WHOLE = {
-    ("generator_data_adapter", "GeneratorDataAdapter"): ("the generator", "it yields batches as they are"),
-    ("grain_dataset_adapter", "GrainDatasetAdapter"): ("the grain dataset", "its pipeline makes whole batches"),
+    "GeneratorDataAdapter": ("the generator", "it yields batches as they are"),
+    "GrainDatasetAdapter": ("the grain dataset", "its pipeline makes whole batches"),
 }
-_BY_ROWS = (
-    ("array_data_adapter", "ArrayDataAdapter"),
-    ("py_dataset_adapter", "PyDatasetAdapter"),
-    ("torch_data_loader_adapter", "TorchDataLoaderAdapter"),
-    ("tf_dataset_adapter", "TFDatasetAdapter"),
-)
 
 
 def batches(part: ProcessRows, engine: ReadingEngine, original: Callable[[Any], Iterable], adapter: Any) -> Iterable:
@@ -50,7 +46,7 @@ def batches(part: ProcessRows, engine: ReadingEngine, original: Callable[[Any], 
             adapter._keras_flow_batches = reading_loaders.batches(adapter._dataloader, part, engine)
         own = adapter._keras_flow_batches
         return original(adapter) if own is reading_loaders.WHOLE else own
-    whole = _WHOLE.get((type(adapter).__module__.rpartition(".")[2], kind))
+    whole = _WHOLE.get(kind)
     if whole is not None:
         source, why = whole
         say_whole(
@@ -59,32 +55,66 @@ def batches(part: ProcessRows, engine: ReadingEngine, original: Callable[[Any], 
     return original(adapter)
 
 
-def hooks(
-    method: str, replacement: Callable[..., object], condition: Callable[..., ProcessRows | None]
-) -> tuple[Hook, ...]:
-    """The hooks on Keras's adapters.
+@dataclass(frozen=True)
+class AdapterReader:
+    """How an engine reads Keras's adapters of data.
+
+    Attributes:
+        method: of an adapter, which gives its batches to the engine.
+        part: adapter -> the part of batches that this process reads; None for whole batches.
+        loader: called as `loader(part, original, adapter)` for batches of which this process reads its part.
+        ordered: called as `ordered(original, adapter)` for batches of arrays in the order of the epoch.
+    """
+
+    method: str
+    part: Callable[[object], ProcessRows | None]
+    loader: Callable[[ProcessRows, Callable[[Any], Any], Any], object]
+    ordered: Callable[[Callable[[Any], Any], Any], object]
+
+    def made(self, _: object, original: Callable[..., Any], x: Any, *args: object, **kwargs: object) -> Any:
+        """Hook on `get_data_adapter`: the adapter of a loop gives its batches as this engine reads them."""
+        part = self.part(None)
+        # before the adapter is made, which starts the workers of a dataset
+        own = x if part is None or not isinstance(x, keras.utils.PyDataset) else reading_py_datasets.own_rows(x, part)
+        adapter = original(own, *args, **kwargs)
+        if self.method not in vars(adapter):  # else an adapter of the user's, read before
+            whole = getattr(type(adapter), self.method)
+            setattr(adapter, self.method, functools.partial(self._batches, whole, adapter))
+            if hasattr(adapter, "_finite_generator"):
+                adapter._finite_generator = functools.partial(_in_order, adapter)
+        return adapter
+
+    def _batches(self, whole: Callable[..., Any], adapter: Any, *args: object, **kwargs: object) -> object:
+        """The batches of an adapter; asked for in each epoch."""
+
+        def in_order(adapter: Any) -> object:
+            is_ordered = type(adapter).__name__ == "ArrayDataAdapter" and row_order.shuffles(adapter)
+            return self.ordered(whole, adapter) if is_ordered else whole(adapter, *args, **kwargs)
+
+        part = self.part(adapter)
+        return in_order(adapter) if part is None else self.loader(part, in_order, adapter)
+
+
+def _in_order(adapter: Any) -> Iterable:
+    """The batches of an adapter of a PyDataset that has no workers."""
+    if row_order.dataset_shuffles(adapter):
+        return row_order.batches_of_dataset(adapter)
+    return type(adapter)._finite_generator(adapter)
+
+
+def hooks(reader: AdapterReader) -> tuple[Hook, ...]:
+    """The hooks on sources of data.
 
     Args:
-        method: of an adapter, which gives its batches to the engine.
-        replacement: called as `replacement(part, original, adapter)`.
-        condition: the part of batches that this process reads.
+        reader: how the engine reads them.
     """
     return (
-        *(
-            Hook(
-                f"{_ADAPTERS}.{module}",
-                f"{name}.{method}",
-                replacement,
-                "a process reads its own rows of a batch; Keras reads the whole batch in every process",
-                when=condition,
-            )
-            for module, name in (*_BY_ROWS, *_WHOLE)
-        ),
         Hook(
-            f"{_ADAPTERS}.py_dataset_adapter",
-            "PyDatasetAdapter.__init__",
-            reading_py_datasets.adapter,
-            "workers read the rows of this process, where the dataset can read a part of a batch",
-            when=condition,
+            "keras:adapters",
+            "get_data_adapter",
+            reader.made,
+            "a process reads its own rows of a batch, in the order of seed, epoch and position; Keras reads the whole "
+            "batch in every process, in another order on each engine",
         ),
+        *row_order.hooks(),
     )

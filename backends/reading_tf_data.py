@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from keras.src import tree
-from keras.src.trainers.data_adapters import tf_dataset_adapter
-from keras.src.utils.module_utils import tensorflow as tf
+from keras import tree
 
 from keras_flow.backends.reading import ProcessRows, ReadingEngine, say_whole
+from keras_flow.current import keras_places
+from keras_flow.current.keras_places import tensorflow as tf
 
 #: classes of TensorFlow's datasets, private (checked with TensorFlow 2.21): those that leave batches as they are
 _TRANSPARENT = ("_PrefetchDataset", "_OptionsDataset")
@@ -147,7 +147,7 @@ def _weighs_classes(node: Any) -> bool:
         return False
     function = inspect.unwrap(node._map_func._func)
     return (function.__module__, function.__qualname__) == (
-        tf_dataset_adapter.__name__,
+        keras_places.find("keras:tf_dataset_adapter").__name__,
         "make_class_weight_map_fn.<locals>.class_weights_map_fn",
     )
 

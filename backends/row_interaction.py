@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import keras
-from keras.src import tree
-from keras.src.models.functional import Functional
+from keras import tree
 
 from keras_flow.backends import leaves, looks, own_code
+from keras_flow.current import keras_places
+from keras_flow.current.keras_places import Functional
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def of_loss(loss: object, rank: int) -> Interaction | None:
 
     None: it has a value for each row.
     """
-    if isinstance(loss, keras.Loss) and not _is_of_keras(loss, "keras.src.losses.losses"):
+    if isinstance(loss, keras.Loss) and not _is_of_keras(loss, "losses"):
         return _by_axis("loss", loss, "", rank)
     # an object's function may be another than its class's
     function = getattr(loss, "fn", None) if isinstance(loss, keras.Loss) else loss
@@ -231,7 +232,7 @@ def of_metric(metric: keras.Metric, rank: int) -> Interaction | None:
     None: its state is a sum over rows.
     """
     function = getattr(metric, "_fn", None)
-    is_known = _is_of_keras(metric, "keras.src.metrics.") and (function is None or own_code.is_keras(function))
+    is_known = _is_of_keras(metric, "metrics") and (function is None or own_code.is_keras(function))
     return _by_axis("metric", metric, type(metric).__name__ if is_known else "", rank)
 
 
@@ -258,12 +259,12 @@ def of_compiled(model: keras.Model, kind: Literal["loss", "metric"], rank: int) 
     return [interaction for interaction in found if interaction is not None]
 
 
-def _is_of_keras(thing: keras.Loss | keras.Metric, module: str) -> bool:
+def _is_of_keras(thing: keras.Loss | keras.Metric, kind: str) -> bool:
     """Whether a loss or a metric is one of Keras's, and computes Keras's own code."""
     look = looks.last(thing)
     if look is None or not look.is_of(thing):
         look = _OwnCodeLook.at(thing)
-        look.is_keras = type(thing).__module__.startswith(module) and not own_code.replaced_method(thing)
+        look.is_keras = keras_places.is_of_keras(type(thing), kind) and not own_code.replaced_method(thing)
     return look.is_keras
 
 
@@ -307,7 +308,7 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
     """The interaction in what a layer's class does with its arguments."""
     name = type(layer).__name__
     # by the class alone: whatever its `call` does, it may do it along the rows
-    if not type(layer).__module__.startswith("keras.src.layers"):
+    if not keras_places.is_of_keras(type(layer), "layers"):
         kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
         return Interaction("own code", f"{layer.name!r} is {kind}, which may mix rows")
     # a state [rows, units] belongs to the rows of the batch before

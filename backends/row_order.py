@@ -17,10 +17,11 @@ from keras_flow.backends import agreement, logical_random
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.current.distribution import active
+from keras_flow.current.keras_places import get_random_seed, global_seed_generator
 from keras_flow.permutation import Permutation
 
 if TYPE_CHECKING:
-    from keras.src.random.seed_generator import SeedGenerator
+    import keras
 
 #: positions that are evaluated at a time, in whole batches: NumPy takes as long for a few
 _GROUP = 1024
@@ -32,12 +33,12 @@ _epoch: int | None = None
 _seed = 0
 #: epoch -> how often it was begun under the seed; and Keras's generator then, which `set_random_seed` drops
 _begun: dict[int, int] = {}
-_generator: SeedGenerator | None = None
+_generator: keras.random.SeedGenerator | None = None
 
 
-def shuffles(adapter: Any, *args: object, **kwargs: object) -> bool | None:
-    """Condition of the hooks on Keras's adapters: rows, or batches, are shuffled by logical position."""
-    return True if _is_ordering and adapter._shuffle else None
+def shuffles(adapter: Any) -> bool:
+    """Whether the rows, or the batches, of Keras's adapter of arrays are shuffled by logical position."""
+    return bool(_is_ordering and adapter._shuffle)
 
 
 def by_position(*args: object, **kwargs: object) -> bool | None:
@@ -79,8 +80,8 @@ def batches(adapter: Any) -> Iterator[np.ndarray]:
         yield from (found[first : first + size] for first in range(0, len(found), size))
 
 
-def batches_of_dataset(_: object, original: Callable[..., Any], adapter: Any) -> Iterator[object]:
-    """Hook on `PyDatasetAdapter._finite_generator`: its batches are in the order of the epoch.
+def batches_of_dataset(adapter: Any) -> Iterator[object]:
+    """The batches of Keras's adapter of a PyDataset, in the order of the epoch.
 
     Keras shuffles their numbers by Python's generator, which engines have moved on differently.
     """
@@ -89,9 +90,9 @@ def batches_of_dataset(_: object, original: Callable[..., Any], adapter: Any) ->
         yield adapter._standardize_batch(adapter.py_dataset[int(number)])
 
 
-def dataset_shuffles(adapter: Any) -> bool | None:
-    """Condition of that hook."""
-    return True if _is_ordering and adapter.shuffle else None
+def dataset_shuffles(adapter: Any) -> bool:
+    """Whether the batches of Keras's adapter of a PyDataset are shuffled so."""
+    return bool(_is_ordering and adapter.shuffle)
 
 
 @contextmanager
@@ -124,50 +125,27 @@ def _begin() -> tuple[int, int]:
 
 
 def _seed_of_fit() -> int:
-    from keras.src.random import seed_generator
-    from keras.src.utils import rng_utils  # `keras.utils.get_random_seed` is no public name of Keras 3.13 to 3.15
-
     global _generator
-    seed = rng_utils.get_random_seed() if hasattr(rng_utils, "get_random_seed") else None
+    seed = get_random_seed()
     if seed is None:
         _begun.clear()
         drawn = int(np.random.randint(2**63))
         several = active() is not None and backend().world().process_count > 1
         return int(agreement.first_says(str(drawn))) if several else drawn
     # made once for each call of `set_random_seed`
-    current = seed_generator.global_seed_generator()
+    current = global_seed_generator()
     if current is not _generator:
         _begun.clear()
         _generator = current
     return int(seed) & 0xFFFFFFFFFFFFFFFF
 
 
-def hooks(method: str, replacement: Callable[..., object]) -> tuple[Hook, ...]:
-    """The hooks on sources of data.
-
-    Args:
-        method: of Keras's adapter of arrays, which gives its batches to the engine.
-        replacement: called as `replacement(True, original, adapter)`, where these are shuffled.
-    """
-    adapters = "keras.src.trainers.data_adapters"
+def hooks() -> tuple[Hook, ...]:
+    """The hook on the beginning of epochs."""
     return (
         Hook(
-            f"{adapters}.array_data_adapter",
-            f"ArrayDataAdapter.{method}",
-            replacement,
-            "rows are shuffled by seed, epoch and position; each engine has another order in Keras",
-            when=shuffles,
-        ),
-        Hook(
-            f"{adapters}.py_dataset_adapter",
-            "PyDatasetAdapter._finite_generator",
-            batches_of_dataset,
-            "the batches of a PyDataset are shuffled so, too",
-            when=dataset_shuffles,
-        ),
-        Hook(
-            "keras.src.callbacks.callback_list",
-            "CallbackList.on_epoch_begin",
+            "keras.callbacks.CallbackList",
+            "on_epoch_begin",
             epoch_begins,
             "the order of rows is that of an epoch",
             when=by_position,

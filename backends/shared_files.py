@@ -212,31 +212,30 @@ def hooks() -> tuple[Hook, ...]:
     """The hooks on what writes files."""
     return (
         Hook(
-            "keras.src.saving.saving_api",
+            "keras:saving",
             "save_model",
             save,
             "all processes call it with one path: process 0 writes, and renames what is whole",
             when=distribution_of,
-            also=("keras.saving:save_model", "keras.models:save_model"),
         ),
         Hook(
-            "keras.src.saving.saving_api",
+            "keras:saving",
             "save_weights",
             save,
             "all processes call it with one path: process 0 writes, and renames what is whole",
             when=distribution_of,
         ),
         Hook(
-            "keras.src.callbacks.backup_and_restore",
-            "BackupAndRestore.on_train_end",
+            "keras.callbacks.BackupAndRestore",
+            "on_train_end",
             callback_writes,
             "the folder is removed by process 0 only",
             when=shared_model,
         ),
         *(
             Hook(
-                "keras.src.callbacks.csv_logger",
-                f"CSVLogger.{name}",
+                "keras.callbacks.CSVLogger",
+                name,
                 callback_writes,
                 "one file, written by process 0",
                 when=shared_model,
@@ -244,8 +243,8 @@ def hooks() -> tuple[Hook, ...]:
             for name in ("on_train_begin", "on_epoch_end", "on_train_end")
         ),
         Hook(
-            "keras.src.callbacks.tensorboard",
-            "TensorBoard.set_model",
+            "keras.callbacks.TensorBoard",
+            "set_model",
             throw_away_logs,
             "one log folder, written by process 0",
         ),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from keras_flow.backends import older_keras
+from keras_flow.current.keras_places import safe_get_h5_dataset
 
 #: bytes of an entry from which it is mapped
 LEAST = 1 << 20
@@ -22,7 +22,7 @@ BLOCK = 8 << 20
 
 def entry(_: object, original: Callable[..., np.ndarray], store: object, key: str) -> np.ndarray:
     """Hook on `H5IOStore.__getitem__`: the entry, mapped where it is contiguous in a file of its own."""
-    dataset = older_keras.h5_dataset(store, key)
+    dataset = safe_get_h5_dataset(store._h5_entry_group, key)
     place = getattr(getattr(dataset, "id", None), "get_offset", lambda: None)()  # None where chunked or compressed
     if place is None or dataset.nbytes < LEAST or "dtype" in dataset.attrs or dataset.file.driver == "fileobj":
         return original(store, key)

@@ -49,16 +49,16 @@ def save(original: Callable[..., object], model: object, filepath: Any, *args: A
 
 
 def _is_local(path: str) -> bool:
-    from keras.src.utils import file_utils
+    from keras_flow.current.keras_places import file_utils  # loads Keras
 
     return not path.startswith("hf://") and not file_utils.is_remote_path(path)
 
 
 def _may_overwrite(path: Path) -> bool:
     """Ask as Keras does, which finds nothing at the name beside."""
-    from keras.src.utils import io_utils
+    from keras_flow.current.keras_places import ask_to_overwrite  # loads Keras
 
-    return bool(io_utils.ask_to_proceed_with_overwrite(path))
+    return bool(ask_to_overwrite(path))
 
 
 def _save_shards(write: Callable[[Path], object], path: Path) -> None:

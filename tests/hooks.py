@@ -5,7 +5,7 @@ from keras_flow.backends import hooking
 
 def wrapped(hook: hooking.Hook) -> list[hooking.Hook]:
     """The hooks on a hook's target, outermost first."""
-    owner, attribute = hooking._owner(hook.module, hook.name)
+    owner, attribute = hooking.owner_of(hook)
     target, found = getattr(owner, attribute), []
     while hasattr(target, "keras_flow_hook"):
         found.append(target.keras_flow_hook)

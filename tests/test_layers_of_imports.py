@@ -210,6 +210,20 @@ ORDER = (
 )
 
 
+def test_one_file_knows_what_keras_has_inside() -> None:
+    """Others ask it, or Keras's public names; so a module that moves is followed in one place."""
+    inside = ("keras.src", "keras._")
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in (*SOURCES, *sorted((ROOT / "backends").rglob("*.py")))
+        for line, module in imports(path)
+        if module.startswith(inside)
+    ]
+    assert not found, found
+    named = {path.name for path in (*SOURCES, *(ROOT / "backends").rglob("*.py")) if "keras.src" in path.read_text()}
+    assert named == {"keras_places.py"}
+
+
 def test_arrows_point_down() -> None:
     """Every import, also for types and inside functions. `__init__` names the modules of public names as texts."""
     height = {name: number for number, names in enumerate(ORDER) for name in names}

@@ -29,6 +29,7 @@ from keras_flow.backends.jax.generation import generate_function as generate_fun
 from keras_flow.backends.jax.hooks import hooks as hooks
 from keras_flow.backends.jax.layouts import constrain as constrain
 from keras_flow.backends.jax.layouts import engine_layout as engine_layout
+from keras_flow.backends.jax.privates import privates as privates
 from keras_flow.backends.jax.probes import all_reduce as all_reduce
 from keras_flow.backends.jax.probes import devices_seen as devices_seen
 from keras_flow.backends.jax.probes import free_memory as free_memory

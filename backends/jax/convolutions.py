@@ -28,6 +28,7 @@ from jax.sharding import PartitionSpec
 from keras_flow.backends.jax.layouts import mesh, whole_on
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.dry_run import is_dry_run
+from keras_flow.current.keras_places import standardize_data_format
 
 
 def distribution_of_step(inputs: object, *args: object, **kwargs: object) -> Distribution | None:
@@ -107,10 +108,8 @@ def pool(
         args: the other arguments of the function.
         kwargs: the same by name.
     """
-    from keras.src import backend
-
     arguments = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
-    last = backend.standardize_data_format(arguments.get("data_format")) == "channels_last"
+    last = standardize_data_format(arguments.get("data_format")) == "channels_last"
     # [rows, *positions, channels] or [rows, channels, *positions]
     positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
     outputs = original(whole_on(inputs, positions, distribution.placement), *args, **kwargs)
@@ -125,8 +124,6 @@ def _has_groups(
     data_format: str | None = None,
     dilation_rate: object = 1,
 ) -> bool:
-    from keras.src import backend
-
-    channels = inputs.shape[-1 if backend.standardize_data_format(data_format) == "channels_last" else 1]
+    channels = inputs.shape[-1 if standardize_data_format(data_format) == "channels_last" else 1]
     # the kernel has the channels of one group
     return kernel.shape[-2] != channels

@@ -19,10 +19,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 from keras import initializers
-from keras.src.random.seed_generator import draw_seed  # private: the words of a seed, as Keras's own draws take them
 
-from keras_flow.backends import logical_random, older_keras
+from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
+from keras_flow.current.keras_places import compute_fans, draw_seed
 
 #: elements of a block; a draw needs several times as many bytes while it runs
 _BLOCK = 1 << 20
@@ -97,7 +97,7 @@ def _draw_of(initializer: Callable[..., object], shape: tuple[int, ...]) -> _Blo
     if isinstance(initializer, initializers.RandomNormal):
         return _BlockDraw("normal", initializer.mean, initializer.stddev)
     assert isinstance(initializer, initializers.VarianceScaling)
-    fan_in, fan_out = older_keras.fans(initializer, shape)
+    fan_in, fan_out = compute_fans(shape, input_axes=initializer.input_axes, output_axes=initializer.output_axes)
     fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2.0}[initializer.mode]
     scale = initializer.scale / max(1.0, fan)
     if initializer.distribution == "truncated_normal":

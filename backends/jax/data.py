@@ -11,14 +11,18 @@ import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from keras.src import tree
+from keras import tree
 
 from keras_flow import sbp
 from keras_flow.backends.batch_watch import BatchWatch, PartOfRows
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import data_adapter_utils
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
+
+#: batches of steps that are executed together, one by one: since Keras 3.16 `fit` takes them in this list
+_PartialBatchList: Any = getattr(data_adapter_utils, "PartialBatchList", None)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -117,26 +121,37 @@ def put_batch(data: object, distribution: Distribution) -> object:
     return tree.map_structure(lambda leaf: distribute_data_input(distribution, np.asarray, leaf), data)
 
 
-def read_ahead(
-    distribution: Distribution, original: Callable[..., Iterator[object]], iterator: Any, *args: object
+def batches_on_mesh(
+    distribution: Distribution, original: Callable[..., Iterator[object]], iterator: Any
 ) -> Iterator[object]:
-    """Hook on `JAXEpochIterator._get_distributed_iterator`: the next batch is on its way while a step runs.
+    """Hook on `JAXEpochIterator._get_iterator`: batches on the mesh, the next one on its way while a step runs.
 
     As Keras does it without a distribution, and like there not on CPU, where nothing is transferred. Several processes
     read their own rows (`reading`), and compare some.
     """
-    several = jax.process_count() > 1
-    batches = _compared(iterator.data_adapter, distribution) if several else original(iterator, *args)
-    return batches if jax.default_backend() == "cpu" else _one_ahead(batches)
+    batches = _batches(iterator.data_adapter, distribution)
+    batches = batches if jax.default_backend() == "cpu" else _one_ahead(batches)
+    several = iterator.steps_per_execution
+    if several > 1 and _PartialBatchList is not None:
+        return (_PartialBatchList(group) for group in _grouped(batches, several))
+    return batches
 
 
-def _compared(adapter: Any, distribution: Distribution) -> Iterator[object]:
+def _batches(adapter: Any, distribution: Distribution) -> Iterator[object]:
     """The batches of an adapter, put on the mesh; those of all processes must be the same."""
-    watch = BatchWatch()
-    watch.restart(adapter.num_batches)
+    watch = BatchWatch() if jax.process_count() > 1 else None
+    if watch is not None:
+        watch.restart(adapter.num_batches)
     for batch in adapter.get_jax_iterator():
-        watch.see(batch)
+        if watch is not None:
+            watch.see(batch)
         yield put_batch(batch, distribution)
+
+
+def _grouped(batches: Iterator[object], count: int) -> Iterator[list[object]]:
+    """So many batches at a time, and those that are left."""
+    while group := list(itertools.islice(batches, count)):
+        yield group
 
 
 def _one_ahead(batches: Iterator[object]) -> Iterator[object]:

@@ -19,7 +19,7 @@ from keras_flow.backends.jax.convolutions import distribution_of_step
 from keras_flow.backends.jax.layouts import mesh, whole_on
 from keras_flow.current.distribution import Distribution
 
-#: function of `keras.src.backend.jax.math` -> along how many last dims of its argument, and of its result, it works
+#: function of Keras for JAX -> along how many last dims of its argument, and of its result, it works
 WINDOWS = {"extract_sequences": (1, 2), "stft": (1, 2), "istft": (2, 1)}
 
 

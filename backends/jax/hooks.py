@@ -1,18 +1,15 @@
-"""Every place of Keras that keras_flow wraps on JAX. Checked against keras 3.13 to 3.15 and jax 0.10."""
+"""Every place of Keras that keras_flow wraps on JAX. Checked against keras 3.15, 3.16 (nightly) and jax 0.10."""
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, older_keras, reading_sources, row_order, shared_files
+from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
 from keras_flow.backends.jax import convolutions, data, fourier, layers, reading, trainer, variables
-
-_KERAS = "keras.src.backend.jax"
 
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
     return (
-        *older_keras.jax_hooks(),
         *_variables(),
         *_trainer(),
         *_layers(),
@@ -25,45 +22,44 @@ def hooks() -> tuple[Hook, ...]:
 def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
-            f"{_KERAS}.core",
+            "keras:core",
             "should_shard_at_init",
             variables.should_shard_at_init,
             "variables under 250 MiB would be made whole on device 0, then split",
         ),
         Hook(
-            f"{_KERAS}.core",
-            "JaxVariable._initialize_with_initializer",
+            "keras.Variable",
+            "_initialize_with_initializer",
             variables.initialize_with_initializer,
             "initialisers that need the whole value would make it on every device",
         ),
         Hook(
-            f"{_KERAS}.core",
-            "JaxVariable.assign",
+            "keras.Variable",
+            "assign",
             variables.assign,
             "loaded values would pass whole through device 0",
             when=layout_over_ranks,
         ),
         Hook(
-            f"{_KERAS}.distribution_lib",
+            "keras:engine.distribution",
             "distribute_tensor",
             variables.distribute_tensor,
             "several processes: each new variable would be gathered from all of them, to be compared",
             when=variables.host_value,
         ),
         Hook(
-            "keras.src.backend.common.variables",
-            "Variable.__array__",
+            "keras:AnyVariable",
+            "__array__",
             variables.read_whole,
             "numpy(), get_weights and saving of variables of which other processes have parts: JAX raises",
             when=variables.of_several_processes,
         ),
         Hook(
-            f"{_KERAS}.core",
+            "keras:core",
             "convert_to_numpy",
             variables.read_whole,
             "the same for tensors: predict_on_batch, ops.convert_to_numpy",
             when=variables.of_several_processes,
-            also=(f"{_KERAS}:convert_to_numpy", "keras.src.backend:convert_to_numpy"),
         ),
     )
 
@@ -71,40 +67,39 @@ def _variables() -> tuple[Hook, ...]:
 def _trainer() -> tuple[Hook, ...]:
     return (
         Hook(
-            f"{_KERAS}.distribution_lib",
+            "keras:engine.distribution",
             "distribute_data_input",
             data.distribute_data_input,
             "one meaning of batch_size, and batches that do not divide (Keras raises IndivisibleError)",
         ),
         Hook(
-            f"{_KERAS}.trainer",
-            "JAXEpochIterator._get_distributed_iterator",
-            data.read_ahead,
-            "the next batch is transferred while a step runs; Keras does so without a distribution only",
+            "keras:EpochIterator",
+            "_get_iterator",
+            data.batches_on_mesh,
+            "each batch decides for itself how it is split, and the next one is transferred while a step runs",
         ),
-        *row_order.hooks("get_jax_iterator", reading.ordered),
-        *reading_sources.hooks("get_jax_iterator", reading.loader, reading.part_of_batches),
+        *reading_sources.hooks(reading.READER),
         Hook(
-            f"{_KERAS}.trainer",
+            "keras:trainer",
             "jit",
             trainer.jit,
             "slices padded batches inside the step",
         ),
         Hook(
-            f"{_KERAS}.trainer",
-            "JAXTrainer._purge_model_variables",
+            "keras.Model",
+            "_purge_model_variables",
             trainer.purge_model_variables,
             "keeps hold of the weights while a loop runs; without it an error in evaluate or predict loses them",
         ),
         Hook(
-            f"{_KERAS}.trainer",
-            "JAXTrainer.make_predict_function",
+            "keras.Model",
+            "make_predict_function",
             trainer.make_predict_function,
             "several processes: the rows of an eager step's outputs are on all of them; JAX raises as they are read",
         ),
         Hook(
-            f"{_KERAS}.trainer",
-            "JAXTrainer.predict_on_batch",
+            "keras.Model",
+            "predict_on_batch",
             trainer.predict_on_batch,
             "the batch would be computed whole on every device",
         ),
@@ -115,7 +110,7 @@ def _layers() -> tuple[Hook, ...]:
     return (
         *(
             Hook(
-                f"{_KERAS}.nn",
+                "keras:nn",
                 name,
                 convolutions.convolve,
                 "XLA counts the gradient of a kernel with groups once for each rank that has the same rows",
@@ -125,7 +120,7 @@ def _layers() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                f"{_KERAS}.nn",
+                "keras:nn",
                 name,
                 convolutions.pool,
                 "XLA has wrong gradients of windows that overlap, on positions that are split",
@@ -134,15 +129,15 @@ def _layers() -> tuple[Hook, ...]:
             for name in ("max_pool", "average_pool", "adaptive_max_pool", "adaptive_average_pool")
         ),
         Hook(
-            f"{_KERAS}.nn",
+            "keras:nn",
             "conv_transpose",
             convolutions.convolve_transposed,
             "XLA convolves windows that are split with the wrong slices",
             when=convolutions.distribution_of_step,
         ),
         Hook(
-            "keras.src.layers.normalization.batch_normalization",
-            "BatchNormalization.call",
+            "keras.layers.BatchNormalization",
+            "call",
             layers.batch_normalization,
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
@@ -151,14 +146,14 @@ def _layers() -> tuple[Hook, ...]:
 
 
 def _random() -> tuple[Hook, ...]:
-    return logical_random.hooks(f"{_KERAS}.random")
+    return logical_random.hooks("keras:random")
 
 
 def _operations() -> tuple[Hook, ...]:
     return (
         *(
             Hook(
-                f"{_KERAS}.math",
+                "keras:math",
                 name,
                 fourier.along(*dims),
                 "XLA has wrong windows for rows left over",
@@ -167,7 +162,7 @@ def _operations() -> tuple[Hook, ...]:
             for name, dims in fourier.WINDOWS.items()
         ),
         Hook(
-            f"{_KERAS}.core",
+            "keras:core",
             "associative_scan",
             fourier.associative_scan,
             "XLA pads even and odd elements wrongly where ranks do not ascend along the mesh",

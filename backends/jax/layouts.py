@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from keras.src import tree
+from keras import tree
 
 from keras_flow import sbp
 from keras_flow.current.distribution import check_activation, expected

@@ -7,17 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from keras.src.trainers.data_adapters import array_slicing
 
 from keras_flow.backends import leaves, reading_sources, row_order
 from keras_flow.backends.jax.devices import world
 from keras_flow.backends.reading import ProcessRows, ReadingEngine
 from keras_flow.current.distribution import active
+from keras_flow.current.keras_places import array_slicing
 from keras_flow.layout import Layout
 
 
 def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
-    """Condition of the hooks on sources of data: the rows that this process reads, where there are several."""
+    """The rows that this process reads, where there are several."""
     distribution, here = active(), world()
     if distribution is None or here.process_count == 1 or distribution.num_model_replicas == 1:
         return None
@@ -31,13 +31,13 @@ def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
     return ProcessRows(blocks, min(own), max(own), "padded", word)
 
 
-def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: object) -> Iterable:
-    """Hook on `get_jax_iterator` of Keras's adapters: batches of which this process reads its rows."""
-    return iter(reading_sources.batches(part, _ENGINE, original, adapter))
+def loader(part: ProcessRows, whole: Callable[[Any], Any], adapter: object) -> Iterable:
+    """Batches of which this process reads its rows."""
+    return iter(reading_sources.batches(part, _ENGINE, whole, adapter))
 
 
-def ordered(_: object, original: Callable[[Any], Any], adapter: Any) -> Iterator[object]:
-    """Hook on `ArrayDataAdapter.get_jax_iterator`: batches in the order of the epoch."""
+def ordered(original: Callable[[Any], Any], adapter: Any) -> Iterator[object]:
+    """Batches of arrays in the order of the epoch."""
     inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="jax")
     for rows in row_order.batches(adapter):
         yield leaves.mapped(
@@ -53,3 +53,5 @@ def _on_host(value: Any) -> Any:
 _ENGINE = ReadingEngine(
     "jax", from_sliced=lambda array, sliced: array.convert_to_jax_compatible(sliced), from_host=_on_host
 )
+
+READER = reading_sources.AdapterReader("get_jax_iterator", part_of_batches, loader, ordered)

@@ -11,13 +11,13 @@ import keras
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from keras_flow.backends import meeting, shared_files, weights_files
 from keras_flow.backends.initializers import DRAWN
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 

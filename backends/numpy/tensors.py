@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_flow.backends.engines import in_words, that_train
+from keras_flow.current.keras_places import BIT64_TO_BIT32_DTYPE
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 
@@ -84,9 +85,7 @@ def _keeping_float64() -> Iterator[None]:
     On every engine but TensorFlow Keras makes float32 of it, by a table of its own (private: there is no setting); its
     numpy backend computes convolutions and pooling by JAX.
     """
-    from keras.src.backend.common import dtypes
-
-    table = dtypes.BIT64_TO_BIT32_DTYPE
+    table = BIT64_TO_BIT32_DTYPE
     before = table["float64"]
     table["float64"] = "float64"
     try:

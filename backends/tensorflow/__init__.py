@@ -30,6 +30,7 @@ from keras_flow.backends.tensorflow.generation import generate_function as gener
 from keras_flow.backends.tensorflow.hooks import hooks as hooks
 from keras_flow.backends.tensorflow.layouts import constrain as constrain
 from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layout
+from keras_flow.backends.tensorflow.privates import privates as privates
 from keras_flow.backends.tensorflow.probes import all_reduce as all_reduce
 from keras_flow.backends.tensorflow.probes import devices_seen as devices_seen
 from keras_flow.backends.tensorflow.probes import free_memory as free_memory

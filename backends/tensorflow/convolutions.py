@@ -8,12 +8,12 @@ from typing import cast
 
 import keras
 import tensorflow as tf
-from keras.src.backend import standardize_data_format
 
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.current.distribution import Distribution, active, expected
+from keras_flow.current.keras_places import standardize_data_format
 
 
 def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:

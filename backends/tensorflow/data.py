@@ -8,7 +8,7 @@ from typing import cast
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.batch_watch import PartOfRows

@@ -1,8 +1,8 @@
-"""Every place of Keras that keras_flow wraps on TensorFlow. Checked against keras 3.13 to 3.15 and tensorflow 2.21."""
+"""Every place of Keras that keras_flow wraps on TensorFlow. Checked: keras 3.15, 3.16 (nightly), TF 2.21."""
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, row_order, shared_files
+from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
@@ -20,10 +20,7 @@ from keras_flow.backends.tensorflow import (
 )
 from keras_flow.current import dry_run
 
-_CORE = "keras.src.backend.tensorflow.core"
-_OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
-_RANDOM = "keras.src.backend.tensorflow.random"
-_TRAINER = "keras.src.backend.tensorflow.trainer"
+_RANDOM = "keras:random"
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -41,91 +38,78 @@ def hooks() -> tuple[Hook, ...]:
 def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
-            _CORE,
-            "Variable._initialize_with_initializer",
+            "keras.Variable",
+            "_initialize_with_initializer",
             variables.initialize_with_initializer,
             "makes a DTensor variable from shards; Keras makes a whole tf.Variable on one device",
         ),
         Hook(
-            _CORE,
-            "Variable._initialize",
+            "keras.Variable",
+            "_initialize",
             variables.initialize,
             "the same for a variable that is made from a value",
         ),
         Hook(
-            _CORE,
-            "Variable.assign",
+            "keras.Variable",
+            "assign",
             variables.assign,
             "load_weights, set_weights and callbacks give numpy, which a DTensor variable refuses (Unimplemented)",
             when=variables.assigned_on_host,
         ),
         Hook(
-            _CORE,
-            "Variable.__tf_tensor__",
+            "keras.Variable",
+            "__tf_tensor__",
             variables.to_tensor,
             "a weight split over an axis of the batch is gathered where it is used; DTensor fails on some uses",
             when=variables.layout_of_use,
         ),
         Hook(
-            _CORE,
-            "Variable._direct_assign",
+            "keras.Variable",
+            "_direct_assign",
             variables.direct_assign,
             "the same variables are updated in their own layout",
             when=variables.layout_in_step,
         ),
         Hook(
-            _CORE,
+            "keras:core",
             "convert_to_tensor",
             variables.convert,
             "variables are left to TensorFlow's compiled code, which reads DTensors where plain tensors are meant",
             when=variables.read_directly,
-            also=tuple(
-                f"{module}:convert_to_tensor"
-                for module in (
-                    "keras.src.backend",
-                    "keras.src.backend.tensorflow",
-                    *(f"keras.src.backend.tensorflow.{name}" for name in ("image", "linalg", "math", "nn", "numpy")),
-                )
-            ),
         ),
         Hook(
-            _CORE,
-            "Variable.numpy",
+            "keras.Variable",
+            "numpy",
             variables.to_numpy,
             "the numpy value of a split DTensor raises",
             when=variables.value_on_mesh,
         ),
         Hook(
-            _CORE,
-            "Variable.__array__",
+            "keras.Variable",
+            "__array__",
             variables.to_array,
             "as Variable.numpy",
             when=variables.value_on_mesh,
         ),
         Hook(
-            _CORE,
+            "keras:core",
             "convert_to_numpy",
             variables.to_numpy,
             "as Variable.numpy; Keras imports the function by value",
             when=variables.value_on_mesh,
-            also=("keras.src.backend:convert_to_numpy", "keras.src.backend.tensorflow:convert_to_numpy"),
         ),
         *(
             Hook(
-                _CORE,
+                place,
                 name,
                 variables.copied,
                 "while process 0 writes files alone, what is in several processes was read before",
                 when=variables.copy_while_writing,
-                also=also,
             )
-            for name, also in (
-                ("Variable.numpy", ()),
-                ("Variable.__array__", ()),
-                (
-                    "convert_to_numpy",
-                    ("keras.src.backend:convert_to_numpy", "keras.src.backend.tensorflow:convert_to_numpy"),
-                ),
+            for place, name in (
+                ("keras.Variable", "numpy"),
+                ("keras.Variable", "__array__"),
+                ("keras:core", "convert_to_numpy"),
             )
         ),
     )
@@ -134,31 +118,30 @@ def _variables() -> tuple[Hook, ...]:
 def _trainer() -> tuple[Hook, ...]:
     return (
         Hook(
-            _TRAINER,
-            "TensorFlowTrainer._make_function",
+            "keras.Model",
+            "_make_function",
             trainer.make_function,
             "Keras reads batches inside the compiled function, which cannot yield DTensors; a batch is put "
             "on the mesh before the step",
             when=optimizer.distribution_by_dtensor,
         ),
         Hook(
-            _TRAINER,
-            "TensorFlowTrainer.make_predict_function",
+            "keras.Model",
+            "make_predict_function",
             trainer.make_predict_function,
             "as _make_function",
             when=optimizer.distribution_by_dtensor,
         ),
-        *row_order.hooks("get_tf_dataset", reading.ordered),
-        *reading_sources.hooks("get_tf_dataset", reading.loader, reading.part_of_batches),
+        *reading_sources.hooks(reading.READER),
         Hook(
-            "keras.src.trainers.trainer",
-            "Trainer.compile",
+            "keras.Model",
+            "compile",
             trainer.compile,
             "notes an explicit jit_compile=True, which Keras stores as it stores 'auto'; changes nothing",
             when=always,
         ),
         Hook(
-            _CORE,
+            "keras:core",
             "remat",
             trainer.remat,
             "TensorFlow's recompute_grad fails with Keras variables, with an error that does not name the layer",
@@ -169,8 +152,8 @@ def _trainer() -> tuple[Hook, ...]:
 def _layers() -> tuple[Hook, ...]:
     return (
         Hook(
-            "keras.src.layers.layer",
-            "Layer.__call__",
+            "keras.Layer",
+            "__call__",
             layers.call,
             "model(x) outside of a step: one rank computes it, with whole variables; DTensor fails on many operations "
             "when it sees one at a time",
@@ -178,7 +161,7 @@ def _layers() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                "keras.src.backend.tensorflow.nn",
+                "keras:nn",
                 name,
                 function,
                 "DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has "
@@ -196,23 +179,22 @@ def _layers() -> tuple[Hook, ...]:
             )
         ),
         Hook(
-            "keras.src.metrics.metrics_utils",
+            "keras:metrics_utils",
             "confusion_matrix",
             layers.confusion_matrix,
             "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
             when=optimizer.distribution_by_dtensor,
-            also=("keras.src.metrics.iou_metrics:confusion_matrix",),
         ),
         Hook(
-            "keras.src.utils.tf_utils",
+            "keras:tf_utils",
             "dense_bincount",
             layers.dense_bincount,
             "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
             when=operations.in_traced_step,
         ),
         Hook(
-            "keras.src.layers.normalization.batch_normalization",
-            "BatchNormalization.call",
+            "keras.layers.BatchNormalization",
+            "call",
             layers.batch_normalization,
             "batch_statistics='replica': statistics by data rank, on DTensor too",
             when=layers.wants_replica_statistics,
@@ -223,49 +205,49 @@ def _layers() -> tuple[Hook, ...]:
 def _optimizer() -> tuple[Hook, ...]:
     return (
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer._var_key",
+            "keras.Optimizer",
+            "_var_key",
             optimizer.described_key,
             "explain of a model that is only described: the key of a variable would be read off its value",
             when=dry_run.world,
         ),
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer.add_variable_from_reference",
+            "keras.Optimizer",
+            "add_variable_from_reference",
             optimizer.add_variable_from_reference,
             "slots get their variable's layout; Keras's TensorFlow version colocates, which DTensor cannot",
         ),
         Hook(
-            "keras.src.optimizers.base_optimizer",
-            "BaseOptimizer.apply",
+            "keras.Optimizer",
+            "apply",
             optimizer.apply,
             "gives gradients their variables' layouts; DTensor fails where it guesses others (EmitAllScatter)",
             when=optimizer.distribution_of_update,
         ),
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer._backend_update_step",
+            "keras.Optimizer",
+            "_backend_update_step",
             optimizer.backend_update_step,
             "avoids the merge call of tf.distribute, which does not know DTensor variables",
             when=optimizer.distribution_by_dtensor,
         ),
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer.assign",
+            "keras.Optimizer",
+            "assign",
             optimizer.assign,
             "as assign_add",
             when=optimizer.updated_variable,
         ),
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer.assign_add",
+            "keras.Optimizer",
+            "assign_add",
             optimizer.assign_add,
             "makes sparse gradients dense; DTensor cannot scatter into a split table",
             when=optimizer.updated_variable,
         ),
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer.assign_sub",
+            "keras.Optimizer",
+            "assign_sub",
             optimizer.assign_sub,
             "as assign_add",
             when=optimizer.updated_variable,
@@ -298,7 +280,7 @@ def _random() -> tuple[Hook, ...]:
 
 def _replicas() -> tuple[Hook, ...]:
     """Those of `kf.DataParallel(strategy="mirrored")`."""
-    loss = "keras.src.losses.loss"
+    loss = "keras:losses"
     draws = ("normal", "uniform", "truncated_normal", "randint")
     return (
         Hook(
@@ -309,21 +291,21 @@ def _replicas() -> tuple[Hook, ...]:
             when=mirrored_strategy.foreign_strategy,
         ),
         Hook(
-            _TRAINER,
-            "TensorFlowTrainer._make_function",
+            "keras.Model",
+            "_make_function",
             mirrored_strategy.make_function,
             "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
             when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
-            _TRAINER,
-            "TensorFlowTrainer.make_predict_function",
+            "keras.Model",
+            "make_predict_function",
             mirrored_strategy.make_predict_function,
             "as _make_function; results are joined in the order of rows",
             when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
-            "keras.src.backend.tensorflow.numpy",
+            "keras:numpy",
             "add",
             replica_math.add,
             "Keras takes a tensor [0, n] for a bias of length n",
@@ -331,7 +313,7 @@ def _replicas() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                "keras.src.backend.tensorflow.nn",
+                "keras:nn",
                 name,
                 replica_math.convolve,
                 "a convolution of no rows has the channels of its input",
@@ -369,20 +351,17 @@ def _replicas() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                module,
-                name,
+                place,
+                "apply",
                 replica_math.apply,
                 "Keras clips and accumulates a replica's gradient before the sum",
                 when=replica_math.rows,
             )
-            for module, name in (
-                ("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply"),
-                ("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.apply"),
-            )
+            for place in ("keras.Optimizer", "keras.optimizers.LossScaleOptimizer")
         ),
         Hook(
-            _OPTIMIZER,
-            "TFOptimizer._all_reduce_sum_gradients",
+            "keras.Optimizer",
+            "_all_reduce_sum_gradients",
             replica_math.keep_gradients,
             "gradients are summed once, by `apply`",
             when=replica_math.rows,
@@ -400,15 +379,15 @@ def _replicas() -> tuple[Hook, ...]:
             for name in ("gamma", "beta", "binomial", "categorical", "shuffle")
         ),
         Hook(
-            "keras.src.backend.tensorflow.image",
+            "keras:image",
             "elastic_transform",
             replica_math.refuse_draw,
             "draws without Keras's random functions: the same on every replica",
             when=replica_math.rows,
         ),
         Hook(
-            "keras.src.layers.normalization.batch_normalization",
-            "BatchNormalization._moments",
+            "keras.layers.BatchNormalization",
+            "_moments",
             layers.moments,
             "Keras takes each replica's statistics, or with synchronized=True those without the mask",
             when=layers.rows_of_global,

@@ -9,11 +9,8 @@ from typing import cast
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import ops, tree
-from keras.src.backend import epsilon, result_type
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # private: Keras asks itself so
-from keras.src.distribution import distribution_lib
+from keras import ops, tree
+from keras.backend import epsilon, result_type
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import meeting
@@ -27,7 +24,9 @@ from keras_flow.backends.tensorflow.variables import (
     own_device,
     to_logical,
 )
+from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import current_distribution, in_stateless_scope, in_symbolic_scope
 from keras_flow.current.models import distribution_of
 from keras_flow.errors import FlowError
 
@@ -55,7 +54,7 @@ def _computing(layer: keras.Layer) -> Iterator[keras.Variable]:
     They compute with plain copies of what they have adapted to.
     """
     for part in layer._flatten_layers():
-        if not any(base.__module__.startswith("keras.src.layers.preprocessing.") for base in type(part).__mro__):
+        if not any(keras_places.is_of_keras(base, "layers.preprocessing") for base in type(part).__mro__):
             yield from (*part._trainable_variables, *part._non_trainable_variables)
 
 
@@ -87,12 +86,12 @@ def call(
 @contextmanager
 def _active(distribution: Distribution) -> Iterator[None]:
     """Inside, a distribution holds; other than its scope this needs no other process."""
-    current = distribution_lib.distribution()
-    distribution_lib.set_distribution(distribution)
+    current = current_distribution()
+    keras.distribution.set_distribution(distribution)
     try:
         yield
     finally:
-        distribution_lib.set_distribution(current)
+        keras.distribution.set_distribution(current)
 
 
 # ---- BatchNormalization

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import record
 

@@ -15,7 +15,7 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImports]
     collective_all_reduce_strategy,
 )

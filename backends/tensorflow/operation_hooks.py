@@ -17,7 +17,7 @@ from keras_flow.backends.tensorflow import (
     windows,
 )
 
-_NUMPY = "keras.src.backend.tensorflow.numpy"
+_NUMPY = "keras:numpy"
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -99,7 +99,6 @@ def hooks() -> tuple[Hook, ...]:
             counting.nanquantile,
             "has no rule, or its gradient has none",
             when=when,
-            since="keras 3.14",
         ),
         *(
             Hook(
@@ -149,7 +148,7 @@ def hooks() -> tuple[Hook, ...]:
             )
         ),
         Hook(
-            "keras.src.backend.tensorflow.core",
+            "keras:core",
             "dynamic_update_slice",
             substitutes.update_slice,
             "an operation of XLA, which has no rule",
@@ -173,18 +172,17 @@ def hooks() -> tuple[Hook, ...]:
             when=operations.endless_text,
         ),
         Hook(
-            "keras.src.layers.rnn.rnn",
-            "RNN.call",
+            "keras.layers.RNN",
+            "call",
             operations.recurrent,
             "DTensor fails on the steps of sequences that are split by features",
             when=when,
         ),
         Hook(
-            "keras.src.backend.tensorflow.rnn",
+            "keras:rnn",
             "rnn",
             operations.unrolled,
             "DTensor fails on the gradient of a loop (TensorListReserve: dimension -2^63)",
             when=when,
-            also=("keras.src.backend.tensorflow:rnn", "keras.src.backend:rnn"),
         ),
     )

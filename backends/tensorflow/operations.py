@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.framework import smart_cond
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, on_mesh, replicated, view_of
 from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, updating
+from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
 
@@ -51,7 +51,8 @@ def add_variable_from_reference(
 
     TensorFlow's own colocates, which DTensor cannot.
     """
-    return base_optimizer.BaseOptimizer.add_variable_from_reference(
+    base: Any = keras_places.find("keras:AnyOptimizer")
+    return base.add_variable_from_reference(
         optimizer,
         reference_variable,
         name=name,

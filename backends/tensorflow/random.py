@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import random as keras_random
 from tensorflow.experimental import dtensor
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
@@ -24,6 +23,7 @@ from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.traced_step import split_rows
 from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.keras_places import tensorflow_random as keras_random
 
 
 def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None:

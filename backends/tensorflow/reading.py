@@ -18,7 +18,7 @@ from keras_flow.current.distribution import active
 
 
 def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
-    """Condition of the hooks on sources of data: the rows that this process reads, where there are several."""
+    """The rows that this process reads, where there are several."""
     distribution, here = active(), world()
     if distribution is None or here.process_count == 1 or is_mirrored(distribution):
         return None
@@ -69,13 +69,13 @@ class OwnRowsIterator:
         return next(self.iterator)
 
 
-def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: Any) -> OwnRowsDataset:
-    """Hook on `get_tf_dataset` of Keras's adapters: batches of which this process reads its rows."""
-    return OwnRowsDataset(reading_sources.batches(part, _ENGINE, original, adapter), adapter.num_batches)
+def loader(part: ProcessRows, whole: Callable[[Any], Any], adapter: Any) -> OwnRowsDataset:
+    """Batches of which this process reads its rows."""
+    return OwnRowsDataset(reading_sources.batches(part, _ENGINE, whole, adapter), adapter.num_batches)
 
 
-def ordered(_: object, original: Callable[[Any], tf.data.Dataset], adapter: Any) -> tf.data.Dataset:
-    """Hook on `ArrayDataAdapter.get_tf_dataset`: Keras's pipeline, which shuffles numbers of rows, in another order.
+def ordered(original: Callable[[Any], tf.data.Dataset], adapter: Any) -> tf.data.Dataset:
+    """Keras's pipeline, which shuffles numbers of rows, in another order.
 
     Keras shuffles all numbers as an epoch begins, or those of a batch.
     """
@@ -93,12 +93,14 @@ def ordered(_: object, original: Callable[[Any], tf.data.Dataset], adapter: Any)
         found.set_shape(numbers.shape)
         return found
 
-    stock = tf.random.shuffle
-    tf.random.shuffle = shuffled  # while Keras writes its pipeline, which has no other place for it
+    # while Keras writes its pipeline: since 3.16 by a method of its own, before that by TensorFlow's function
+    place, name = (adapter, "_tf_shuffle") if hasattr(adapter, "_tf_shuffle") else (tf.random, "shuffle")
+    stock = getattr(place, name)
+    setattr(place, name, shuffled)
     try:
         return original(adapter)
     finally:
-        tf.random.shuffle = stock
+        setattr(place, name, stock)
 
 
 def _on_host(value: Any) -> Any:
@@ -113,3 +115,5 @@ _ENGINE = ReadingEngine(
     from_host=_on_host,
     makes_tf_data=True,
 )
+
+READER = reading_sources.AdapterReader("get_tf_dataset", part_of_batches, loader, ordered)

@@ -14,13 +14,13 @@ from typing import TypeVar, cast
 
 import keras
 import tensorflow as tf
-from keras.src import backend as keras_backend
-from keras.src import ops
-from keras.src.backend.tensorflow import random as keras_random
-from keras.src.losses import loss as keras_loss
+from keras import ops
+from keras.backend import result_type
 
 from keras_flow.backends import states
 from keras_flow.backends.interface import RandomPart
+from keras_flow.current.keras_places import squeeze_or_expand_to_same_rank
+from keras_flow.current.keras_places import tensorflow_random as keras_random
 from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
 
@@ -75,8 +75,8 @@ def add(_: object, original: Callable[..., tf.Tensor], x1: tf.Tensor, x2: tf.Ten
 
     Keras 3.15 takes a tensor of shape [0, 6] for a bias of length 6, and fails.
     """
-    first, second = (cast("tf.Tensor", keras_backend.convert_to_tensor(x)) for x in (x1, x2))
-    dtype = keras_backend.result_type(first.dtype, second.dtype)
+    first, second = (cast("tf.Tensor", ops.convert_to_tensor(x)) for x in (x1, x2))
+    dtype = result_type(first.dtype, second.dtype)
     return tf.add(tf.cast(first, dtype), tf.cast(second, dtype))
 
 
@@ -145,7 +145,7 @@ def apply_mask(
     weight = ops.where(ops.cast(mask, "bool"), ops.divide_no_nan(total, valid), 0)
     if sample_weight is None:
         return weight
-    same_rank = keras_loss.squeeze_or_expand_to_same_rank(weight, ops.cast(sample_weight, dtype))
+    same_rank = squeeze_or_expand_to_same_rank(weight, ops.cast(sample_weight, dtype))
     weight, sample_weight = cast("tuple[tf.Tensor, tf.Tensor]", same_rank)
     return sample_weight * weight
 

@@ -11,9 +11,7 @@ from weakref import WeakSet
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend import compute_output_spec
-from keras.src.trainers.trainer import Trainer
+from keras import tree
 
 from keras_flow.backends import random_states
 from keras_flow.backends.batch_watch import BatchWatch
@@ -27,6 +25,7 @@ from keras_flow.backends.tensorflow.traced_step import Trace, WholeOperations, c
 from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import Trainer, compute_output_spec
 from keras_flow.current.models import is_built
 from keras_flow.errors import FlowError
 

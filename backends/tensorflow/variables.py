@@ -9,8 +9,6 @@ from typing import Any, TypeGuard, TypeVar, cast, overload
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context, record
 from tensorflow.python.ops import resource_variable_ops
@@ -20,6 +18,7 @@ from keras_flow.backends.tensorflow import creation, mirrored_strategy, processe
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError
 

@@ -8,9 +8,6 @@ from contextlib import contextmanager
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.distribution import distribution_lib
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import logical_random
@@ -19,6 +16,7 @@ from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import from_logical, to_host
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, current_distribution, get_global_attribute
 from keras_flow.current.models import all_variables
 
 
@@ -60,19 +58,19 @@ class WholeStep:
     def run(self, *args: object, **kwargs: object) -> object:
         """Run the step on plain tensors; the results are plain tensors."""
         # with a distribution active, the hooks would put what the step makes on the mesh again
-        current = distribution_lib.distribution()
+        current = current_distribution()
         found = _variables(self.model, self.with_optimizer)
         on_mesh = (variable for variable in found if isinstance(variable._value, dtensor.DVariable))
         # an optimizer and the model may list one variable twice; it must have one copy
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
         copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]
-        distribution_lib.set_distribution(None)
+        keras.distribution.set_distribution(None)
         try:
             with _standing_in(variables, copies), tf.device(self.device), logical_random.as_under(self.distribution):
                 outputs = self._function(*args, **kwargs)
         finally:
-            distribution_lib.set_distribution(current)
+            keras.distribution.set_distribution(current)
         for variable, before, copy in zip(variables, values, copies, strict=True):
             after = copy.numpy()
             if after.tobytes() != before.tobytes():
@@ -99,7 +97,7 @@ def _variables(model: keras.Model, with_optimizer: bool) -> Iterator[keras.Varia
     optimizer = getattr(model, "optimizer", None) if with_optimizer else None
     if optimizer is not None:
         yield from optimizer.variables
-    seeds = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    seeds = get_global_attribute(GLOBAL_SEED_GENERATOR)
     if seeds is not None:
         yield seeds.state
 

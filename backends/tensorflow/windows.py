@@ -15,12 +15,12 @@ from typing import cast
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import standardize_data_format
-from keras.src.backend.tensorflow import nn
 
 from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, whole_kernel
 from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.current.distribution import Distribution
+from keras_flow.current.keras_places import engine_nn as nn
+from keras_flow.current.keras_places import standardize_data_format
 
 #: larger windows are left to TensorFlow: a step would have several operations for each position
 _MOST_POSITIONS = 27

@@ -29,6 +29,7 @@ from keras_flow.backends.torch.generation import generate_function as generate_f
 from keras_flow.backends.torch.hooks import hooks as hooks
 from keras_flow.backends.torch.layouts import constrain as constrain
 from keras_flow.backends.torch.layouts import engine_layout as engine_layout
+from keras_flow.backends.torch.privates import privates as privates
 from keras_flow.backends.torch.probes import all_reduce as all_reduce
 from keras_flow.backends.torch.probes import devices_seen as devices_seen
 from keras_flow.backends.torch.probes import free_memory as free_memory

@@ -13,14 +13,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
-from keras.src.backend.torch import core
-from keras.src.backend.torch import random as keras_random
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
 from keras_flow.backends.torch import layouts, local_tensors
+from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.keras_places import torch_random as keras_random
 
 _CHUNK_ELEMENTS = 1 << 20
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from keras.src import tree
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
-from keras.src.backend.torch import core
+from keras import tree
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -20,6 +18,8 @@ from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
 from keras_flow.current.batch import rows_of
+from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:

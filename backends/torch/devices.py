@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as torch_distributed
-from keras.src.backend.torch import core as keras_torch  # the device that Keras computes on has no public name
 
 from keras_flow.backends.accelerators import own_accelerators
 from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
+from keras_flow.backends.torch import ddp_of_keras
 from keras_flow.backends.torch.processes import join
 from keras_flow.current import processes
+from keras_flow.current.keras_places import engine_core as keras_torch
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -41,6 +42,7 @@ def init(devices: int | None, type: str | None) -> World:
         torch.cuda.set_device(own_accelerators(torch.cuda.device_count(), 1, described)[0])
     if size > 1 and not torch_distributed.is_initialized():
         join(described, chosen)
+        ddp_of_keras.keep_away()
     return _begun(World(size=size, type=chosen, local_ranks=(rank,), process_index=rank, process_count=size))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import torch
-from keras.src.backend.torch import core
 
 from keras_flow.backends.torch.trainer import retrack
+from keras_flow.current.keras_places import engine_core as core
 
 
 def plain_value(variable: keras.Variable, value: np.ndarray) -> torch.nn.Parameter:

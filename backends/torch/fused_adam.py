@@ -14,9 +14,10 @@ from typing import Any
 
 import keras
 import torch
-from keras.src.backend.torch.optimizers import torch_adam
 from torch.distributed.tensor import DTensor
 from torch.optim.adam import adam
+
+from keras_flow.current.keras_places import torch_optimizers
 
 #: a step after which torch's corrections are 1: 0.999999 to this power is 0
 _LATE = 1e9
@@ -38,7 +39,7 @@ def update(
         variables: the variables that they are of.
         learning_rate: a number or a scalar tensor.
     """
-    if type(optimizer)._parallel_update_step is not torch_adam.Adam._parallel_update_step:
+    if type(optimizer)._parallel_update_step is not torch_optimizers.Adam._parallel_update_step:
         return False
     lists = [
         [_local(variable) for variable in variables],

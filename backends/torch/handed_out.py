@@ -15,14 +15,18 @@ from weakref import WeakKeyDictionary
 
 import keras
 import torch
-from keras.src import backend, tree
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.models.functional import Functional
+from keras import tree
 from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends import leaves
 from keras_flow.backends.torch import variables
+from keras_flow.current.keras_places import (
+    Functional,
+    compute_output_spec,
+    get_keras_mask,
+    in_stateless_scope,
+    set_keras_mask,
+)
 
 #: ids of layers whose outputs the program gets from the call that is running outside of a step
 _handed_out: ContextVar[frozenset[int]] = ContextVar("keras_flow_handed_out", default=frozenset())
@@ -91,7 +95,7 @@ def _several(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obj
     if settings not in known:
         specs = tree.map_structure(_spec, (args, kwargs))
         try:
-            known[settings] = len(tree.flatten(backend.compute_output_spec(layer.call, *specs[0], **specs[1]))) > 1
+            known[settings] = len(tree.flatten(compute_output_spec(layer.call, *specs[0], **specs[1]))) > 1
         except Exception:  # Python that asks for values: then they are computed on plain tensors
             known[settings] = True
     return known[settings]
@@ -100,4 +104,4 @@ def _several(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obj
 def _spec(leaf: object) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return keras.KerasTensor(tuple(leaf.shape), backend.standardize_dtype(leaf.dtype))
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

@@ -1,12 +1,13 @@
-"""Each place of Keras and torch that keras_flow wraps on PyTorch. Checked against keras 3.13-3.15, torch 2.13, 2.14."""
+"""Each place of Keras and torch that keras_flow wraps on PyTorch. Checked: keras 3.15, 3.16 (nightly), torch 2.13."""
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, row_order, shared_files
+from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
+    ddp_of_keras,
     generation,
     layers,
     log_readers,
@@ -28,46 +29,54 @@ from keras_flow.backends.torch import (
 )
 from keras_flow.current import dry_run
 
-_KERAS = "keras.src.backend.torch"
-_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
-
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
-    return (*_variables(), *_trainer(), *_layers(), *_losses(), *_optimizer(), *_random(), *_saving(), *_operations())
+    # first, so that what Keras does by itself is asked last
+    return (
+        *ddp_of_keras.hooks(),
+        *_variables(),
+        *_trainer(),
+        *_layers(),
+        *_losses(),
+        *_optimizer(),
+        *_random(),
+        *_saving(),
+        *_operations(),
+    )
 
 
 def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
-            f"{_KERAS}.core",
-            "Variable._initialize_with_initializer",
+            "keras.Variable",
+            "_initialize_with_initializer",
             variables.initialize_with_initializer,
             "variables are created sharded; without it every rank makes the whole value",
         ),
         Hook(
-            f"{_KERAS}.core",
-            "Variable._initialize",
+            "keras.Variable",
+            "_initialize",
             variables.initialize,
             "variables of the consistent view are DTensors; Keras 3.15 has no distribution on torch",
         ),
         Hook(
-            f"{_KERAS}.layer",
-            "TorchLayer._track_variables",
+            "keras.Layer",
+            "_track_variables",
             leave_out,
             "explain of a model that is only described: handing variables to torch's modules would make their values",
             when=dry_run.world,
         ),
         Hook(
-            f"{_KERAS}.core",
-            "Variable.assign",
+            "keras.Variable",
+            "assign",
             variables.assign,
             "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
             when=variables.assigned_from_file,
         ),
         Hook(
-            f"{_KERAS}.core",
-            "Variable._direct_assign",
+            "keras.Variable",
+            "_direct_assign",
             variables.direct_assign,
             "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
             when=layout_over_ranks,
@@ -101,21 +110,20 @@ def _trainer() -> tuple[Hook, ...]:
     return (
         *(
             Hook(
-                f"{_KERAS}.trainer",
-                f"TorchTrainer.make_{name}_function",
+                "keras.Model",
+                f"make_{name}_function",
                 trainer.make_function,
                 "batches become this rank's part, and logs and outputs logical again",
             )
             for name in ("train", "test", "predict")
         ),
         Hook(
-            f"{_KERAS}.trainer",
-            "TorchEpochIterator.__init__",
+            "keras:EpochIterator",
+            "__init__",
             trainer.new_source,
             "the first batches of each data source are compared across ranks",
         ),
-        *row_order.hooks("get_torch_dataloader", reading.ordered),
-        *reading_sources.hooks("get_torch_dataloader", reading.loader, reading.part_of_batches),
+        *reading_sources.hooks(reading.READER),
         Hook(
             "torch.autograd",
             "grad",
@@ -124,7 +132,7 @@ def _trainer() -> tuple[Hook, ...]:
             when=mirrored.step_on_all_rows,
         ),
         Hook(
-            f"{_KERAS}.core",
+            "keras:core",
             "remat",
             trainer.remat,
             "a layer is run again in the backward pass, where it must compute the same rows",
@@ -136,65 +144,60 @@ def _trainer() -> tuple[Hook, ...]:
 def _layers() -> tuple[Hook, ...]:
     return (
         Hook(
-            "keras.src.layers.layer",
-            "Layer.__call__",
+            "keras.Layer",
+            "__call__",
             layers.call,
             "data parallel computes own rows in it; partial sums leave it reduced; model(x) outside a step works",
             when=layers.step_or_distribution,
         ),
         Hook(
-            "keras.src.layers.layer",
-            "Layer._get_regularization_losses",
+            "keras.Layer",
+            "_get_regularization_losses",
             layers.regularization,
             "model.losses outside of a step: plain losses do not mix with DTensors",
             when=layers.distribution_outside,
         ),
         Hook(
-            f"{_KERAS}.core",
+            "keras:core",
             "compute_output_spec",
             shapes.infer,
             'a `call` that the device "meta" cannot run is run on plain tensors, which DTensors do not mix with',
-            also=(f"{_KERAS}:compute_output_spec", "keras.src.backend:compute_output_spec"),
         ),
         Hook(
-            _NORMALIZATION,
-            "BatchNormalization._moments",
+            "keras.layers.BatchNormalization",
+            "_moments",
             layers.moments,
             "statistics of all rows, not of this rank's",
             when=step.running_step,
         ),
         Hook(
-            _NORMALIZATION,
-            "BatchNormalization.call",
+            "keras.layers.BatchNormalization",
+            "call",
             layers.batch_normalization,
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
         ),
         *(
             Hook(
-                f"keras.src.layers.{module}",
-                f"{name}.call",
+                f"keras.layers.{name}",
+                "call",
                 split_layers.call,
                 "layers with split weights on plain tensors, without DTensor's time for each operator",
                 when=split_layers.step_with_split,
             )
-            for module, name in (
-                ("core.dense", "Dense"),
-                ("core.einsum_dense", "EinsumDense"),
-                ("convolutional.base_conv", "BaseConv"),
-                ("convolutional.conv1d", "Conv1D"),
-            )
+            # all convolutions have that of Conv2D, but for Conv1D
+            for name in ("Dense", "EinsumDense", "Conv2D", "Conv1D")
         ),
         Hook(
-            _NORMALIZATION,
-            "BatchNormalization.call",
+            "keras.layers.BatchNormalization",
+            "call",
             split_layers.call,
             "split channels on plain tensors, without DTensor's time for each operator",
             when=split_layers.step_with_channels,
         ),
         Hook(
-            "keras.src.layers.attention.multi_head_attention",
-            "MultiHeadAttention.call",
+            "keras.layers.MultiHeadAttention",
+            "call",
             split_layers.attention,
             "split heads on plain tensors, without DTensor's time for each operator",
             when=split_layers.step_with_heads,
@@ -205,22 +208,22 @@ def _layers() -> tuple[Hook, ...]:
 def _losses() -> tuple[Hook, ...]:
     return (
         Hook(
-            "keras.src.losses.loss",
-            "Loss.__call__",
+            "keras.Loss",
+            "__call__",
             losses.call,
             "losses add up own rows; without it the outputs of all rows are gathered",
             when=losses.of_split_rows,
         ),
         Hook(
-            "keras.src.losses.loss",
-            "Loss.__call__",
+            "keras.Loss",
+            "__call__",
             losses.call_on_plain,
             "losses of whole tensors without DTensor's time for each operator",
             when=losses.of_whole_tensors,
         ),
         *(
             Hook(
-                "keras.src.losses.loss",
+                "keras:losses",
                 name,
                 getattr(losses, name),
                 "a sum over own rows is reduced; the number that divides it is that of all rows",
@@ -230,46 +233,46 @@ def _losses() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                module,
-                f"{name}.update_state",
+                place,
+                "update_state",
                 metrics.update_one,
                 "the same where a train_step of the user updates a metric",
                 when=metrics.outside_of_layers,
             )
-            for module, name in metrics.classes()
+            for place in metrics.classes()
         ),
         Hook(
-            "keras.src.metrics.reduction_metrics",
-            "Mean.update_state",
+            "keras.metrics.Mean",
+            "update_state",
             metrics.update_mean,
             "what the step adds to the mean of losses, in a fifth of the operators",
             when=metrics.step_of_number,
         ),
         Hook(
-            f"{_KERAS}.core",
-            "Variable.assign_add",
+            "keras.Variable",
+            "assign_add",
             partial_numbers.assign_add,
             "what a loss adds to a metric is summed over the ranks with other things, when it is read at the latest",
             when=partial_numbers.adds_part,
         ),
         Hook(
-            "keras.src.trainers.trainer",
-            "Trainer.get_metrics_result",
+            "keras.Model",
+            "get_metrics_result",
             log_readers.metrics_result,
             "where nobody reads the logs of a batch, its metrics are not summed over the ranks",
             when=log_readers.reading_later,
         ),
         *(
             Hook(
-                "keras.src.callbacks.callback_list",
-                f"CallbackList.{name}",
+                "keras.callbacks.CallbackList",
+                name,
                 log_readers.announce,
                 "its callbacks say who reads the logs of the step that follows",
             )
             for name in ("on_train_batch_begin", "on_test_batch_begin")
         ),
         Hook(
-            "keras.src.trainers.compile_utils",
+            "keras:compile_utils",
             "MetricsList.update_state",
             metrics.update,
             "metrics add up own rows; others use operators that DTensor has no rules for, on all rows",
@@ -281,14 +284,14 @@ def _losses() -> tuple[Hook, ...]:
 def _optimizer() -> tuple[Hook, ...]:
     return (
         Hook(
-            "keras.src.optimizers.base_optimizer",
-            "BaseOptimizer.apply",
+            "keras.Optimizer",
+            "apply",
             optimizer.apply,
             "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
             when=optimizer.variables_of_dtensors,
         ),
         Hook(
-            f"{_KERAS}.optimizers.torch_parallel_optimizer",
+            "keras:torch_parallel_optimizer",
             "TorchParallelOptimizer._backend_update_step",
             optimizer.backend_update_step,
             "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
@@ -300,7 +303,7 @@ def _optimizer() -> tuple[Hook, ...]:
 def _random() -> tuple[Hook, ...]:
     return (
         Hook(
-            f"{_KERAS}.random",
+            "keras:random",
             "dropout",
             random.dropout,
             "one mask for the logical tensor; without it ranks repeat the mask of their rows",
@@ -308,7 +311,7 @@ def _random() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                f"{_KERAS}.random",
+                "keras:random",
                 name,
                 random.draw,
                 "noise for all rows, of which a rank takes its own",
@@ -318,7 +321,7 @@ def _random() -> tuple[Hook, ...]:
         ),
         *(
             Hook(
-                f"{_KERAS}.random",
+                "keras:random",
                 name,
                 getattr(creation, name),
                 "initial values are drawn piece by piece",
@@ -327,7 +330,7 @@ def _random() -> tuple[Hook, ...]:
             for name in ("normal", "uniform", "truncated_normal")
         ),
         # last, so that these are asked before the hooks above on the same functions
-        *logical_random.hooks(f"{_KERAS}.random"),
+        *logical_random.hooks("keras:random"),
     )
 
 
@@ -335,15 +338,15 @@ def _saving() -> tuple[Hook, ...]:
     return (
         *shared_files.hooks(),
         Hook(
-            "keras.src.saving.saving_lib",
+            "keras:saving_lib",
             "H5IOStore.__setitem__",
             saving.write_entry,
             "a split variable is written block by block; Keras makes a whole array of it first",
             when=saving.asking_others,
         ),
         Hook(
-            "keras.src.optimizers.base_optimizer",
-            "BaseOptimizer.save_own_variables",
+            "keras.Optimizer",
+            "save_own_variables",
             saving.write_optimizer,
             "the same for the optimizer's variables",
             when=saving.asking_others,
@@ -354,7 +357,7 @@ def _saving() -> tuple[Hook, ...]:
 def _operations() -> tuple[Hook, ...]:
     return (
         Hook(
-            f"{_KERAS}.core",
+            "keras:core",
             "slice_update",
             generation.slice_update,
             "a cache of keys and values, made of zeros, would hold all rows and heads on every rank",

@@ -6,12 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import keras
 import torch
-from keras.src.backend.common import global_state
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-from keras.src.backend.config import epsilon
-from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, meeting, own_code
@@ -29,11 +25,11 @@ from keras_flow.backends.torch import (
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
+from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.keras_places import get_global_attribute, get_keras_mask, in_symbolic_scope, set_keras_mask
 from keras_flow.current.variable_layout import keras_layout
 
 if TYPE_CHECKING:
-    import keras
-
     from keras_flow.current.distribution import Distribution
 
 
@@ -49,7 +45,7 @@ def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) ->
     if step is not None:
         return step
     # within another layer's call: that one was asked already, with these variables among its own
-    if global_state.get_global_attribute("current_call_ctx") is not None:
+    if get_global_attribute("current_call_ctx") is not None:
         return None
     return _distribution_of(layer) or _building_for(layer)
 
@@ -153,8 +149,6 @@ def plain_with_mask(leaf: object) -> object:
 
 
 def _is_symbolic(leaf: object) -> bool:
-    import keras
-
     return isinstance(leaf, keras.KerasTensor)
 
 
@@ -236,7 +230,7 @@ def moments(
     keep = mask.bool().unsqueeze(-1).expand(inputs.shape)
     zero = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
     sums = _total(torch.stack([torch.where(keep, inputs, zero).sum(axes), keep.to(inputs.dtype).sum(axes)]), step)
-    count = sums[1] + epsilon()
+    count = sums[1] + keras.config.epsilon()
     mean = sums[0] / count
     deviation = _total(torch.where(keep, inputs - mean, zero).square().sum(axes), step)
     return mean, deviation / count

@@ -8,8 +8,7 @@ from typing import cast
 
 import torch
 import torch.distributed as torch_distributed
-from keras.src import tree
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras import tree
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -19,6 +18,7 @@ from keras_flow import sbp
 from keras_flow.backends import agreement
 from keras_flow.backends.torch import devices
 from keras_flow.current.distribution import check_activation, expected
+from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as torch_distributed
 from keras import callbacks as keras_callbacks
 from keras import models
-from keras.src import utils
 
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import RunningStep, current_step
+from keras_flow.current.keras_places import is_default
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _who_reads(callbacks: keras.callbacks.CallbackList, model: keras.Model) -> i
 def _reads(callback: keras.callbacks.Callback) -> int:
     if type(callback) is keras_callbacks.ProgbarLogger:
         return _PROGRESS_BAR if callback.verbose == 1 else _NOBODY
-    sees = any(not utils.is_default(getattr(callback, name)) for name in _SEES_BATCHES)
+    sees = any(not is_default(getattr(callback, name)) for name in _SEES_BATCHES)
     return _CALLBACK if sees else _NOBODY
 
 

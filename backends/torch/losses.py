@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable
 
 import torch
-from keras.src.backend.torch import core, numpy
 from torch.distributed.device_mesh import DeviceMesh
 
 from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import data, layouts, local_tensors, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
+from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.keras_places import engine_numpy as numpy
 from keras_flow.errors import ComputedWhole, FlowError, warn
 
 #: what was said of losses and metrics that need all rows

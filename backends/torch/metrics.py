@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from keras.src.backend.common.masking import get_keras_mask
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, row_interaction
@@ -26,6 +24,7 @@ from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_c
 from keras_flow.backends.torch.partial_numbers import PartialNumber
 from keras_flow.backends.torch.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
+from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope
 
 if TYPE_CHECKING:
     import keras
@@ -49,18 +48,18 @@ def update(
         metric.update_state(y_true, y_pred, sample_weight=sample_weight)
 
 
-def classes() -> Sequence[tuple[str, str]]:
-    """Module and name of Keras's classes of metrics that compare predictions with targets, by introspection."""
+def classes() -> Sequence[str]:
+    """Places of Keras's classes of metrics that compare predictions with targets, by introspection."""
     import keras
 
     found = {
-        owner
-        for metric in vars(keras.metrics).values()
+        owner: name
+        for name, metric in sorted(vars(keras.metrics).items(), reverse=True)
         if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric)
         for owner in metric.__mro__
         if list(inspect.signature(vars(owner).get("update_state", len)).parameters)[1:3] == ["y_true", "y_pred"]
     }
-    return sorted((owner.__module__, owner.__qualname__) for owner in found)
+    return sorted(f"keras.metrics.{name}" for name in found.values())
 
 
 def outside_of_layers(*args: object, **kwargs: object) -> RunningStep | None:

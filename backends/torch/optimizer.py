@@ -12,6 +12,7 @@ from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profi
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
+from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
 
@@ -57,7 +58,7 @@ def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **k
 
     None where the update is not one of Keras's own, all of which work element by element.
     """
-    return active() if _module_of(optimizer).startswith("keras.src.backend.torch.optimizers.") else None
+    return active() if _module_of(optimizer).startswith(keras_places.find("keras:torch_optimizers").__name__) else None
 
 
 def _module_of(optimizer: keras.optimizers.Optimizer) -> str:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as torch_distributed
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
 from keras_flow.backends.torch import split_rows
 from keras_flow.backends.torch.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows
+from keras_flow.current.keras_places import in_stateless_scope
 
 if TYPE_CHECKING:
     import keras

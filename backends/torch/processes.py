@@ -23,6 +23,12 @@ from keras_flow.errors import FlowError
 #: the job's store, once this process has joined
 _joined: torch_distributed.Store | None = None  # pyright: ignore[reportPrivateImportUsage]
 
+
+def has_joined() -> bool:
+    """Whether this process is in a process group that keras_flow made."""
+    return _joined is not None
+
+
 #: seconds between two looks for a text of another rank
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.02
 #: seconds that a rank which is done waits for the others before it closes its connections

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow import philox
@@ -16,6 +15,7 @@ from keras_flow.backends.interface import RandomPart
 from keras_flow.backends.torch import device_draws, layouts, local_tensors
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
+from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.models import layer_in_call
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from keras.src.backend.torch import core
 
 from keras_flow.backends import leaves, reading_sources, row_order
 from keras_flow.backends.batch_watch import PartOfRows
@@ -14,10 +13,11 @@ from keras_flow.backends.reading import ProcessRows, ReadingEngine
 from keras_flow.backends.torch import data, layouts, mirrored, split_rows
 from keras_flow.backends.torch.step import OwnRows
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.keras_places import engine_core as core
 
 
 def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
-    """Condition of the hooks on sources of data: the rows that this rank reads, where ranks share those of a batch."""
+    """The rows that this rank reads, where ranks share those of a batch."""
     distribution = active()
     if distribution is None or not layouts.distributed(distribution.placement):
         return None
@@ -86,13 +86,13 @@ class LogicalBatches:
         return split_rows.split(leaf.own, rows, origin=leaf) if rows is not None else leaf
 
 
-def loader(part: ProcessRows, original: Callable[[Any], Any], adapter: object) -> Iterable:
-    """Hook on `get_torch_dataloader` of Keras's adapters: batches of which this rank reads its rows."""
+def loader(part: ProcessRows, whole: Callable[[Any], Any], adapter: object) -> Iterable:
+    """Batches of which this rank reads its rows."""
     distribution = active()
     assert distribution is not None  # the condition found it
 
     def rows_or_stock(source: Any) -> Iterable:
-        batches = original(source)
+        batches = whole(source)
         return RowNumbers(batches) if type(source).__name__ == "ArrayDataAdapter" else batches
 
     return LogicalBatches(reading_sources.batches(part, _ENGINE, rows_or_stock, adapter), distribution)
@@ -115,8 +115,8 @@ class OrderedBatches:
         return self.adapter.num_batches
 
 
-def ordered(_: object, original: Callable[[Any], Any], adapter: Any) -> torch.utils.data.DataLoader:
-    """Hook on `ArrayDataAdapter.get_torch_dataloader`: batches in the order of the epoch."""
+def ordered(original: Callable[[Any], Any], adapter: Any) -> torch.utils.data.DataLoader:
+    """Batches of arrays in the order of the epoch."""
     stock = original(adapter)
     return torch.utils.data.DataLoader(
         stock.dataset, batch_sampler=OrderedBatches(adapter), collate_fn=stock.collate_fn
@@ -130,3 +130,5 @@ _ENGINE = ReadingEngine(
     seen=lambda: data.watch.seen,
     begins=_begin,
 )
+
+READER = reading_sources.AdapterReader("get_torch_dataloader", part_of_batches, loader, ordered)

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import data, layouts, local_tensors, short_calls, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
+from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope, set_keras_mask
 
 if TYPE_CHECKING:
     import keras

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import agreement, meeting, shared_files
 from keras_flow.backends.torch import gather_blocks, layouts, reading_dtensors, variables
+from keras_flow.current import keras_places
 
 if TYPE_CHECKING:
     import keras
@@ -77,7 +78,7 @@ def to_array(
 def _computes(layer: keras.Layer) -> bool:
     """Whether a layer writes values that it computes: it has to find them whole."""
     # a user's method may compute with the weights, and needs whole ones
-    own = not type(layer).save_own_variables.__module__.startswith("keras.src.")
+    own = not keras_places.is_of_keras(type(layer).save_own_variables)
     return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import keras
 import torch
-from keras.src.backend.common.stateless_scope import get_stateless_scope
-from keras.src.backend.torch import core
 from torch.distributed.tensor import DTensor
+
+from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.keras_places import get_stateless_scope
 
 
 def infer(

@@ -8,7 +8,6 @@ name scope, `training` as the layers around have it, masks that a layer makes, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +15,20 @@ from weakref import WeakKeyDictionary
 
 import keras
 import torch
-from keras.src import backend
-from keras.src.backend.common import global_state
-from keras.src.backend.common.masking import get_keras_mask
-from keras.src.backend.common.name_scope import current_path
-from keras.src.distribution import distribution_lib
-from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
-from keras.src.utils import python_utils, traceback_utils
+from packaging.version import Version
 from torch.distributed.tensor import DTensor
+
+from keras_flow.current.keras_places import (
+    current_distribution,
+    current_path,
+    explained,
+    get_autocast_scope,
+    get_global_attribute,
+    get_keras_mask,
+    is_default,
+    is_float_dtype,
+    lay_outputs,
+)
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, DTensor)
 _MANY = (list, tuple)
@@ -31,6 +36,8 @@ _MANY = (list, tuple)
 _REPLACED = ("call", "forward", "compute_mask")
 #: inputs of a layer that are remembered
 _MOST = 256
+#: a layer's own default of `training` holds for the layers inside it too, until Keras 3.16
+_KEEPS_DEFAULTS = Version(keras.__version__) < Version("3.16.dev0")
 _global_hooks = torch.nn.modules.module._has_any_global_hook  # private: who listens to all modules
 
 
@@ -81,7 +88,7 @@ def call(original: Callable[..., object], layer: keras.Layer, args: tuple[Any, .
     way = _ways.get(layer)
     if way is not None and not way.is_there:
         return original(layer, *args, **kwargs)
-    context = global_state.get_global_attribute("current_call_ctx")
+    context = get_global_attribute("current_call_ctx")
     if (
         way is not None
         and inputs in way.seen
@@ -144,7 +151,7 @@ def _changes_nothing(layer: keras.Layer, way: _Way) -> bool:
         or _global_hooks()
     ):
         return False
-    scope = backend.get_autocast_scope()
+    scope = get_autocast_scope()
     return not way.is_mixed if scope is None else way.dtype is not None and scope.dtype == way.dtype
 
 
@@ -160,39 +167,26 @@ def _call(layer: keras.Layer, way: _Way, context: Any, args: tuple[Any, ...], kw
             kwargs = {name: value for name, value in kwargs.items() if name != "training"}
     else:
         training = context.get_value("training")
-        training = way.training if training is None else training
+        if training is None and _KEEPS_DEFAULTS:
+            training = way.training
     context.set_value("training", training)
     if way.has_training and training is not None:
         kwargs = {**kwargs, "training": training}
-    with backend.name_scope(layer.name, caller=layer):
+    with keras.name_scope(layer.name, caller=layer):
         try:
             outputs = layer.call(*args, **kwargs)
         except Exception as error:
-            if not traceback_utils.is_traceback_filtering_enabled():
+            if not keras.config.is_traceback_filtering_enabled():
                 raise
-            raise _explained(layer, error, args, kwargs) from None
-        distribution = distribution_lib.distribution()
+            raise explained(error, layer.call, args, kwargs, f"{type(layer).__name__}.call()") from None
+        distribution = current_distribution()
         layout = distribution.get_tensor_layout(current_path() + "/output") if distribution is not None else None
         if layout:
-            outputs = distribution_lib.distribute_tensor(outputs, layout)
+            outputs = lay_outputs(outputs, layout)
     if way.makes_masks:
         first = args[0]
         layer._set_mask_metadata(first, outputs, [None] * len(first) if type(first) in _MANY else None)
     return outputs
-
-
-def _explained(layer: keras.Layer, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
-    """An error of `call` as Keras words it, with the arguments."""
-
-    @functools.wraps(layer.call)
-    def fails(*args: object, **kwargs: object) -> None:
-        raise error
-
-    try:
-        traceback_utils.inject_argument_info_in_traceback(fails, f"{type(layer).__name__}.call()")(*args, **kwargs)
-    except Exception as explained:
-        return explained
-    return error
 
 
 def _way_of(layer: keras.Layer) -> _Way:
@@ -202,7 +196,7 @@ def _way_of(layer: keras.Layer) -> _Way:
     is_there = (
         type(layer).__call__ is keras.Layer.__call__
         and type(layer).forward is keras.Layer.forward
-        and not isinstance(layer._dtype_policy, DTypePolicyMap)  # changed in place
+        and not isinstance(layer._dtype_policy, keras.dtype_policies.DTypePolicyMap)  # changed in place
         and layer._call_context_args == {"training"}
         and not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters)
     )
@@ -211,11 +205,11 @@ def _way_of(layer: keras.Layer) -> _Way:
         layer._dtype_policy,
         layer.autocast,
         layer._input_spec,
-        dtype if layer.autocast and backend.is_float_dtype(dtype) else None,
+        dtype if layer.autocast and is_float_dtype(dtype) else None,
         dtype != layer.variable_dtype,
         training is not None,
         training.default if training is not None else None,
-        layer.supports_masking and not python_utils.is_default(layer.compute_mask),
+        layer.supports_masking and not is_default(layer.compute_mask),
     )
 
 
@@ -234,5 +228,6 @@ def _binds_alike(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, An
         return False
     leaves = [leaf for value in tensors.values() for leaf in _parts(value)]
     return not layer._convert_input_args or all(
-        not leaf.is_floating_point() or backend.standardize_dtype(leaf.dtype) == layer.input_dtype for leaf in leaves
+        not leaf.is_floating_point() or keras.backend.standardize_dtype(leaf.dtype) == layer.input_dtype
+        for leaf in leaves
     )

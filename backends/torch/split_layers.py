@@ -22,13 +22,13 @@ from weakref import WeakKeyDictionary
 
 import keras
 import torch
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import data, layouts, local_tensors, rowwise_calls, variables
 from keras_flow.backends.torch.step import RunningStep, computing, current_step
+from keras_flow.current.keras_places import in_stateless_scope
 
 if TYPE_CHECKING:
     from keras_flow.backends.torch.layouts import TorchPlacements

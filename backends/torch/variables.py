@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 import torch
 import torch.distributed as torch_distributed
-from keras.src.backend.torch import core
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import agreement, weights_files
 from keras_flow.backends.torch import copies, creation, layouts, local_tensors
 from keras_flow.backends.torch.step import current_step
+from keras_flow.current import keras_places
 from keras_flow.current.creator import Creator, creator
+from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.errors import warn
 from keras_flow.layout import Layout
@@ -202,7 +203,7 @@ def _stays_plain(variable: keras.Variable) -> bool:
 def _is_read_outside(made_by: Creator | None) -> bool:
     if made_by is None:
         return False
-    preprocesses = made_by.layer is not None and "keras.src.layers.preprocessing" in type(made_by.layer).__module__
+    preprocesses = made_by.layer is not None and keras_places.is_of_keras(type(made_by.layer), "layers.preprocessing")
     return made_by.kind == "metric" or preprocesses
 
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from keras.src.distribution import distribution_lib  # Keras 3.15 does not export the base class
-
 from keras_flow import sbp
 from keras_flow.current.batch import BatchPlan, UnevenNotice
+from keras_flow.current.keras_places import KerasDistribution, current_distribution
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def check_activation(placement: Placement, nd_sbp: sbp.NdSbp, shape: Sequence[in
             )
 
 
-class Distribution(distribution_lib.Distribution):
+class Distribution(KerasDistribution):
     """What a backend may ask of the active distribution; `keras_flow.parallel` has those that users make.
 
     No `abc.ABC`: `isinstance` of one costs more, and `active` is asked by every hook.
@@ -156,7 +155,7 @@ class Distribution(distribution_lib.Distribution):
 
 def active() -> Distribution | None:
     """The active keras_flow distribution, or None."""
-    current = distribution_lib.distribution()
+    current = current_distribution()
     return current if isinstance(current, Distribution) else None
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from keras.src.backend.common import global_state
-from keras.src.distribution import distribution_lib
-
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.keras_places import current_distribution, get_global_attribute
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
@@ -25,7 +23,7 @@ def distribution_of(model: keras.Layer) -> Distribution | None:
         FlowError: that is so, and the model's variables lie as one of ours says.
     """
     # Keras's own question first: a distribution that is not ours may be active
-    current = distribution_lib.distribution()
+    current = current_distribution()
     if current is None:
         return remembered(model)
     if not isinstance(current, Distribution):
@@ -79,5 +77,5 @@ def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
 
 def layer_in_call() -> object:
     """The innermost layer whose call is running. Keras's name scopes hold their layers; private, Keras 3.15."""
-    scopes = global_state.get_global_attribute("name_scope_stack") or ()
+    scopes = get_global_attribute("name_scope_stack") or ()
     return next((scope.caller for scope in reversed(scopes) if scope.caller is not None), None)

@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 import keras
 import numpy as np
-from keras.src.saving.keras_saveable import KerasSaveable  # the base of layers, metrics, losses and optimizers
 
+from keras_flow.current.keras_places import KerasSaveable
 from keras_flow.errors import is_of_user
 
 #: the object that a variable belongs to: the last one on the way to it that makes variables; None where there is none

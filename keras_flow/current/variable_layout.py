@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keras.src.distribution.distribution_lib import TensorLayout  # Keras tests variables' layouts against this class
+import keras
 
 from keras_flow import sbp
 from keras_flow.errors import FlowError
@@ -39,7 +39,7 @@ class VariableLayout:
         return f"{sbp.text(self.layout.nd_sbp)} (from {self.source}{note})"
 
 
-class KerasLayout(TensorLayout):
+class KerasLayout(keras.distribution.TensorLayout):
     """A `VariableLayout` as Keras stores it in `variable._layout` and hands it on to optimizer slots.
 
     Attributes:

@@ -134,10 +134,6 @@ class FlowDistribution(Distribution):
         """The layout of a batch tensor, as Keras carries it."""
         return KerasLayout(VariableLayout(self.batch_layout(data_shape), "batch_axes"), self)
 
-    def distribute_dataset(self, dataset: object) -> object:
-        """A `tf.data.Dataset` as it is: each process reads its part of the logical batches by itself."""
-        return dataset  # Keras 3.13 and 3.14 raise where a distribution does not say so
-
     def get_tensor_layout(self, path: str) -> ActivationLayout | None:
         """The layout of a layer's output, by `activations` or a LayoutMap key ending in `/output`."""
         layer_path = path.removesuffix("/output")

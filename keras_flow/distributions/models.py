@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import keras
-from keras.src.backend.common import global_state
 
 from keras_flow.backends import hub_models
 from keras_flow.backends.active import backend
 from keras_flow.current import reachable
 from keras_flow.current.creator import creating
+from keras_flow.current.keras_places import get_global_attribute
 from keras_flow.current.models import all_variables, own_variables
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
@@ -100,7 +100,7 @@ def lay(roots: Iterable[object], distribution: Distribution) -> bool:
     Returns:
         Whether the layout of any of them changed.
     """
-    found = list(reachable.variables(*roots, global_state.get_global_attribute("global_seed_generator")))
+    found = list(reachable.variables(*roots, get_global_attribute("global_seed_generator")))
     # a layer may hold another's variable; rules by layer are those of the one that made it
     layers = {id(owner): owner for _, owner in found if isinstance(owner, keras.Layer)}
     makers = {id(variable): layer for layer in layers.values() for variable in own_variables(layer)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras import tree
 
+from keras_flow.current.keras_places import compute_output_spec
 from keras_flow.current.recorded_calls import recorded_by
 from keras_flow.errors import FlowError
 
@@ -239,8 +240,6 @@ def _record(
     is_leaf: Callable[[object], bool],
 ) -> list[int]:
     """Append the calls inside a layer; returns the keys of its outputs."""
-    from keras.src.backend import compute_output_spec
-
     graph.notes[
         f"{type(layer).__name__} has no graph: its layers are taken as they were called, and the code between "
         "them as acting element by element"

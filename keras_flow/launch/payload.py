@@ -82,7 +82,7 @@ def _keras_state() -> dict[str, object]:
     state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
     keras = sys.modules.get("keras")
     if keras is not None:
-        from keras.src.utils import rng_utils  # the seed of set_random_seed has no public name (keras 3.15)
+        from keras_flow.current.keras_places import get_random_seed  # loads Keras, which may not be loaded here
 
         custom = keras.saving.get_custom_objects()
         state["keras"] = {
@@ -90,7 +90,7 @@ def _keras_state() -> dict[str, object]:
             "epsilon": keras.config.epsilon(),
             "image_data_format": keras.config.image_data_format(),
             "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
-            "seed": rng_utils.get_random_seed(),
+            "seed": get_random_seed(),
             "custom": {name: item for name, item in custom.items() if getattr(item, "__module__", "") == "__main__"},
         }
     return state

@@ -178,8 +178,8 @@ def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
         folder.asks_for_time.touch()
     hooking.install_one(
         hooking.Hook(
-            "keras.src.callbacks.callback_list",
-            "CallbackList.on_train_batch_end",
+            "keras.callbacks.CallbackList",
+            "on_train_batch_end",
             _at_batch_end,
             "kf.on_preemption: all processes end after the same step",
             when=lambda *args, **kwargs: point,

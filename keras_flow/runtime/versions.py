@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from keras_flow.backends.engines import ENGINES
+from keras_flow.backends.engines import ENGINES, installed
 from keras_flow.errors import FlowError
 
 #: Keras and the engines -> the same bounds as the dependencies and extras in pyproject.toml
-SUPPORTED = {"keras": ">=3.13", **{name: engine.versions for name, engine in ENGINES.items()}}
-
-
-def installed(name: str) -> str | None:
-    """The version of `name` (a key of `SUPPORTED`) that is installed, read without importing it."""
-    for package in ENGINES[name].packages if name in ENGINES else (name,):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
+SUPPORTED = {"keras": ">=3.15", **{name: engine.versions for name, engine in ENGINES.items()}}
 
 
 def oldest(name: str) -> Version:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from keras_flow.backends.active import backend
+from keras_flow.current import keras_places
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -180,7 +181,7 @@ def _check(model: keras.Model, batch: Batch) -> bool:
     if not model.compiled:
         raise FlowError(f"model {model.name!r} is not compiled: verify needs its loss. Call model.compile(...) first")
     # Keras defines `train_step` in a module of its backend, a user anywhere else
-    own_step = not type(model).train_step.__module__.startswith("keras.src")
+    own_step = not keras_places.is_of_keras(type(model).train_step)
     if own_step:
         others = [
             name

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_flow.backends.active import backend
 from keras_flow.current import models
+from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -56,9 +57,7 @@ def _variables(model: keras.Model) -> list[keras.Variable]:
     if model.optimizer is not None:
         variables += model.optimizer.variables
     # draws without a layer's own generator come from Keras's global one
-    from keras.src.backend.common import global_state
-
-    generator = global_state.get_global_attribute("global_seed_generator")
+    generator = get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is not None:
         variables.append(generator.state)
     return list({id(variable): variable for variable in variables}.values())

@@ -10,12 +10,16 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from keras_flow.backends import fingerprints, hooking, keras_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.fingerprints import fingerprint
+from keras_flow.current import keras_places
 from keras_flow.errors import FlowError, FlowWarning
 from tests import sampling
 
@@ -42,7 +46,9 @@ def test_every_hook_has_a_fingerprint_that_is_what_is_installed(engine: str, on_
 
     def program() -> tuple[int, list[str]]:
         table = fingerprints._table()[backend().name]
-        seen = fingerprints.of_hooks((*backend().hooks(), *keras_hooks.hooks()))
+        seen = fingerprints.of_places(
+            (*backend().hooks(), *backend().privates(), *keras_hooks.hooks(), *keras_places.privates())
+        )
         return len(seen), [name for name, text in seen.items() if text not in table.get(name, {})]
 
     count, unknown = on_ranks(engine)(program)
@@ -101,7 +107,7 @@ def test_every_python_makes_the_same_fingerprint() -> None:
 def test_an_untested_version_whose_hooks_fit_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     real = fingerprints.installed
     monkeypatch.setattr(fingerprints, "installed", lambda name: "3.99.0" if name == "keras" else real(name))
-    with pytest.warns(FlowWarning, match=r"was not tested with keras 3\.99\.0; all \d+ places .*keras-flow doctor"):
+    with pytest.warns(FlowWarning, match=r"was not tested with keras 3\.99\.0; what it wraps .*keras-flow doctor"):
         fingerprints.require_fitting("jax", HOOKS)
 
 
@@ -113,15 +119,15 @@ def test_a_hook_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         return None
 
     monkeypatch.setattr(
-        hooking,
+        fingerprints,
         "original_of",
-        lambda hook, known=hooking.original_of: fit if hook.name == "Trainer.fit" else known(hook),
+        lambda place, known=fingerprints.original_of: fit if place.name == "fit" else known(place),
     )
     with pytest.raises(
         FlowError,
-        match=r"wraps keras\.src\.models\.model\.Trainer\.fit, which in keras 3\.99\.0 is not what it was written "
-        r"against: its signature was \(self, x=None, y=None.*\) and is \(self, x=None, another=None\)\. It was "
-        r"tested with keras 3\.13\.2, 3\.14\.1, 3\.15",
+        match=r"needs keras\.Model\.fit, which in keras 3\.99\.0 is not what it was written against: its signature "
+        r"was \(self, x=None, y=None.*\) and is \(self, x=None, another=None\)\. It was tested with keras 3\.15\.1.*: "
+        r"install one of these, or a newer keras_flow; KERAS_FLOW_UNTESTED=allow goes on at your own risk\.",
     ):
         fingerprints.require_fitting("jax", HOOKS)
 
@@ -137,6 +143,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import keras
     import keras_flow as kf
+    from keras_flow.current import keras_places
     CHANGE
     try:
         for _ in range(2):
@@ -150,11 +157,13 @@ print(json.dumps([error, [str(w.message) for w in caught if issubclass(w.categor
 """
 
 
-def beside_another_keras(engine: str, change: str = "") -> tuple[str, list[str]]:
+def beside_another_keras(
+    engine: str, change: str = "", settings: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, list[str]]:
     """The error of a program that makes distributions, and the warnings of keras_flow."""
     command = [sys.executable, "-c", PROGRAM.replace("CHANGE", change)]
-    env = {**os.environ, "KERAS_BACKEND": engine}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    env = {**os.environ, "KERAS_BACKEND": engine, **settings}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     error, told = json.loads(done.stdout.splitlines()[-1])
     return error, told
@@ -165,7 +174,7 @@ def test_a_program_beside_an_untested_version_is_warned_once(engine: str) -> Non
     error, told = beside_another_keras(engine)
     assert error == ""
     assert len(told) == 1
-    assert told[0].startswith("keras_flow was not tested with keras 3.99.0; all ")
+    assert told[0].startswith("keras_flow was not tested with keras 3.99.0; what it wraps ")
     assert "`keras-flow doctor` runs a self-test" in told[0]
 
 
@@ -174,14 +183,14 @@ def test_a_program_beside_an_untested_version_is_warned_once(engine: str) -> Non
     ("change", "expected"),
     [
         (
-            "from keras.src.models.model import Trainer; Trainer.fit = Trainer.predict",
-            "keras_flow wraps keras.src.models.model.Trainer.fit, which in keras 3.99.0 is not what it was written "
-            "against: its signature was (self, x=None, y=None, ",
+            "keras.Model.fit = keras.Model.predict",
+            "keras_flow needs keras.Model.fit, which in keras 3.99.0 is not what it was written against: its "
+            "signature was (self, x=None, y=None, ",
         ),
         (
-            "from keras.src.saving import saving_api; del saving_api.save_weights",
-            "keras_flow wraps keras.src.saving.saving_api.save_weights, which keras 3.99.0 does not have. It was "
-            "tested with keras 3.13.2, 3.14.1, 3.15.1: install one of these, or a newer keras_flow.",
+            "del keras_places.find('keras:saving').save_weights",
+            "keras_flow needs keras:saving.save_weights, which keras 3.99.0 does not have. It was tested with keras "
+            "3.15.1",
         ),
     ],
     ids=("another signature", "a name that is gone"),
@@ -196,12 +205,48 @@ def test_a_module_that_is_not_there_is_named() -> None:
     hook = hooking.Hook("torch.no_such_module", "function", lambda *_: None, "for this test")
     with pytest.raises(
         FlowError,
-        match=r"wraps torch\.no_such_module\.function, which torch .* does not have\. It was tested with torch 2\.13",
+        match=r"needs torch\.no_such_module\.function, which torch .* does not have\. It was tested with torch 2\.13",
     ):
-        fingerprints.of_hooks([hook])
+        fingerprints.of_places([hook])
 
 
-def test_a_name_that_is_younger_than_the_oldest_version_is_left_out() -> None:
-    hook = hooking.Hook("keras.src.ops.numpy", "no_such_thing", lambda *_: None, "for this test", since="keras 3.99")
-    assert not hook.is_there
-    assert fingerprints.of_hooks([hook]) == {}
+def test_source_that_changed_is_judged_by_a_self_test_that_runs_once(tmp_path: Path) -> None:
+    """The signature of `Model.fit` stays; the second program finds what the first one found."""
+    change = (
+        "owner = keras_places.owner('keras.callbacks.TensorBoard', 'set_model')\n"
+        "    owner.set_model = eval('lambda self, model: None')"
+    )
+    written = set()
+    for _ in range(2):
+        error, told = beside_another_keras("jax", change, {"XDG_CACHE_HOME": str(tmp_path)})
+        assert error == ""
+        assert len(told) == 1 and "the self-test passed" in told[0] and "TensorBoard.set_model" in told[0]
+        written |= {(file.name, file.stat().st_mtime_ns) for file in tmp_path.rglob("selftest-jax-*.json")}
+    assert len(written) == 1
+
+
+def test_at_ones_own_risk_what_is_missing_is_left_out() -> None:
+    change = "del keras.callbacks.TensorBoard.set_model"
+    error, told = beside_another_keras("jax", change, {"KERAS_FLOW_UNTESTED": "allow"})
+    assert error == ""
+    assert len(told) == 1 and told[0].startswith("KERAS_FLOW_UNTESTED=allow: keras_flow was not tested with keras 3.99")
+
+
+def test_a_nightly_build_is_found_where_it_is_imported_from(tmp_path: Path) -> None:
+    """It is packaged as keras-nightly, and may stand in front of a release."""
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "__init__.py").touch()
+    metadata = tmp_path / "keras_nightly-3.99.0.dev1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: keras-nightly\nVersion: 3.99.0.dev1")
+    program = "from keras_flow.runtime import versions; print(versions.installed('keras'))"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "3.99.0.dev1\n"
+
+
+def test_what_is_installed_is_named_without_loading_it() -> None:
+    """A launcher, and the ranks of tests, choose the engine after that."""
+    program = "import sys; from keras_flow.backends import fingerprints; fingerprints.untested('torch'); "
+    command = [sys.executable, "-c", program + "print({'keras', 'torch', 'jax'} & sys.modules.keys())"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

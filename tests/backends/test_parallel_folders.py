@@ -55,6 +55,7 @@ FILES = {
     "windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     # torch
     "copies": (("torch",), "a rank is a process of its own, and may hold another copy of a weight"),
+    "ddp_of_keras": (("torch",), "what Keras 3.16 does by itself where processes have a group"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
     "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),
     "embedding": (("torch",), "a handler in the place of DTensor's"),
@@ -100,7 +101,7 @@ NAMES = {
         "gathered": "a step of TensorFlow's may fall back to one device, which needs all rows",
         "MeshBatch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
         "to_tensors": "JAX's step takes host arrays as they are",
-        "read_ahead": "tf.data and torch's DataLoader read ahead by themselves",
+        "batches_on_mesh": "tf.data and torch's DataLoader read ahead by themselves",
         "map_call rows refuse watch": "ranks are processes that read batches by themselves",
     },
     "collectives": {
@@ -143,6 +144,7 @@ NAMES = {
     },
     "processes": {
         "JOB joined addresses": "each TensorFlow server has an address of its own, which it must be told of",
+        "has_joined": "Keras on torch asks whether there is a group, and not whose it is",
         "join_again": "gloo can leave a collective that another rank never joins; the others cannot",
         "collectives_on": "a private way to say it; gloo under torch takes an environment variable",
     },

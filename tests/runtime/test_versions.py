@@ -21,31 +21,26 @@ def test_what_is_installed_is_supported() -> None:
 
 
 def test_older_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "version", lambda name: "3.12.4" if name == "keras" else "0")
-    with pytest.raises(FlowError, match=r"needs keras >=3\.13, found keras 3\.12\.4.*pip install"):
+    monkeypatch.setattr(versions, "installed", lambda name: "3.14.1" if name == "keras" else "0")
+    with pytest.raises(FlowError, match=r"needs keras >=3\.15, found keras 3\.14\.1.*pip install"):
         versions.check("jax")
 
 
 def test_newer_ones_are_left_to_the_check_of_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "version", lambda name: "99.0")
+    monkeypatch.setattr(versions, "installed", lambda name: "99.0")
     versions.check("jax")
 
 
 def test_older_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = versions.version
-    monkeypatch.setattr(versions, "version", lambda name: "2.0.1+cu118" if name == "torch" else real(name))
+    real = versions.installed
+    monkeypatch.setattr(versions, "installed", lambda name: "2.0.1+cu118" if name == "torch" else real(name))
     with pytest.raises(FlowError, match=r"needs torch >=2\.13, found torch 2\.0\.1\+cu118"):
         versions.check("torch")
     versions.check("jax")
 
 
 def test_missing_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name == "keras":
-            return "3.15.1"
-        raise versions.PackageNotFoundError(name)
-
-    monkeypatch.setattr(versions, "version", version)
+    monkeypatch.setattr(versions, "installed", lambda name: "3.15.1" if name == "keras" else None)
     with pytest.raises(FlowError, match=r"found none; install it with `pip install 'keras-flow\[tensorflow\]'`"):
         versions.check("tensorflow")
 

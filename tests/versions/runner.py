@@ -6,7 +6,9 @@ judged as the grid judges them, and `keras-flow compare` trains examples/digits.
 optimisation of the engines, and with draws by logical index. Where a run deviates or fails the record is taken back.
 `docs/versions.md` is the table of results.
 
-python -m tests.versions.runner [--later] [--only "jax jax==0.8.0"]
+`make test-canary` does the same with the newest releases and the nightly Keras, whichever they are today.
+
+python -m tests.versions.runner [--later] [--canary] [--only "jax jax==0.8.0"]
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +24,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from keras_flow.backends import fingerprints
@@ -46,11 +50,13 @@ class Case:
         requirements: what pip installs in front of the packages of `.venv`.
         is_later: a version that came after those that `.venv` may have. torch's is a build for GPUs that brings 4 GB of
             libraries along, so that it is left to `--later`.
+        is_canary: the newest of its packages, installed anew for each run.
     """
 
     engine: str
     requirements: tuple[str, ...] = ()
     is_later: bool = False
+    is_canary: bool = False
 
     @property
     def name(self) -> str:
@@ -60,12 +66,14 @@ class Case:
     @property
     def parts(self) -> list[tuple[str, ...]]:
         """The requirements that are installed together; rows that need the same share the folder."""
-        keras = tuple(text for text in self.requirements if text.startswith("keras=="))
+        keras = tuple(text for text in self.requirements if text.startswith("keras"))
         return [part for part in (keras, tuple(text for text in self.requirements if text not in keras)) if part]
 
     @property
     def versions(self) -> dict[str, str]:
         """The versions of Keras and of the engine."""
+        if self.is_canary:
+            return _found_in(self)
         asked = dict(text.split("==") for text in self.requirements)
         return {
             name: next((asked[package] for package in packages if package in asked), fingerprints.installed(name))
@@ -83,15 +91,14 @@ def jax(version: str) -> tuple[str, ...]:
     return f"jax=={version}", f"jaxlib=={version}"
 
 
-OLDEST_KERAS = "keras==3.13.2"
 OLDEST = {"jax": jax("0.8.0"), "tensorflow": ("tensorflow-cpu==2.20.0",), "torch": ()}
-#: the newest of each together, one of them older, and the oldest of each together (torch has one version)
+#: the nightly Keras with the engines of `.venv`
+CANARY = tuple(Case(engine, ("keras-nightly",), is_canary=True) for engine in TRAINING)
+#: the newest of each together, and older engines
 CASES = (
     *(Case(engine) for engine in TRAINING),
-    *(Case(engine, (text,)) for text in (OLDEST_KERAS, "keras==3.14.1") for engine in TRAINING),
     *(Case("jax", jax(version)) for version in ("0.8.0", "0.9.2")),
     Case("tensorflow", OLDEST["tensorflow"]),
-    *(Case(engine, (OLDEST_KERAS, *texts)) for engine, texts in OLDEST.items() if texts),
     *(Case("torch", (f"torch=={version}",), is_later=True) for version in ("2.14.1", "2.15.0")),
 )
 
@@ -125,12 +132,25 @@ def run(case: Case) -> Outcome:
 
 
 def install(case: Case) -> None:
-    """Install what is not there yet."""
+    """Install what is not there yet, and a canary's packages anew."""
     for part in case.parts:
+        if case.is_canary and case.engine == TRAINING[0]:
+            shutil.rmtree(folder_of(part), ignore_errors=True)
         if not folder_of(part).exists():
             alone = [] if case.is_later else ["--no-deps"]
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *alone]
             subprocess.run([*pip, "--target", str(folder_of(part)), *part], check=True)
+
+
+def _found_in(case: Case) -> dict[str, str]:
+    """The versions that Python finds with a case's packages in front."""
+    program = (
+        f"from keras_flow.backends import fingerprints as f; print(f.installed('keras'), f.installed({case.engine!r}))"
+    )
+    paths = os.pathsep.join(str(folder_of(part)) for part in case.parts)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True)
+    return dict(zip(("keras", case.engine), done.stdout.split(), strict=True))
 
 
 def _grid(case: Case, env: Mapping[str, str]) -> tuple[int, float, str]:
@@ -197,7 +217,26 @@ def page(outcomes: Mapping[Case, Outcome], before: str = "") -> str:
         else:
             rows += [line for line in before.splitlines() if line.startswith(key)]
     names = textwrap.fill(", ".join(f"`{name}`" for name in support.SMALL), 120, break_on_hyphens=False)
-    return _PAGE.format(rows="\n".join(rows), names=names, layouts=", ".join(support.LAYOUTS), steps=STEPS)
+    return _PAGE.format(
+        rows="\n".join(rows),
+        canary=_canary(outcomes, before),
+        names=names,
+        layouts=", ".join(support.LAYOUTS),
+        steps=STEPS,
+    )
+
+
+def _canary(outcomes: Mapping[Case, Outcome], before: str) -> str:
+    """The rows of the canary, each with its date; those of cases that were not run are those of the page before."""
+    rows = []
+    for case in CANARY:
+        old = [line for line in before.splitlines() if line.startswith("| 20") and f" | {case.engine} " in line]
+        if case in outcomes:
+            key = f"| {date.today()} | {case.engine} {case.versions[case.engine]} | {case.versions['keras']} | "
+            rows.append(key + _cells(outcomes[case]))
+        else:
+            rows += old
+    return "\n".join(rows)
 
 
 def _cells(outcome: Outcome) -> str:
@@ -222,6 +261,16 @@ are not in the column of tolerances.)
 |---|---|---|---|---|---|
 {rows}
 
+## The next Keras
+
+`make test-canary` installs the nightly Keras in front and runs the same; its result is of the day:
+
+| date | engine | Keras | | runs | most of a tolerance | what failed |
+|---|---|---|---|---|---|---|
+{canary}
+
+## What is compared
+
 torch 2.14.1 and 2.15.0 are builds for GPUs that bring 4 GB of libraries along: `python -m tests.versions.runner
 --later` runs them, on the CPU as all others. JAX 0.11 needs Python 3.12, and is on no row: [gpus.md](gpus.md) has what
 was seen of JAX 0.11.2.
@@ -229,8 +278,10 @@ was seen of JAX 0.11.2.
 Every hook into Keras and the engines has a fingerprint for each of these versions: the signature and a hash of the
 source of what it wraps, without types and docstrings (`backends/fingerprints.json`). With other versions all hooks are
 compared when the first distribution is made. Where all fit there is one warning, that the version was not tested
-(`keras-flow doctor` runs a self-test, `dist.verify` checks a model); where one does not, an error names it, before
-anything is trained. Versions older than the oldest are refused.
+(`keras-flow doctor` runs a self-test, `dist.verify` checks a model). Where only sources have changed, a self-test of at
+most 20 seconds runs once for these versions (what it found is kept in the user's cache folder), and training goes on
+with one warning when it passes. Where a place is missing or has another signature, an error names it, before anything
+is trained; `KERAS_FLOW_UNTESTED=allow` goes on at your own risk. Versions older than the oldest are refused.
 
 A fingerprint says that the places that keras_flow wraps are the same. It does not say that everything they call is.
 """
@@ -241,9 +292,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--later", action="store_true", help="the later versions of torch too")
     parser.add_argument("--only", default="", help="the rows whose engine and requirements contain this")
+    parser.add_argument("--canary", action="store_true", help="the nightly Keras alone")
     arguments = parser.parse_args()
     outcomes = {}
-    for case in CASES:
+    for case in CANARY if arguments.canary else CASES:
         if arguments.only in case.name and (arguments.later or not case.is_later):
             outcomes[case] = run(case)
             print(case.name, outcomes[case], flush=True)

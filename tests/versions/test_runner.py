@@ -14,7 +14,7 @@ pytestmark = pytest.mark.check
 
 def test_every_version_that_is_supported_has_a_row_and_the_oldest_are_run_together() -> None:
     rows = {(case.engine, case.versions[case.engine], case.versions["keras"]) for case in CASES}
-    assert {("jax", "0.8.0", "3.13.2"), ("tensorflow", "2.20.0", "3.13.2"), ("torch", "2.13.0", "3.13.2")} <= rows
+    assert {("jax", "0.8.0", "3.15.1"), ("tensorflow", "2.20.0", "3.15.1"), ("torch", "2.13.0", "3.15.1")} <= rows
     for engine in runner.TRAINING:
         assert {version for name, version, _ in rows if name == engine} >= set(fingerprints.tested(engine))
         assert {keras for name, _, keras in rows if name == engine} >= set(fingerprints.tested("keras"))
@@ -28,14 +28,17 @@ def test_packages_of_one_version_share_a_folder() -> None:
 
 
 def test_page() -> None:
-    older = Case("jax", ("keras==3.13.2",))
+    older = Case("jax", runner.jax("0.9.2"))
     before = "| torch 2.14.1 | 3.15.1 | passes | 32 | 40% |  |\n| jax 0.1.0 | 3.15.1 | passes | 32 | 1% |  |\n"
     text = runner.page({Case("jax"): Outcome(32, 0.394, 99.0), older: Outcome(3, 2.0, 9.0, "mlp, tp4: a|b")}, before)
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     newest = Case("jax").versions
     assert rows == [
         f"| jax {newest['jax']} | {newest['keras']} | passes | 32 | 39% |  |",
-        f"| jax {newest['jax']} | 3.13.2 | fails | 3 | 200% | mlp, tp4: a/b |",
+        f"| jax 0.9.2 | {newest['keras']} | fails | 3 | 200% | mlp, tp4: a/b |",
         "| torch 2.14.1 | 3.15.1 | passes | 32 | 40% |  |",  # not run: from the page before; the others are no rows
     ]
+    old = "| 2026-01-02 | jax 0.10.2 | 3.99.0.dev1 | passes | 32 | 6% |  |"
+    assert old in runner.page({}, old).splitlines()
+    assert runner.CANARY[0].parts == [("keras-nightly",)]
     assert all(f"`{name}`" in text for name in support.SMALL)
