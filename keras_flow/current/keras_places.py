@@ -261,7 +261,7 @@ def explained(
     return error
 
 
-class _Functions:
+class _EngineModule:
     """Functions of a module that engines have, and that keras_flow calls: those that are listed, found as Keras would.
 
     Args:
@@ -324,7 +324,7 @@ tensorflow = private("keras:tensorflow", "", "TensorFlow beside other engines, l
 # ---- ... and on one engine
 
 _WITH_SEED = "the words of a seed, as this engine takes them"
-engine_core = _Functions(
+engine_core = _EngineModule(
     "torch",
     "keras:core",
     {
@@ -334,12 +334,14 @@ engine_core = _Functions(
         "convert_to_numpy": "without the scope of `keras.ops`",
     },
 )
-engine_numpy = _Functions("torch", "keras:numpy", {"divide_no_nan": "as Keras's losses divide"})
-engine_nn = _Functions("tensorflow", "keras:nn", {name: "below the hook on it" for name in ("conv", "depthwise_conv")})
-tensorflow_random = _Functions(
+engine_numpy = _EngineModule("torch", "keras:numpy", {"divide_no_nan": "as Keras's losses divide"})
+engine_nn = _EngineModule(
+    "tensorflow", "keras:nn", {name: "below the hook on it" for name in ("conv", "depthwise_conv")}
+)
+tensorflow_random = _EngineModule(
     "tensorflow",
     "keras:random",
     {"_cast_seed": _WITH_SEED, "_get_concrete_noise_shape": "noise as Keras shapes it", "draw_seed": _WITH_SEED},
 )
-torch_random = _Functions("torch", "keras:random", {"torch_seed_generator": "the generator that Keras draws from"})
-torch_optimizers = _Functions("torch", "keras:torch_adam", {"Adam": "whose formula is the fused kernel's"})
+torch_random = _EngineModule("torch", "keras:random", {"torch_seed_generator": "the generator that Keras draws from"})
+torch_optimizers = _EngineModule("torch", "keras:torch_adam", {"Adam": "whose formula is the fused kernel's"})
