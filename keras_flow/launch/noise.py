@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -123,6 +124,7 @@ def filter_stderr() -> None:
     os.close(writing)
 
 
+@functools.cache  # once in a process
 def filter_stderr_of_engine() -> None:
     """Do the same in a process in which an engine may run already, whose threads a fork would not have."""
     if os.name != "posix" or os.getpid() == 1:

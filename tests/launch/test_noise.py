@@ -152,6 +152,9 @@ def main():
     print("own", file=sys.stderr)
 if __name__ == "__main__":
     kf.run(main, devices=1)
+    here = os.readlink("/proc/self/fd/2")
+    kf.run(main, devices=1)
+    assert os.readlink("/proc/self/fd/2") == here, "once"
 """
 
 
@@ -160,4 +163,4 @@ def test_kf_run_in_one_process_leaves_them_out(tmp_path: Path) -> None:
     script.write_text(RUN.format(absl=ABSL))
     environment = {**programs.ENVIRONMENT, "KERAS_BACKEND": "torch"}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=100)
-    assert (done.returncode, done.stderr) == (0, "own\n")
+    assert (done.returncode, done.stderr) == (0, "own\nown\n")
