@@ -202,8 +202,8 @@ def found(piece: Piece, change: str) -> Found:
                     stack.enter_context(unittest.mock.patch.object(kind, "call", _mixing(kind.call)))
                 _hold([(layer, inputs) for layer, inputs in calls if type(layer) in kinds], change, result)
             return result
-        for layer, _ in calls:  # a belief that is held on to is one of the faults that are looked for
-            row_interaction.of_layer(layer)
+        for layer, inputs in calls:  # a belief that is held on to is one of the faults that are looked for
+            row_interaction.of_call(layer, (inputs,), {})
         changed = CHANGES.get(change, CHANGES["as it is"])([layer for layer, _ in calls])
         _hold([(layer, inputs) for layer, inputs in calls if any(layer is one for one in changed)], change, result)
     return result
