@@ -27,7 +27,7 @@ _IMPOSSIBLE = {
     "LookupTableFindV2": "its table is not on the mesh",
     "LookupTableSizeV2": "its table is not on the mesh",
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), _BRANCHES),
-    **dict.fromkeys(("While", "StatelessWhile"), "DTensor computes some loops wrongly, those that pick rows"),
+    **dict.fromkeys(("While", "StatelessWhile"), "DTensor computes some loops wrongly, those of a scan"),
 }
 #: operations that draw -> the first of their inputs that is no seed: every rank draws the whole, as in `random`
 _PARAMETERS = {"StatelessRandomGammaV3": 4, "StatelessRandomBinomial": 2}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import keras
@@ -93,9 +94,9 @@ def _several(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obj
     settings = repr([leaf for leaf in leaves.flat((args, kwargs)) if not hasattr(leaf, "shape")])
     known = _has_several.setdefault(layer, {})
     if settings not in known:
-        specs = tree.map_structure(_spec, (args, kwargs))
+        positional, named = cast("tuple[tuple, dict]", tree.map_structure(_spec, (args, kwargs)))
         try:
-            known[settings] = len(tree.flatten(compute_output_spec(layer.call, *specs[0], **specs[1]))) > 1
+            known[settings] = len(tree.flatten(compute_output_spec(layer.call, *positional, **named))) > 1
         except Exception:  # Python that asks for values: then they are computed on plain tensors
             known[settings] = True
     return known[settings]
