@@ -10,7 +10,8 @@ from tests import sampling
 from tests.beside_fit.flow import BODIES, CASES, PRIMITIVES, ROWS
 
 ENGINES = ("jax", "tensorflow", "torch")
-LAYOUTS = ("data", "1x2", "2x2")
+#: torch has no 1x2 here: of the pool's four processes two would be outside of it, which may make other calls
+LAYOUTS = {"jax": ("data", "1x2", "2x2"), "tensorflow": ("data", "1x2", "2x2"), "torch": ("data", "2x2")}
 #: of the cases one in so many is run each day on an engine, under one layout and number of rows
 EVERY = {"jax": 6, "tensorflow": 10, "torch": 10}
 
@@ -38,7 +39,7 @@ def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
     for primitive, body in CASES:
         name = f"{primitive} {body} on {engine}"
         if sampling.is_chosen(name, EVERY[engine]):
-            layout, rows = sampling.chosen(name, LAYOUTS), sampling.chosen(name[::-1], ROWS)
+            layout, rows = sampling.chosen(name, LAYOUTS[engine]), sampling.chosen(name[::-1], ROWS)
             sample.append(((primitive, body), [layout], [rows]))
     assert len(sample) > 4
     assert on_ranks(engine)(_outcomes, sample) == []
@@ -49,5 +50,5 @@ def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
 @pytest.mark.parametrize("primitive", PRIMITIVES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_body(engine: str, primitive: str, on_ranks: Any) -> None:
-    cases = [((primitive, body), list(LAYOUTS), list(ROWS)) for body in BODIES]
+    cases = [((primitive, body), list(LAYOUTS[engine]), list(ROWS)) for body in BODIES]
     assert on_ranks(engine)(_outcomes, cases, timeout=900.0) == []
