@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 from keras import tree
@@ -378,7 +378,7 @@ def _of_changes(layer: keras.Layer) -> Interaction | None:
 
 def of_operations(model: keras.Layer) -> Iterator[Interaction]:
     """The interactions of rows in the graph of a functional model, its layers left out; none in other layers."""
-    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    graph: Any = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
     if not isinstance(graph, Functional):
         return
     # an added loss is a number of the whole batch already

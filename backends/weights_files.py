@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ LEAST = 1 << 20
 BLOCK = 8 << 20
 
 
-def entry(_: object, original: Callable[..., np.ndarray], store: object, key: str) -> np.ndarray:
+def entry(_: object, original: Callable[..., np.ndarray], store: Any, key: str) -> np.ndarray:
     """Hook on `H5IOStore.__getitem__`: the entry, mapped where it is contiguous in a file of its own."""
     dataset = safe_get_h5_dataset(store._h5_entry_group, key)
     place = getattr(getattr(dataset, "id", None), "get_offset", lambda: None)()  # None where chunked or compressed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import keras
@@ -42,7 +42,7 @@ def inner_outputs(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str
     """
     if not torch.is_grad_enabled():
         return frozenset()
-    graph = getattr(layer, "_functional", None) if isinstance(layer, keras.Sequential) else layer
+    graph: Any = getattr(layer, "_functional", None) if isinstance(layer, keras.Sequential) else layer
     if isinstance(graph, Functional) and type(graph).call is Functional.call:
         return _of_graph(graph)
     # the values that `stateless_call` gives variables would hide plain ones
@@ -79,7 +79,7 @@ def through_plain(value: object) -> object:
     return again
 
 
-def _of_graph(graph: Functional) -> frozenset[int] | None:
+def _of_graph(graph: Any) -> frozenset[int] | None:
     if len(graph.outputs) < 2:
         return frozenset()
     read = {id(x) for nodes in graph._nodes_by_depth.values() for node in nodes for x in node.input_tensors}
