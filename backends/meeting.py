@@ -114,8 +114,9 @@ def meet_some(name: str, processes: Sequence[int]) -> None:
     """
     members = tuple(processes)
     _meetings[members] += 1
-    key = f"{prefix()}/meeting-of/{zlib.crc32(repr(members).encode()):08x}/{_meetings[members]}"
-    _come_together(key, members, False, Entry(0, name, user_line(), zlib.crc32(name.encode())))
+    meeting = f"{whereabouts.group_of(members)}-{_meetings[members]}"
+    entry = Entry(0, name, user_line(), zlib.crc32(name.encode()))
+    _come_together(f"{prefix()}/meeting-of/{meeting}", members, False, entry, meeting)
 
 
 def below(place: int, count: int) -> Iterator[tuple[int, int]]:
@@ -135,7 +136,9 @@ def below(place: int, count: int) -> Iterator[tuple[int, int]]:
         level += 1
 
 
-def _come_together(key: str, members: Sequence[int], may_leave: bool, entry: Entry | None = None) -> None:
+def _come_together(
+    key: str, members: Sequence[int], may_leave: bool, entry: Entry | None = None, meeting: str = "all"
+) -> None:
     """Meet by a binomial tree, up to the first member, which tells all.
 
     Args:
@@ -143,17 +146,18 @@ def _come_together(key: str, members: Sequence[int], may_leave: bool, entry: Ent
         members: the processes that meet.
         may_leave: see `meet`.
         entry: what they meet for; None: what this process entered last.
+        meeting: the name under which an error is told to those that meet.
     """
     place, first = members.index(tensor_engine().world().process_index), f"{key}/{members[0]}"
     for other in [members[each] for _, each in below(place, len(members))]:
-        text = _waited_for(f"{key}/{other}", other, entry, first if may_leave else None)
+        text = _waited_for(f"{key}/{other}", other, entry, first if may_leave else None, meeting)
         theirs = Entry(*json.loads(text))
         if theirs.digest != (entry or now()).digest:
-            raise _apart_from(other, theirs, entry)
+            raise _apart_from(other, theirs, entry, meeting)
         store().delete_text(f"{key}/{other}")
     if place:
         store().put_text(f"{key}/{members[place]}", json.dumps(astuple(entry or now())))
-        said = _waited_for(first, members[0], entry, first if may_leave else None)
+        said = _waited_for(first, members[0], entry, first if may_leave else None, meeting)
     else:
         said = store().first_text(first, _ALL)
         _remove_later(first)
@@ -161,13 +165,13 @@ def _come_together(key: str, members: Sequence[int], may_leave: bool, entry: Ent
         raise _Apart
 
 
-def _waited_for(key: str, process: int, entry: Entry | None, leaves: str | None) -> str:
+def _waited_for(key: str, process: int, entry: Entry | None, leaves: str | None, meeting: str) -> str:
     """`wait_for`, of a meeting; where the others are not needed, of `_APART` at the key `leaves`.
 
     What is there first at this key holds: that all have come, or that each does it alone.
     """
     if leaves is None:
-        return wait_for(key, process, what="" if entry is None else str(entry))
+        return wait_for(key, process, what="" if entry is None else str(entry), meeting=meeting)
     until = time.monotonic() + joining.waiting_seconds()
     while True:
         try:
@@ -183,7 +187,7 @@ def _waited_for(key: str, process: int, entry: Entry | None, leaves: str | None)
                 raise _Apart
 
 
-def _apart_from(process: int, theirs: Entry, entry: Entry | None) -> FlowError:
+def _apart_from(process: int, theirs: Entry, entry: Entry | None, meeting: str) -> FlowError:
     """The error where another process came for something else, or after other calls."""
     until = time.monotonic() + 6 * LOOK_SECONDS
     # it waits for the first of all, and tells its last calls while it does
@@ -191,7 +195,7 @@ def _apart_from(process: int, theirs: Entry, entry: Entry | None) -> FlowError:
         if whereabouts.elsewhere(process) is not None:
             break
         time.sleep(LOOK_SECONDS / 2)
-    return judged(process, theirs, "" if entry is None else str(entry)).to_raise()
+    return judged(process, theirs, "" if entry is None else str(entry), meeting).to_raise()
 
 
 def _remove_later(key: str) -> None:
@@ -252,7 +256,7 @@ def begin_anew(times: int) -> None:
 # ---- waiting
 
 
-def wait_for(key: str, process: int, seconds: float | None = None, what: str = "") -> str:
+def wait_for(key: str, process: int, seconds: float | None = None, what: str = "", meeting: str = "all") -> str:
     """A text of another process, asked for in pieces; between them this one looks where that one is.
 
     Args:
@@ -260,6 +264,7 @@ def wait_for(key: str, process: int, seconds: float | None = None, what: str = "
         process: who writes it.
         seconds: to wait in all; None: KERAS_FLOW_TIMEOUT.
         what: for what, in messages; empty: what this process entered last.
+        meeting: the name under which an error is told to those that wait.
 
     Raises:
         FlowError: that process, or another one, is elsewhere, or did not write within this time.
@@ -275,14 +280,14 @@ def wait_for(key: str, process: int, seconds: float | None = None, what: str = "
                     count = engine.world().process_count
                     raise joining.SilentProcess(process, count, seconds, error.__cause__ or error) from error
             tell()
-            if found := whereabouts.verdict():
+            if found := whereabouts.verdict(meeting):
                 raise found.to_raise()
             theirs = whereabouts.elsewhere(process)
             if theirs is None:
                 continue
             if theirs.number > now().number and (text := asked(key)):
                 return text  # written meanwhile
-            raise judged(process, theirs, what).to_raise()
+            raise judged(process, theirs, what, meeting).to_raise()
 
 
 # ---- what process 0 does for all

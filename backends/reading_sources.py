@@ -13,6 +13,7 @@ from keras_flow.backends import reading_loaders, reading_py_datasets, row_order
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.reading import ArrayBatches, ProcessRows, ReadingEngine, say_whole
 from keras_flow.backends.reading_tf_data import TfDataBatches
+from keras_flow.current.distribution import active
 
 #: Keras's adapter of data of which a part cannot be asked for -> what and why
 _WHOLE = {
@@ -102,6 +103,11 @@ def _in_order(adapter: Any) -> Iterable:
     return type(adapter)._finite_generator(adapter)
 
 
+def _reads(*args: object, **kwargs: object) -> bool | None:
+    """Condition of the hook: a distribution is active, or rows of a `fit` are ordered (of one rank none is active)."""
+    return True if active() is not None or row_order.by_position() else None
+
+
 def hooks(reader: AdapterReader) -> tuple[Hook, ...]:
     """The hooks on sources of data.
 
@@ -115,6 +121,7 @@ def hooks(reader: AdapterReader) -> tuple[Hook, ...]:
             reader.made,
             "a process reads its own rows of a batch, in the order of seed, epoch and position; Keras reads the whole "
             "batch in every process, in another order on each engine",
+            when=_reads,
         ),
         *row_order.hooks(),
     )

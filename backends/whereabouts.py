@@ -18,7 +18,7 @@ import sys
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -247,13 +247,23 @@ def _not_mine(theirs: list[Entry], mine: list[Entry]) -> tuple[Entry, Entry | No
     return mine[-1], None if further is None or further.may_leave else further
 
 
-def verdict() -> Verdict | None:
-    """The error that another process found; None where there is none, or the calls that it is of are over."""
-    numbers, _, text = asked(f"{prefix()}/verdict/0").partition("\n")
-    if not numbers or not now().digest:
+def group_of(processes: Sequence[int]) -> str:
+    """A name of some processes, for keys of the store."""
+    return f"{zlib.crc32(repr(tuple(processes)).encode()):08x}"
+
+
+def verdict(meeting: str = "all") -> Verdict | None:
+    """The error that another process found; None where there is none, or the calls that it is of are over.
+
+    Args:
+        meeting: of some processes, by name: others do not hear of it. Each of their calls is a meeting of its own.
+    """
+    numbers, _, text = asked(f"{prefix()}/verdict-of/{meeting}/0").partition("\n")
+    if not numbers:
         return None
     first, last = map(int, numbers.split())
-    return Verdict(text, first, last) if last >= now().number else None
+    is_over = meeting == "all" and (not now().digest or last < now().number)
+    return None if is_over else Verdict(text, first, last)
 
 
 class Verdict(FlowError):
@@ -276,13 +286,14 @@ class Verdict(FlowError):
         return FlowError(str(self))
 
 
-def judged(process: int, theirs: Entry, what: str = "") -> Verdict:
-    """The error for all processes, which is also written for those that wait.
+def judged(process: int, theirs: Entry, what: str = "", meeting: str = "all") -> Verdict:
+    """The error for all processes that meet, which is also written for those that wait.
 
     Args:
         process: another one, which is elsewhere.
         theirs: what that one entered.
         what: what this process waits in; empty: what it entered last.
+        meeting: as in `verdict`.
     """
     here = tensor_engine().world()
     told = told_by(process)
@@ -304,8 +315,8 @@ def judged(process: int, theirs: Entry, what: str = "") -> Verdict:
     )
     # all that are in one of these calls hear it; later ones do not, where the program goes on after the error
     last = max(entry.number for entry in (now(), theirs, *told))
-    if not verdict():  # another process was first
-        _put_again(f"{prefix()}/verdict/0", f"{mine.number} {last}\n{text}")
+    if not verdict(meeting):  # another process was first
+        _put_again(f"{prefix()}/verdict-of/{meeting}/0", f"{mine.number} {last}\n{text}")
     return Verdict(text, mine.number, last)
 
 
@@ -329,7 +340,8 @@ def _watch(ended: threading.Event) -> None:
         if looks == _TELLS:
             tell()
         if looks >= _ASKS and looks % _TELLS == 0 and _is_inside(entry):
-            error = verdict() or _proof()
+            partners = _of_some[1]
+            error = verdict(group_of(partners) if partners else "all") or _proof()
             # who waits in the store, too, raises it
             is_mine = error is not None and error.first <= entry.number
             if is_mine and not ended.wait(2 * LOOK_SECONDS) and _is_inside(entry):
@@ -352,7 +364,7 @@ def _proof() -> Verdict | None:
         theirs = elsewhere(process) if process != here else None
         # a step may be left before the others have entered it: only calls of some processes go by a higher number
         if theirs is not None and (partners or theirs.number <= now().number):
-            return judged(process, theirs, name)
+            return judged(process, theirs, name, group_of(partners) if partners else "all")
     return None
 
 
