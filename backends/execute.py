@@ -43,7 +43,7 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
         check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
     last_call.enter(_in_words(plan))
     if world.process_count > 1 and _needs_others(plan):
-        meeting.meet(f"boxing {plan.source} -> {plan.target}, {plan.dtype}", waits=True)
+        meeting.meet(_in_words(plan), waits=True)
     return engine.redistribute(plan, shards)
 
 
@@ -54,4 +54,7 @@ def _needs_others(plan: BoxingPlan) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _in_words(plan: BoxingPlan) -> str:
-    return f"boxing {text(plan.source.nd_sbp)} -> {text(plan.target.nd_sbp)}"
+    before, after = plan.source, plan.target
+    there = "" if after.placement == before.placement else f" -> {after.placement}"
+    what = f"{list(before.shape)} {plan.dtype} on {before.placement}{there}"
+    return f"boxing {text(before.nd_sbp)} -> {text(after.nd_sbp)} of {what}"
