@@ -14,13 +14,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from keras_flow.backends.torch import layouts, local_tensors
+from keras_flow.backends.torch.gathering import as_dtensor
 
 
 def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
     """Handler of `embedding(table, indices)`: each axis of the mesh splits the indices, or the rows, or the columns."""
     table, indices, *_ = args
     mesh = (table if isinstance(table, DTensor) else indices).device_mesh
-    table, indices = _as_dtensor(table, mesh), _as_dtensor(indices, mesh)
+    table, indices = as_dtensor(table, mesh), as_dtensor(indices, mesh)
     of_table, of_indices, of_result = zip(
         *map(_along_axis, table.placements, indices.placements, [indices.ndim] * mesh.ndim), strict=True
     )
@@ -49,9 +50,3 @@ def _along_axis(table: Placement, indices: Placement, columns: int) -> tuple[Pla
     if table == Shard(1):
         return table, Replicate(), Shard(columns)
     return Replicate(), Replicate(), Replicate()
-
-
-def _as_dtensor(value: torch.Tensor, mesh: Any) -> DTensor:
-    if isinstance(value, DTensor):
-        return value
-    return local_tensors.from_local(value, value.shape, mesh, layouts.replicated(mesh))

@@ -26,3 +26,8 @@ def replicated(value: Any, mesh: DeviceMesh) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return DTensor.from_local(value, mesh, layouts.replicated(mesh), run_check=False)
+
+
+def as_dtensor(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """A tensor as a DTensor: a plain one of a step is what every rank holds whole."""
+    return value if isinstance(value, DTensor) else replicated(value, mesh)

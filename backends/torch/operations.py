@@ -18,7 +18,7 @@ from torch.distributed.tensor._op_schema import OpSchema, StrategyType
 from torch.distributed.tensor.experimental import register_sharding
 
 from keras_flow.backends import fingerprints
-from keras_flow.backends.torch import embedding, in_place, reading_dtensors, resizing, whole
+from keras_flow.backends.torch import attention, embedding, in_place, reading_dtensors, resizing, whole
 from keras_flow.errors import FlowError
 
 aten = torch.ops.aten
@@ -45,7 +45,6 @@ def register() -> None:
 def _register_all() -> None:
     _register_truth()
     _register_convolution()
-    _register_attention()
     for name in ("hardswish", "hardtanh", "hardsigmoid", "hardshrink", "softshrink"):
         _register_like(getattr(aten, f"{name}_backward").default, tensors=2)
     _register_windows()
@@ -53,6 +52,7 @@ def _register_all() -> None:
     handlers[aten.unbind.int] = _unbind
     # torch's handler gathers local winners as if all shards were equal; uneven ones abort the process in gloo
     handlers[aten.argmax.default] = handlers[aten.argmin.default] = _arg_extremum
+    handlers.update(attention.handlers())
     handlers.update(in_place.handlers())
     handlers.update(resizing.handlers())
     handlers[aten._local_scalar_dense.default] = reading_dtensors.local_scalar
@@ -129,25 +129,6 @@ def _register_convolution() -> None:
             candidates.append(signature(P, S(out_dim), S(0), S(1), R, S(out_dim)))
             candidates.append(signature(S(1), S(1 - out_dim), R, R, S(1), S(1 - out_dim)))
         return candidates
-
-
-def _register_attention() -> None:
-    """CPU attention has no rule in torch: split over the batch or over the heads."""
-
-    def of_mask(part: object, mask: object) -> list[object]:
-        if mask is None:
-            return []
-        # a mask [1, 1, t, t] is for all rows and heads, and stays whole
-        splits = part.is_shard() and mask.ndim == 4 and mask.shape[part.dim] != 1  # type: ignore[attr-defined]
-        return [part if splits else R]
-
-    @_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
-    def _(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-        return [([p, p], [p, p, p, None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
-
-    @_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-    def _(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
-        return [([p] * 3, [p] * 6 + [None, None, *of_mask(p, attn_mask)]) for p in (R, S(0), S(1))]
 
 
 def _register_windows() -> None:

@@ -58,6 +58,7 @@ FILES = {
     "ddp_of_keras": (("torch",), "what Keras 3.16 does by itself where processes have a group"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
     "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),
+    "attention": (("torch",), "a handler in the place of rules, which DTensor has not"),
     "embedding": (("torch",), "a handler in the place of DTensor's"),
     "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
     "gathering": (("torch",), "handlers gather below autograd"),

@@ -167,6 +167,20 @@ def _others() -> Iterator[tuple[str, Callable]]:
         )
 
 
+def _attention() -> Iterator[tuple[str, Callable]]:
+    """Attention with a mask that all ranks have whole, of rows and of heads."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    for name, dim in (("rows", 1), ("heads", 0)):
+
+        def attend(x, dim=dim):
+            x = x.unsqueeze(dim)
+            mask = _constant(*x.shape[:3], x.shape[2])
+            return scaled_dot_product_attention(x, x * 2.0, x, attn_mask=mask)
+
+        yield f"a mask of {name}", attend
+
+
 def _leaf(value: np.ndarray, layout: str, mesh):
     """A DTensor with gradient; ranks of a partial sum hold summands that differ."""
     import torch
@@ -213,7 +227,7 @@ def operators_on_split_tensors_are_those_of_one_device() -> None:
     for ranks, layout, shape in LAID:
         value = np.random.default_rng(7).normal(size=shape).astype("float32")
         distribution = kf.ModelParallel(kf.Placement(np.array(ranks)))
-        for name, function in (*_along_dims(), *_that_write(), *_windows(), *_others()):
+        for name, function in (*_along_dims(), *_that_write(), *_windows(), *_others(), *_attention()):
             expected = _run(function, torch.from_numpy(value).requires_grad_())
             with distribution.scope(), running(RunningStep(distribution, consistent=True)), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
