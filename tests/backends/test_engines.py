@@ -27,6 +27,10 @@ def hooks():
     return ()
 
 
+def privates():
+    return ()
+
+
 def enter(distribution):
     pass
 """
@@ -36,14 +40,13 @@ PROGRAM = """
 import sys
 
 import keras
-from keras.src.backend import config
 
 import keras_flow.backends
 from keras_flow.backends.engines import ENGINES, Engine
 
 ENGINES["fourth"] = Engine("fourth", ">=2", ("numpy",), "numpy", "keras-flow", drives_all_ranks=True)
 keras_flow.backends.__path__.append(sys.argv[1])
-config.backend = lambda: "fourth"
+keras.config.backend = lambda: "fourth"
 
 import inspect
 
