@@ -7,6 +7,7 @@ import pytest
 from keras_flow.backends.accelerators import OWN_VARIABLE, own_accelerators
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
+from tests import sampling
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,7 +34,7 @@ def tell(body: str, backend: str, **variables: str) -> list[str]:
     return out.splitlines()
 
 
-@pytest.mark.parametrize("backend", SINGLE)
+@pytest.mark.parametrize("backend", sampling.on_one(SINGLE))
 def test_virtual_devices(backend: str) -> None:
     body = """
 import keras
@@ -60,7 +61,7 @@ def test_tensorflow_number_from_the_launcher_and_flag() -> None:
 FIRST_USE = {"jax": "import jax\njax.numpy.ones(3)", "tensorflow": "import tensorflow as tf\ntf.ones(3)"}
 
 
-@pytest.mark.parametrize("backend", SINGLE)
+@pytest.mark.parametrize("backend", sampling.on_one(SINGLE))
 def test_initialised_with_fewer(backend: str) -> None:
     (text,) = tell(f"{FIRST_USE[backend]}\ndevices.init(4, None)", backend)
     assert "asked for 4 ranks" in text
@@ -68,7 +69,7 @@ def test_initialised_with_fewer(backend: str) -> None:
     assert "call kf.init(4) (or kf.run(main, devices=4)) before" in text
 
 
-@pytest.mark.parametrize("backend", SINGLE)
+@pytest.mark.parametrize("backend", sampling.on_one(SINGLE))
 def test_the_line_that_initialised_is_named(backend: str, tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(MY_MODEL)
     (tmp_path / "train.py").write_text(TRAIN)

@@ -210,6 +210,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
         fingerprints.of_places([hook])
 
 
+@pytest.mark.full  # it trains: most of a minute
 def test_source_that_changed_is_judged_by_a_self_test_that_runs_once(tmp_path: Path) -> None:
     """The signature of `Model.fit` stays; the second program finds what the first one found."""
     change = (

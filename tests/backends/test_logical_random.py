@@ -157,7 +157,8 @@ def training() -> dict[int, dict[str, list[float]]]:
     return losses
 
 
-@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
 def test_training_is_the_same_under_every_layout_and_engine(engine: str, on_ranks) -> None:
     losses = on_ranks(engine)(training)
     for rows, by_layout in losses.items():

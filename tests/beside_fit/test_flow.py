@@ -33,7 +33,7 @@ def test_branches_that_ended_the_process(on_ranks: Any) -> None:
     assert on_ranks("tensorflow")(_outcomes, cases) == []
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
     sample = []
     for primitive, body in CASES:

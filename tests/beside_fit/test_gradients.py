@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests import sampling
 from tests.beside_fit.models import MODELS
 
 #: layout, whether in the scope, rows: each way once in the default suite
@@ -26,7 +27,7 @@ def _failures(module: str, names: tuple[str, ...], contexts: list, only: tuple[s
     return models.failures(names, {name: case for name, case in cases.items() if not only or name in only}, contexts, 4)
 
 
-@pytest.mark.parametrize("engine", MODULES)
+@pytest.mark.parametrize("engine", sampling.on_one(tuple(MODULES)))
 def test_those_of_one_device(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_failures, MODULES[engine], ("dense",), SOME, ONLY.get(engine, ())) == []
 

@@ -17,7 +17,7 @@ ENGINES = ("jax", "tensorflow", "torch")
 #: doors that are opened one after the other in one call of the ranks
 SIZE = 12
 #: of an engine's share of the doors about one in so many is in `make test`; all on all engines are in `make test-full`
-EVERY = {"jax": 2, "tensorflow": 4, "torch": 2}
+EVERY = {"jax": 3, "tensorflow": 6, "torch": 3}
 
 _DOORS = sorted(CASES)
 _GROUPS = [tuple(_DOORS[start : start + SIZE]) for start in range(0, len(_DOORS), SIZE)]
