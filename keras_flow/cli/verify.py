@@ -53,10 +53,10 @@ def verify(
     from keras_flow.progress import working
     from keras_flow.user_file import check_file
 
-    check_file(file, (layout,), "a verification")
     requested = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(requested, skip_missing)
     say_untested(names)
+    check_file(file, (layout,), "a verification")
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
     with working("verifying") as tell:

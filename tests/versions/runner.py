@@ -24,7 +24,6 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 from keras_flow.backends import fingerprints
@@ -232,7 +231,8 @@ def _canary(outcomes: Mapping[Case, Outcome], before: str) -> str:
     for case in CANARY:
         old = [line for line in before.splitlines() if line.startswith("| 20") and f" | {case.engine} " in line]
         if case in outcomes:
-            key = f"| {date.today()} | {case.engine} {case.versions[case.engine]} | {case.versions['keras']} | "
+            today = time.strftime("%Y-%m-%d")
+            key = f"| {today} | {case.engine} {case.versions[case.engine]} | {case.versions['keras']} | "
             rows.append(key + _cells(outcomes[case]))
         else:
             rows += old

@@ -33,7 +33,7 @@ def test_page() -> None:
     older = Case("jax", runner.jax("0.9.2"))
     before = "| torch 2.14.1 | 3.15.1 | passes | 32 | 40% |  |\n| jax 0.1.0 | 3.15.1 | passes | 32 | 1% |  |\n"
     text = runner.page({Case("jax"): Outcome(32, 0.394, 99.0), older: Outcome(3, 2.0, 9.0, "mlp, tp4: a|b")}, before)
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:-1]  # heads of two tables
     newest = Case("jax").versions
     assert rows == [
         f"| jax {newest['jax']} | {newest['keras']} | passes | 32 | 39% |  |",
