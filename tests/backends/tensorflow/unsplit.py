@@ -326,7 +326,7 @@ def replicas_draw() -> None:
             try:
                 model.fit(_data(8, 4, 4, 3), np.zeros((8, 48)), verbose=0)
             except kf.FlowError as error:
-                assert "in layer 'mixed' (MixUp)" in str(error), error
+                assert f"in layer 'mixed' ({make.__name__})" in str(error), error
             else:
                 raise AssertionError("a replica drew for all rows")
 
