@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from keras_flow.backends import fingerprints, keras_distribution
 from keras_flow.current import keras_places
@@ -61,6 +61,9 @@ class Hook:
     also: tuple[str, ...] = ()
 
 
+#: id of a function -> the modules of Keras that have it by value, and its name there
+_Holders: TypeAlias = dict[int, list[tuple[ModuleType, str]]]
+
 _installed: set[tuple[str, str, Callable[..., object]]] = set()
 #: engines whose places were compared with tested versions
 _compared: set[str] = set()
@@ -87,35 +90,59 @@ def install(engine: Backend) -> None:
 
 def install_each(hooks: Iterable[Hook]) -> None:
     """Install hooks that are not in place yet."""
-    for hook in hooks:
-        key = (hook.module, hook.name, hook.replacement)
-        if key not in _installed and fingerprints.is_there(hook):
-            install_one(hook)
-            _installed.add(key)
+    new = {
+        key: hook
+        for hook in hooks
+        if (key := (hook.module, hook.name, hook.replacement)) not in _installed and fingerprints.is_there(hook)
+    }
+    holders = _holders(new.values())
+    for key, hook in new.items():
+        install_one(hook, holders)
+        _installed.add(key)
 
 
-def install_one(hook: Hook) -> None:
+def install_one(hook: Hook, holders: _Holders | None = None) -> None:
     """Install one hook, which stays for the life of the process.
+
+    Args:
+        hook: the hook.
+        holders: what `_holders` found for many hooks. The wrapped function is added, for the next hook on its name.
 
     Raises:
         FlowError: the name is missing, because Keras or the engine is of another version.
     """
-    fingerprints.original_of(hook)  # a missing name is found as hooks are installed and not in a step
+    holders = _holders([hook]) if holders is None else holders
     owner, attribute = owner_of(hook)
-    others = list(_holders(getattr(owner, attribute))) if isinstance(owner, ModuleType) else []
+    others = holders.get(id(getattr(owner, attribute)), [])
     hooked = wrap(owner, attribute, hook)
     for holder, name in others:
         setattr(holder, name, hooked)
+    holders[id(hooked)] = others
     for other in hook.also:
         module, _, name = other.partition(":")
         setattr(keras_places.owner(module, name), name, hooked)
 
 
-def _holders(function: object) -> Iterator[tuple[ModuleType, str]]:
-    """Modules of Keras that have a function by value: after `from module import function` each has a name for it."""
-    for place, module in list(sys.modules.items()):
+def _holders(hooks: Iterable[Hook]) -> _Holders:
+    """Find what holds by value what hooks on modules wrap: after `from module import function` each has a name for it.
+
+    All modules are read once: reading them for each hook anew was most of the time of the first distribution.
+
+    Raises:
+        FlowError: as `install_one`.
+    """
+    found: _Holders = {}
+    for hook in hooks:
+        fingerprints.original_of(hook)  # a missing name is found as hooks are installed and not in a step
+        owner, attribute = owner_of(hook)
+        if isinstance(owner, ModuleType):
+            found[id(getattr(owner, attribute))] = []
+    for place, module in list(sys.modules.items()) if found else []:
         if place.partition(".")[0] == "keras" and isinstance(module, ModuleType):
-            yield from ((module, name) for name, value in vars(module).items() if value is function)
+            for name, value in vars(module).items():
+                if id(value) in found:
+                    found[id(value)].append((module, name))
+    return found
 
 
 def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
