@@ -21,8 +21,7 @@ from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.current import models
-from keras_flow.current.distribution import Distribution
-from keras_flow.current.keras_places import current_distribution
+from keras_flow.current.distribution import Distribution, holding
 from keras_flow.errors import FlowError
 
 
@@ -91,19 +90,17 @@ def whole(model: keras.Model) -> Iterator[None]:
     variables = [variable for variable in models.all_variables(model) if variable._value is not None]
     values = [_logical(variable) for variable in variables]  # while all are on the ranks
     kept = [(variable._value, getattr(variable, "_layout", None)) for variable in variables]
-    current = current_distribution()
-    keras.distribution.set_distribution(None)
-    try:
-        for variable, value in zip(variables, values, strict=True):
-            variable._layout = None
-            variable._value = backend().plain_value(variable, value)
-        backend().track(model)
-        yield
-    finally:
-        for variable, (value, layout) in zip(variables, kept, strict=True):
-            variable._value, variable._layout = value, layout
-        backend().track(model)
-        keras.distribution.set_distribution(current)
+    with holding(None):
+        try:
+            for variable, value in zip(variables, values, strict=True):
+                variable._layout = None
+                variable._value = backend().plain_value(variable, value)
+            backend().track(model)
+            yield
+        finally:
+            for variable, (value, layout) in zip(variables, kept, strict=True):
+                variable._value, variable._layout = value, layout
+            backend().track(model)
 
 
 def _logical(variable: keras.Variable) -> np.ndarray:

@@ -29,9 +29,8 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution, active, holding
 from keras_flow.current.dry_run import is_dry_run
-from keras_flow.current.keras_places import current_distribution
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError
@@ -143,13 +142,9 @@ def _compare_state(model: keras.Model) -> None:
 @contextmanager
 def _keras_alone(distribution: Distribution) -> Iterator[None]:
     """One rank has nothing to share: no distribution holds while its loop runs, so that no hook is in its steps."""
-    outer = current_distribution()
-    keras.distribution.set_distribution(None)
-    try:
-        with backend().on_rank(distribution.placement.ranks[0]), logical_random.as_under(distribution):
-            yield
-    finally:
-        keras.distribution.set_distribution(outer)
+    on_rank = backend().on_rank(distribution.placement.ranks[0])
+    with holding(None), on_rank, logical_random.as_under(distribution):
+        yield
 
 
 def _batch_size(original: Callable[..., object], given: dict[str, object]) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import cast
 
 import keras
@@ -25,8 +24,8 @@ from keras_flow.backends.tensorflow.variables import (
     to_logical,
 )
 from keras_flow.current import keras_places
-from keras_flow.current.distribution import Distribution
-from keras_flow.current.keras_places import current_distribution, in_stateless_scope, in_symbolic_scope
+from keras_flow.current.distribution import Distribution, holding
+from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope
 from keras_flow.current.models import distribution_of
 from keras_flow.errors import FlowError
 
@@ -77,21 +76,10 @@ def call(
     args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))
     token = called_directly.set(True)
     try:
-        with _active(distribution), tf.device(own_device(view_of(distribution).mesh)):
+        with holding(distribution), tf.device(own_device(view_of(distribution).mesh)):
             return original(layer, *args, **kwargs)
     finally:
         called_directly.reset(token)
-
-
-@contextmanager
-def _active(distribution: Distribution) -> Iterator[None]:
-    """Inside, a distribution holds; other than its scope this needs no other process."""
-    current = current_distribution()
-    keras.distribution.set_distribution(distribution)
-    try:
-        yield
-    finally:
-        keras.distribution.set_distribution(current)
 
 
 # ---- BatchNormalization

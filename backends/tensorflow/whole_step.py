@@ -15,8 +15,8 @@ from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import from_logical, to_host
-from keras_flow.current.distribution import Distribution
-from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, current_distribution, get_global_attribute
+from keras_flow.current.distribution import Distribution, holding
+from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 from keras_flow.current.models import all_variables
 
 
@@ -57,20 +57,16 @@ class WholeStep:
 
     def run(self, *args: object, **kwargs: object) -> object:
         """Run the step on plain tensors; the results are plain tensors."""
-        # with a distribution active, the hooks would put what the step makes on the mesh again
-        current = current_distribution()
         found = _variables(self.model, self.with_optimizer)
         on_mesh = (variable for variable in found if isinstance(variable._value, dtensor.DVariable))
         # an optimizer and the model may list one variable twice; it must have one copy
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
         copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]
-        keras.distribution.set_distribution(None)
-        try:
-            with _standing_in(variables, copies), tf.device(self.device), logical_random.as_under(self.distribution):
-                outputs = self._function(*args, **kwargs)
-        finally:
-            keras.distribution.set_distribution(current)
+        as_under = logical_random.as_under(self.distribution)
+        # with a distribution active, the hooks would put what the step makes on the mesh again
+        with holding(None), _standing_in(variables, copies), tf.device(self.device), as_under:
+            outputs = self._function(*args, **kwargs)
         for variable, before, copy in zip(variables, values, copies, strict=True):
             after = copy.numpy()
             if after.tobytes() != before.tobytes():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import keras
 
 from keras_flow import sbp
 from keras_flow.current.batch import BatchPlan, UnevenNotice
@@ -12,8 +15,6 @@ from keras_flow.current.keras_places import KerasDistribution, current_distribut
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
-    import keras
-
     from keras_flow.current.variable_layout import KerasLayout
     from keras_flow.layout import Layout
     from keras_flow.placements import Placement
@@ -157,6 +158,17 @@ def active() -> Distribution | None:
     """The active keras_flow distribution, or None."""
     current = current_distribution()
     return current if isinstance(current, Distribution) else None
+
+
+@contextmanager
+def holding(distribution: Distribution | None) -> Iterator[None]:
+    """Let a distribution, or none, be the active one inside; unlike a scope this needs no other process."""
+    before = current_distribution()
+    keras.distribution.set_distribution(distribution)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
 
 
 def expected() -> Distribution:
