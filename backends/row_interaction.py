@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 from keras import tree
 
 from keras_flow.backends import leaves, looks, own_code
-from keras_flow.current import keras_places
-from keras_flow.current.keras_places import Functional
+from keras_flow.current import keras_places, models
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ def assigns_weights(layer: keras.Layer) -> bool:
 
 
 def _of_itself(layer: keras.Layer) -> Interaction | None:
-    is_graph = _is_stock_graph(layer) or _is_stock_sequence(layer)
+    is_graph = models.is_stock_graph(layer) or _is_stock_sequence(layer)
     found = _of_class(layer) if not is_graph else None
     found = found or _of_changes(layer)
     if found is None and layer.activity_regularizer is not None:
@@ -378,8 +377,8 @@ def _of_changes(layer: keras.Layer) -> Interaction | None:
 
 def of_operations(model: keras.Layer) -> Iterator[Interaction]:
     """The interactions of rows in the graph of a functional model, its layers left out; none in other layers."""
-    graph: Any = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
-    if not isinstance(graph, Functional):
+    graph = models.graph_of(model)
+    if graph is None:
         return
     # an added loss is a number of the whole batch already
     if getattr(graph, "_losses_override", None) or graph._losses:
@@ -402,15 +401,11 @@ def of_operations(model: keras.Layer) -> Iterator[Interaction]:
 
 def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
     """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
-    if _is_stock_graph(layer) or _is_stock_sequence(layer):
+    if models.is_stock_graph(layer) or _is_stock_sequence(layer):
         yield from of_operations(layer)
         yield from map(of_layer, layer.layers)
     else:  # cells, what is wrapped, projections of attention, an activation that is a layer
         yield from map(of_layer, layer._layers)
-
-
-def _is_stock_graph(layer: keras.Layer) -> bool:
-    return isinstance(layer, Functional) and type(layer).call is Functional.call
 
 
 def _is_stock_sequence(layer: keras.Layer) -> bool:

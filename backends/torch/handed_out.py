@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from keras_flow.backends import leaves
 from keras_flow.backends.torch import variables
+from keras_flow.current import models
 from keras_flow.current.keras_places import (
-    Functional,
     compute_output_spec,
     get_keras_mask,
     in_stateless_scope,
@@ -42,8 +42,8 @@ def inner_outputs(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str
     """
     if not torch.is_grad_enabled():
         return frozenset()
-    graph: Any = getattr(layer, "_functional", None) if isinstance(layer, keras.Sequential) else layer
-    if isinstance(graph, Functional) and type(graph).call is Functional.call:
+    graph = models.graph_of(layer)
+    if models.is_stock_graph(graph):
         return _of_graph(graph)
     # the values that `stateless_call` gives variables would hide plain ones
     return None if not in_stateless_scope() and _several(layer, args, kwargs) else frozenset()

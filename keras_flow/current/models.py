@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
 
 from keras_flow.current.distribution import Distribution, active
-from keras_flow.current.keras_places import current_distribution, get_global_attribute
+from keras_flow.current.keras_places import Functional, current_distribution, get_global_attribute
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
-
-if TYPE_CHECKING:
-    import keras
 
 
 def distribution_of(model: keras.Layer) -> Distribution | None:
@@ -73,6 +72,17 @@ def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
         if id(variable) not in seen:
             seen.add(id(variable))
             yield variable
+
+
+def graph_of(model: keras.Layer) -> Any:
+    """The functional model whose graph a model is: itself, or the one inside a Sequential; None for other layers."""
+    graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
+    return graph if isinstance(graph, Functional) else None
+
+
+def is_stock_graph(layer: Any) -> bool:
+    """Whether a layer is a functional model that runs its graph, and has no `call` of its own."""
+    return isinstance(layer, Functional) and type(layer).call is Functional.call
 
 
 def layer_in_call() -> object:
