@@ -124,7 +124,4 @@ def _write(
         with atomic.beside(path) as new:
             original(model, str(new), *args, **kwargs)
 
-    if shared_files.writing.get() or backend().world().process_count == 1:
-        write()
-    else:
-        backend().write_alone(write, model, original.__name__)
+    shared_files.once(write, model, original.__name__)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from keras_flow import atomic
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
@@ -64,9 +65,7 @@ def _found(file: Path, engine: str) -> str:
             error, is_final = _run(engine)
             if not is_final:
                 return error
-            with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
-                json.dump(error, new)
-            os.replace(new.name, file)
+            atomic.write_text(file, json.dumps(error))
         finally:
             running.unlink(missing_ok=True)
     return json.loads(file.read_text())

@@ -65,10 +65,21 @@ def save(
     def write() -> None:
         whole_files.save(original, model, filepath, *args, **kwargs)
 
+    once(write, model, original.__name__)
+
+
+def once(action: Callable[[], object], model: keras.Model, name: str) -> None:
+    """Call `action` once in the job, which writes a file of a model: here if this process writes alone, else as all do.
+
+    Args:
+        action: writes the file.
+        model: whose variables it may read.
+        name: what writes, the same in all processes.
+    """
     if writing.get() or backend().world().process_count == 1:
-        write()
+        action()
     else:
-        backend().write_alone(write, model, original.__name__)
+        backend().write_alone(action, model, name)
 
 
 def callback_writes(
