@@ -41,9 +41,10 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
         )
     if getattr(shards, "layout", None) != plan.source:  # an engine's own mapping knows what its shards are of
         check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
-    last_call.enter(_in_words(plan))
     if world.process_count > 1 and _needs_others(plan):
         meeting.meet(_in_words(plan), waits=True)
+    else:
+        last_call.enter(_in_words(plan))
     return engine.redistribute(plan, shards)
 
 

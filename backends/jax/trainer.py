@@ -134,7 +134,7 @@ def recover(model: keras.Model) -> None:
     """
     # what the last finished step left is newer than what was remembered
     if getattr(model, "_jax_state", None):
-        (getattr(model, "state_sync", None) or model.jax_state_sync)()  # its name since Keras 3.16, and before
+        model.jax_state_sync()
     for variable, value in _purged.pop(model, []):
         if variable._value is None and not value.is_deleted():
             variable._value = value
