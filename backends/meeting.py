@@ -322,7 +322,7 @@ def _next_of_first(name: str) -> str:
     """The key of what process 0 tells next of this name in this line of the program.
 
     Counted from the last entry, since all processes are under its number; by name and line, since process 0 may do more
-    than the others: what it does in a branch of its own is not taken for what all do. Not by path, which may differ (a
+    than the others: what it does in a branch of its own counts apart. Not by path, which may differ (a
     time in it, or a folder of its own for each process that does not write).
     """
     global _told

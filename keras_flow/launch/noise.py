@@ -126,7 +126,7 @@ def filter_stderr() -> None:
 
 @functools.cache  # once in a process
 def filter_stderr_of_engine() -> None:
-    """Do the same in a process in which an engine may run already, whose threads a fork would not have."""
+    """Let stderr pass such a process where an engine may run already: a fork would not have its threads."""
     if os.name != "posix" or os.getpid() == 1:
         return
     sys.stderr.flush()

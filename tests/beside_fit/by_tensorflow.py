@@ -131,7 +131,7 @@ def _update(model):
     model.optimizer.apply([tf.ones(weight.shape) for weight in weights], weights)
 
 
-#: what a `tf.function` of the user's own may hold, which reads or writes what lies on several ranks
+#: what a `tf.function` of the user's own may hold, which reads or writes variables of several ranks
 IN_A_FUNCTION = {
     "a call": lambda model, x: model(x),
     "a call of a layer": lambda model, x: model.get_layer("h")(x),

@@ -1,4 +1,4 @@
-"""Opens doors on the ranks of an engine, and compares what comes of them with one device."""
+"""Opens doors on the ranks of an engine, and compares their results with those of one device."""
 
 from __future__ import annotations
 

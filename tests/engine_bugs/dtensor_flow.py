@@ -3,7 +3,7 @@
     python -m tests.engine_bugs.dtensor_flow
 
 computes each program on rows that are split over four ranks, by its value and by its gradient, and on one device, and
-prints what came of it: right, off by how much, refused (the operation that DTensor has no rule for, or the first line
+prints its result: right, off by how much, refused (the operation that DTensor has no rule for, or the first line
 of the error), or the signal that ended the process. What was refused for want of a rule is computed again with each
 such operation whole on every rank, by DTensor's own flags. A process that ends is followed by another one.
 """
@@ -132,7 +132,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 
 def outcome(name: str, mesh: dtensor.Mesh, x: tf.Tensor, whole: bool) -> str:
-    """What came of a program on rows that are split; `whole`: operations without a rule run whole on every rank."""
+    """The result of a program on rows that are split; `whole`: operations without a rule run whole on every rank."""
     program, is_compiled = PROGRAMS[name]
     expected = program(tf.constant(X)).numpy()
     while True:
@@ -169,7 +169,7 @@ def compute(whole: bool, names: list[str]) -> None:
 
 
 def outcomes(names: list[str], whole: bool) -> dict[str, str]:
-    """Program -> what came of it, in processes of their own."""
+    """Program -> its result, in processes of their own."""
     found: dict[str, str] = {}
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "DTENSOR_USE_ALL_TO_ALL_RELAYOUT": "0"}
     while left := [name for name in names if name not in found]:
