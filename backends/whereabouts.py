@@ -315,8 +315,10 @@ def judged(process: int, theirs: Entry, what: str = "", meeting: str = "all") ->
     )
     # all that are in one of these calls hear it; later ones do not, where the program goes on after the error
     last = max(entry.number for entry in (now(), theirs, *told))
-    if not verdict(meeting):  # another process was first
-        _put_again(f"{prefix()}/verdict-of/{meeting}/0", f"{mine.number} {last}\n{text}")
+    # an entry that is numbered is of all: those who wait in it for this process hear that it does not come
+    for each in dict.fromkeys([meeting, "all"] if theirs.number else [meeting]):
+        if not verdict(each):  # another process was first
+            _put_again(f"{prefix()}/verdict-of/{each}/0", f"{mine.number} {last}\n{text}")
     return Verdict(text, mine.number, last)
 
 
