@@ -15,31 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import keras
-from keras import tree
 
-from keras_flow.backends import leaves, looks, own_code
+from keras_flow.backends import leaves, looks, own_code, row_operations
+from keras_flow.backends.row_operations import Interaction, touches_rows
 from keras_flow.current import keras_places, models
-
-
-@dataclass(frozen=True)
-class Interaction:
-    """How rows may interact.
-
-    Attributes:
-        kind: `"own code"` of the user's; a `"function"` of the user's inside one of Keras's layers; `"along rows"`, an
-            axis that is dimension 0; `"state"` of the batch's rows, or that a call assigns; a `"quantization"` by all
-            rows; an `"added loss"` over all rows; a `"shape"` without the rows; or `"unknown"`, for what is in no
-            table.
-        text: who, and why, as the beginning of a sentence.
-        operation: the class of the operation of a functional model, where it is one.
-    """
-
-    kind: Literal["own code", "function", "along rows", "state", "quantization", "added loss", "shape", "unknown"]
-    text: str
-    operation: str = ""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -87,40 +68,6 @@ _QUANTIZATIONS = frozenset([None, "int8", "int4", "gptq", "awq"])
 #: layers whose state is exact where rows are computed apart: hooks make statistics those of all rows; a vector that is
 #: made of the kernel alone; and what `adapt` sets, no call
 _EXACT_STATE = frozenset(["BatchNormalization", "SpectralNormalization", "Normalization"])
-#: operations in functional models (`keras.ops`) that act element by element
-_ELEMENTWISE = _names(
-    """Abs Absolute Add Subtract Multiply Divide TrueDivide FloorDivide Mod Power Maximum Minimum Square Sqrt
-    Rsqrt Exp Expm1 Log Log1p Log2 Log10 Sin Cos Tan Tanh Sinh Cosh Arcsin Arccos Arctan Arctan2 Negative Sign Floor
-    Ceil Round Clip Cast Relu Relu6 Sigmoid Silu Gelu Elu Selu Softplus Softsign HardSigmoid HardSilu HardTanh LeakyRelu
-    Mish LogSigmoid Celu Glu Identity Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot
-    Where Isnan Isinf Isfinite Erf Reciprocal ZerosLike OnesLike StopGradient"""
-)
-#: operations along `axis`, which must be given and must not be dimension 0
-_OPERATIONS_ALONG_AXIS = _names(
-    """Softmax LogSoftmax Mean Sum Max Min Prod Std Var Any All Argmax Argmin Logsumexp CountNonzero
-    Concatenate Cumsum Cumprod Norm Median Sort Argsort Flip Repeat Squeeze
-    ExpandDims"""
-)
-
-#: losses with a value for each row; not Circle, which compares rows
-_LOSSES = _names(
-    """BinaryCrossentropy BinaryFocalCrossentropy CTC CategoricalCrossentropy CategoricalFocalCrossentropy
-    CategoricalGeneralizedCrossEntropy CategoricalHinge CosineSimilarity Dice Hinge Huber KLDivergence LogCosh
-    MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson
-    SparseCategoricalCrossentropy SquaredHinge Tversky"""
-)
-#: functions that Keras wraps as losses (`loss="mse"`), each with the class of which it is the function
-_LOSSES_OF_FUNCTIONS = [(getattr(keras.losses, name)().fn, name) for name in sorted(_LOSSES)]
-#: metrics whose state is a sum over rows
-_METRICS = _names(
-    """AUC Accuracy BinaryAccuracy BinaryCrossentropy BinaryIoU CategoricalAccuracy CategoricalCrossentropy
-    CategoricalHinge ConcordanceCorrelation CosineSimilarity F1Score FBetaScore FalseNegatives FalsePositives Hinge IoU
-    KLDivergence LogCoshError MeanAbsoluteError MeanAbsolutePercentageError MeanIoU MeanMetricWrapper MeanSquaredError
-    MeanSquaredLogarithmicError OneHotIoU OneHotMeanIoU PearsonCorrelation Poisson Precision PrecisionAtRecall R2Score
-    Recall RecallAtPrecision RootMeanSquaredError SensitivityAtSpecificity SparseCategoricalAccuracy
-    SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy SpecificityAtSensitivity SquaredHinge
-    TopKCategoricalAccuracy TrueNegatives TruePositives"""
-)
 
 
 @dataclass(eq=False)
@@ -138,13 +85,6 @@ class _LayerLook(looks.Look):
     whole: Interaction | None = None
     parts: list[tuple[keras.Layer, _LayerLook]] | None = None
     of_ranks: dict[int, Interaction | None] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _OwnCodeLook(looks.Look):
-    """What was seen of a loss or a metric: whether what it computes is Keras's own code."""
-
-    is_keras: bool = False
 
 
 def of_model(model: keras.Model) -> Interaction | None:
@@ -210,77 +150,6 @@ def _look_at(layer: keras.Layer) -> _LayerLook:
     return look
 
 
-def of_loss(loss: object, rank: int) -> Interaction | None:
-    """The interaction of rows in a loss (an object, or a function) for predictions of so many dims.
-
-    None: it has a value for each row.
-    """
-    if isinstance(loss, keras.Loss) and not _is_of_keras(loss, "losses"):
-        return _by_axis("loss", loss, "", rank)
-    # an object's function may be another than its class's
-    function = getattr(loss, "fn", None) if isinstance(loss, keras.Loss) else loss
-    name = next((name for known, name in _LOSSES_OF_FUNCTIONS if known is function), "")
-    if not name and isinstance(loss, keras.Loss) and own_code.is_keras(function):
-        name = type(loss).__name__
-    return _by_axis("loss", loss, name, rank)
-
-
-def of_metric(metric: keras.Metric, rank: int) -> Interaction | None:
-    """The interaction of rows in one of `keras.metrics`, for predictions of so many dims.
-
-    None: its state is a sum over rows.
-    """
-    function = getattr(metric, "_fn", None)
-    is_known = _is_of_keras(metric, "metrics") and (function is None or own_code.is_keras(function))
-    return _by_axis("metric", metric, type(metric).__name__ if is_known else "", rank)
-
-
-def of_compiled(model: keras.Model, kind: Literal["loss", "metric"], rank: int) -> list[Interaction]:
-    """The interactions in the losses or the metrics of a compiled model, for predictions of so many dims."""
-    losses, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
-    # as `compile` was given them: Keras makes objects of names with the first batch
-    given = (
-        (getattr(losses, "_user_loss", None),)
-        if kind == "loss"
-        else (getattr(metrics, "_user_metrics", None), getattr(metrics, "_user_weighted_metrics", None))
-    )
-    found = []
-    for leaf in tree.flatten(given):
-        if leaf is None or isinstance(leaf, str):  # what has a name is Keras's own
-            continue
-        if kind == "loss":
-            found.append(of_loss(leaf, rank))
-        elif isinstance(leaf, keras.Metric):
-            found.append(of_metric(leaf, rank))
-        else:
-            name = getattr(leaf, "__name__", str(leaf))
-            found.append(Interaction("own code", f"metric {name!r} is not known to add up rows"))
-    return [interaction for interaction in found if interaction is not None]
-
-
-def _is_of_keras(thing: keras.Loss | keras.Metric, kind: str) -> bool:
-    """Whether a loss or a metric is one of Keras's, and computes Keras's own code."""
-    look = looks.last(thing)
-    if look is None or not look.is_of(thing):
-        look = _OwnCodeLook.at(thing)
-        look.is_keras = keras_places.is_of_keras(type(thing), kind) and not own_code.replaced_method(thing)
-    return look.is_keras
-
-
-def _by_axis(kind: str, found: object, name: str, rank: int) -> Interaction | None:
-    """The interaction in a loss or a metric of that name in Keras, from the axis along which it reduces."""
-    text = f"{kind} {getattr(found, 'name', name)!r}"
-    if name not in (_LOSSES if kind == "loss" else _METRICS):
-        return Interaction("own code" if not name else "unknown", f"{text} is not known to add up rows")
-    axis = getattr(found, "axis", getattr(found, "_fn_kwargs", {}).get("axis", -1))
-    if name in ("F1Score", "FBetaScore"):
-        axis = -1  # theirs is that of the sum over rows, which is their state
-    # without an axis Dice and Tversky reduce all dims; and the last dim of a vector is that of its rows
-    if axis is None or rank < 2 or _touches_rows(axis, rank):
-        return Interaction("along rows", f"{text} works along dimension 0")
-    return None
-
-
 def is_recurrent(layer: keras.Layer) -> bool:
     """Whether the layer repeats its operators for each time step."""
     if type(layer).__name__ == "Bidirectional":
@@ -338,7 +207,7 @@ def _of_rank(layer: keras.Layer, rank: int | None) -> Interaction | None:
         return Interaction("along rows", f"layer {layer.name!r} takes a tensor of {rank} dims for one sample")
     # of the many layers with an axis, only those in the table do something along it
     axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
-    if axes == 0 or (name in _ALONG_AXIS and _touches_rows(axes, rank)):
+    if axes == 0 or (name in _ALONG_AXIS and touches_rows(axes, rank)):
         return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
     # a vector without a batch dim is one sample, whose entries are no rows
     if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and rank in (None, 0, 1):
@@ -375,34 +244,10 @@ def _of_changes(layer: keras.Layer) -> Interaction | None:
     return None
 
 
-def of_operations(model: keras.Layer) -> Iterator[Interaction]:
-    """The interactions of rows in the graph of a functional model, its layers left out; none in other layers."""
-    graph = models.graph_of(model)
-    if graph is None:
-        return
-    # an added loss is a number of the whole batch already
-    if getattr(graph, "_losses_override", None) or graph._losses:
-        yield Interaction("added loss", f"model {graph.name!r} calls add_loss, which is over all rows")
-    # an input without dims has no rows, which differs from an unknown number of them (None)
-    rows = {tensor.shape[0] if len(tensor.shape) else () for tensor in tree.flatten(graph.inputs)}
-    if len(rows) > 1 or () in rows:
-        yield Interaction("shape", f"the inputs of {graph.name!r} have different numbers of rows")
-    for nodes in graph._nodes_by_depth.values():
-        for node in nodes:
-            operation = node.operation
-            is_layer = isinstance(operation, keras.Layer)
-            # an output that lost the batch dim has mixed the rows on the way
-            if any(not len(x.shape) or x.shape[0] not in rows for x in tree.flatten(node.output_tensors)):
-                text = f"the output of {operation.name!r} in {graph.name!r} has no batch dimension"
-                yield Interaction("shape", text, "" if is_layer else type(operation).__name__)
-            elif not is_layer and (found := _of_operation(node)) is not None:
-                yield found
-
-
 def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
     """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
     if models.is_stock_graph(layer) or _is_stock_sequence(layer):
-        yield from of_operations(layer)
+        yield from row_operations.of_operations(layer)
         yield from map(of_layer, layer.layers)
     else:  # cells, what is wrapped, projections of attention, an activation that is a layer
         yield from map(of_layer, layer._layers)
@@ -412,55 +257,12 @@ def _is_stock_sequence(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
 
 
-def _of_operation(node: object) -> Interaction | None:
-    operation = node.operation  # type: ignore[attr-defined]
-    name = type(operation).__name__
-    tensors = node.arguments.keras_tensors  # type: ignore[attr-defined]
-    rank = max((len(tensor.shape) for tensor in tensors), default=0)
-    if any(len(tensor.shape) != rank for tensor in tensors):
-        return Interaction("along rows", f"operation {name} joins tensors of different ranks, so rows may meet", name)
-    if _constant_with_rows(node, rank):
-        return Interaction("along rows", f"operation {name} has a constant with a row for each row of the batch", name)
-    if name in _ELEMENTWISE or (name == "GetItem" and _keeps_all_rows(node)):
-        return None
-    if name in _OPERATIONS_ALONG_AXIS:
-        axis = getattr(operation, "axis", None)
-        if axis is None or _touches_rows(axis, rank):
-            return Interaction("along rows", f"operation {name} works along dimension 0", name)
-        return None
-    if name == "Matmul" and rank > 2:
-        return None
-    return Interaction("unknown", f"operation {name} is not known to act row by row", name)
-
-
-def _constant_with_rows(node: object, rank: int) -> bool:
-    arguments = (node.arguments.args, node.arguments.kwargs)  # type: ignore[attr-defined]
-    for leaf in tree.flatten(arguments):
-        shape: tuple[int, ...] = tuple(getattr(leaf, "shape", ()))
-        if not isinstance(leaf, keras.KerasTensor) and len(shape) >= rank > 0 and shape[:1] != (1,):
-            return True
-    return False
-
-
-def _keeps_all_rows(node: object) -> bool:
-    args = node.arguments.args  # type: ignore[attr-defined]
-    key = args[1] if len(args) > 1 else None
-    first = key[0] if isinstance(key, tuple) and key else key
-    return first is Ellipsis or (isinstance(first, slice) and first == slice(None))
-
-
 def _keeps_first_letter(equation: str) -> bool:
     inputs, _, output = equation.partition("->")
     first, _, second = inputs.partition(",")
     if first.startswith("...") or output.startswith("..."):
         return first.startswith("...") and output.startswith("...")
     return bool(first) and first[0] == output[:1] and first[0] not in second
-
-
-def _touches_rows(axes: object, rank: int | None) -> bool:
-    flat = [int(axis) for axis in tree.flatten(axes) if axis is not None]
-    # without a rank only the last dim is known not to be that of the rows
-    return any(axis == 0 or (axis == -rank if rank is not None else axis < -1) for axis in flat)
 
 
 def _has_rows(value: object, rank: int | None) -> bool:

@@ -20,7 +20,7 @@ from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImpor
     collective_all_reduce_strategy,
 )
 
-from keras_flow.backends import logical_random, own_code, row_interaction, shared_files, states
+from keras_flow.backends import logical_random, own_code, row_interaction, row_operations, shared_files, states
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
@@ -337,7 +337,7 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
                 f"replica sees its own rows only ({interaction.text}); {_INSTEAD}"
             )
         # the graph of a functional model has operations that belong to no layer
-        for interaction in row_interaction.of_operations(layer):
+        for interaction in row_operations.of_operations(layer):
             if interaction.kind != _EXACT:
                 operation = f" in operation {interaction.operation}" if interaction.operation else ""
                 raise FlowError(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends import leaves, row_operations, row_sums
 from keras_flow.backends.torch import data, layouts, local_tensors, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -37,7 +37,7 @@ def own_rows(*tensors: object, of: object) -> OwnRows | None:
     return rows if has_rows and all(leaf.rows == rows for leaf in predictions) else None
 
 
-def say_gathered(interaction: row_interaction.Interaction) -> None:
+def say_gathered(interaction: row_operations.Interaction) -> None:
     """Warn once that a loss or a metric needs the outputs of all rows."""
     if interaction.text in _said:
         return
@@ -66,7 +66,7 @@ def of_split_rows(
     if rows is None:
         return None
     # asked last, because it looks into the loss: most calls are decided before
-    interaction = row_interaction.of_loss(loss, least_rank(y_pred))
+    interaction = row_sums.of_loss(loss, least_rank(y_pred))
     if interaction is not None:
         say_gathered(interaction)
         return None
@@ -99,7 +99,7 @@ def of_whole_tensors(loss: object, y_true: object, y_pred: object, sample_weight
     if step is None or not step.consistent or step.inside is not None:
         return None
     layout = rowwise_calls.layout_of((y_true, y_pred, sample_weight), {})
-    if layout is None or row_interaction.of_loss(loss, least_rank(y_pred)) is not None:
+    if layout is None or row_sums.of_loss(loss, least_rank(y_pred)) is not None:
         return None
     mesh, placements, _ = layout
     return mesh if placements == layouts.replicated(mesh) else None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends import leaves, row_sums
 from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.partial_numbers import PartialNumber
 from keras_flow.backends.torch.split_rows import DeferredTensor
@@ -127,7 +127,7 @@ def _add_own(
     step: RunningStep, metric: keras.Metric, rank: int, rows: OwnRows, own: tuple[object, object, object]
 ) -> bool:
     """Add what this rank's rows add, when it is read; False where that is not the metric of all rows."""
-    interaction = row_interaction.of_metric(metric, rank)
+    interaction = row_sums.of_metric(metric, rank)
     if interaction is not None:
         losses.say_gathered(interaction)
         return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import keras
 
 from keras_flow import sbp
-from keras_flow.backends import row_interaction
+from keras_flow.backends import row_sums
 from keras_flow.backends.active import backend
 from keras_flow.current.models import own_variables
 from keras_flow.current.variable_layout import VariableLayout, keras_layout
@@ -302,7 +302,7 @@ def _mixes_rows(model: keras.Model, view: str) -> bool:
     """Whether a loss (in the mirrored view) or a metric needs all rows of the outputs."""
     rank = min((len(output.shape) for output in model.outputs), default=0)
     kinds = ("loss", "metric") if view == "mirrored" else ("metric",)
-    return any(row_interaction.of_compiled(model, kind, rank) for kind in kinds)
+    return any(row_sums.of_compiled(model, kind, rank) for kind in kinds)
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:

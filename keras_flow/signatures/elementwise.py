@@ -61,7 +61,7 @@ def _divide(call: OperatorCall) -> Iterator[Signature]:
         yield Signature((P, *[B] * (len(call.inputs) - 1)), (P,))
 
 
-@operators("negative", "real", "imag", "conj")
+@operators("negative", "real", "imag", "conj", "stop_gradient")
 def _linear(call: OperatorCall) -> Iterator[Signature]:
     yield from elementwise(call)
     yield all_inputs_and_outputs(call, P)

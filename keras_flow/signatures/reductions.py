@@ -19,7 +19,8 @@ def _kept(call: OperatorCall, ndim: int, reduced: frozenset[int]) -> Iterator[Si
             yield Signature((S(dim),), (S(place),))
 
 
-@operators("max", "min", "amax", "amin", "prod", "any", "all", "var", "std", "logsumexp", "norm", "count_nonzero")
+@operators("max", "min", "amax", "amin", "prod", "any", "all", "var", "std", "logsumexp", "norm", "median")
+@operators("count_nonzero")
 def _reduce(call: OperatorCall) -> Iterator[Signature]:
     yield from _kept(call, len(call.inputs[0]), axes_of(call, len(call.inputs[0])))
 
@@ -46,7 +47,7 @@ def _arg(call: OperatorCall) -> Iterator[Signature]:
         yield from _kept(call, len(call.inputs[0]), axes_of(call, len(call.inputs[0])))
 
 
-@operators("softmax", "log_softmax", "sort", "argsort", "layer_normalization", "rms_normalization", "normalize")
+@operators("softmax", "log_softmax", "sort", "argsort", "layer_normalization", "rms_normalization", "normalize", "glu")
 def _along_last(call: OperatorCall) -> Iterator[Signature]:
     for signature in off_axis(call, -1):  # further inputs are weights of the combined dim
         yield Signature((signature.inputs[0], *[B] * (len(call.inputs) - 1)), signature.outputs)

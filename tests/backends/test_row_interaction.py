@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_flow.backends import looks, row_interaction
+from keras_flow.backends import looks, row_interaction, row_sums
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
 layers = keras.layers
@@ -193,17 +193,17 @@ def test_a_call_decides_by_its_rank() -> None:
 def test_losses_and_metrics_are_looked_at() -> None:
     """Their `call`, their function and their class may be another's."""
     loss, metric = keras.losses.MeanSquaredError(), keras.metrics.MeanSquaredError()
-    assert row_interaction.of_loss(loss, 2) is None and row_interaction.of_metric(metric, 2) is None
+    assert row_sums.of_loss(loss, 2) is None and row_sums.of_metric(metric, 2) is None
     loss.fn = _own(loss.fn)
     metric._fn = _own(metric._fn)
-    assert row_interaction.of_loss(loss, 2) is not None and row_interaction.of_metric(metric, 2) is not None
+    assert row_sums.of_loss(loss, 2) is not None and row_sums.of_metric(metric, 2) is not None
     loss, metric = keras.losses.Huber(), keras.metrics.AUC()
     loss.call = _own(loss.call)
     metric.update_state = _own(metric.update_state)
-    assert row_interaction.of_loss(loss, 2) is not None and row_interaction.of_metric(metric, 2) is not None
+    assert row_sums.of_loss(loss, 2) is not None and row_sums.of_metric(metric, 2) is not None
     with mock.patch.object(keras.losses.Hinge, "call", _own(keras.losses.Hinge.call)):
-        assert row_interaction.of_loss(keras.losses.Hinge(), 2) is not None
-    assert row_interaction.of_loss(keras.losses.Hinge(), 2) is None
+        assert row_sums.of_loss(keras.losses.Hinge(), 2) is not None
+    assert row_sums.of_loss(keras.losses.Hinge(), 2) is None
 
 
 @dataclass
@@ -219,9 +219,9 @@ class Scaled:
 def test_functions_without_a_hash() -> None:
     interaction = row_interaction.of_layer(dense(activation=Scaled()))
     assert interaction is not None and interaction.kind == "function"
-    interaction = row_interaction.of_loss(Scaled(), 2)
+    interaction = row_sums.of_loss(Scaled(), 2)
     assert interaction is not None and interaction.kind == "own code"
-    assert row_interaction.of_loss(keras.losses.mean_squared_error, 2) is None
+    assert row_sums.of_loss(keras.losses.mean_squared_error, 2) is None
 
 
 def test_what_a_loop_sets_is_neither_looked_at_nor_kept() -> None:

@@ -180,6 +180,8 @@ EVERY_NAME = [
     *_each("isinf isnan nan_to_num", np.where(floats(4, 6) < 0, np.array([np.nan, np.inf, 1] * 2, "float32"), -np.inf)),
     *_each("logical_not", numbers(2, 4, 6) > 0),
     *_each("real imag conj", floats(4, 6), rows=4),
+    Case("stop_gradient", {"variable": floats(4, 6)}, {}, 4, smooth=False),
+    *_each("glu median", floats(4, 6), rows=2, axis=1),
     *_each("full_like", floats(4, 6), fill_value=7.5),
     *_each("arctan2 minimum", floats(4, 6), floats(4, 6)),
     *_each("floor_divide mod", floats(4, 6), positive(6)),

@@ -99,13 +99,13 @@ def a_loss_of_another_shape_than_rows_is_refused() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import row_interaction
+    from keras_flow.backends import row_sums
 
     class Turned(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
             return keras.ops.transpose(y_pred - y_true)
 
-    with kf.DataParallel().scope(), mock.patch.object(row_interaction, "of_loss", lambda *_: None):
+    with kf.DataParallel().scope(), mock.patch.object(row_sums, "of_loss", lambda *_: None):
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(CLASSES)])
         model.compile("sgd", Turned())
         x, y = np.ones((8, 6), "float32"), np.ones((8, CLASSES), "float32")

@@ -258,7 +258,7 @@ def every_loss_and_metric_of_keras() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import row_interaction
+    from keras_flow.backends import row_sums
     from tests.explainer.counting.torch import watching
     from tests.sweep.cases import training
 
@@ -281,8 +281,8 @@ def every_loss_and_metric_of_keras() -> None:
         if counts is not None:
             counts += counted
             # of rows that interact nothing is expected: each of Keras's classes is known, but for Circle
-            assert [metric.name for metric in metrics if row_interaction.of_metric(metric, 2)] == []
-            assert (row_interaction.of_loss(loss, 2) is not None) == (name in ("Circle", "Dice", "Tversky"))
+            assert [metric.name for metric in metrics if row_sums.of_metric(metric, 2)] == []
+            assert (row_sums.of_loss(loss, 2) is not None) == (name in ("Circle", "Dice", "Tversky"))
         updates = [after - was for after, was in zip(model.get_weights(), before, strict=True)]
         return {**{f"logs {number}": np.array(log) for number, log in enumerate(logs)}, **dict(enumerate(updates))}
 
