@@ -21,6 +21,8 @@ import keras
 from keras_flow.backends import leaves, looks, own_code, row_operations
 from keras_flow.backends.row_operations import Interaction, touches_rows
 from keras_flow.current import keras_places, models
+from keras_flow.sbp import Split
+from keras_flow.signatures.layers import product_of
 
 
 def _names(text: str) -> frozenset[str]:
@@ -183,8 +185,9 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
     if getattr(layer, "stateful", False):
         return Interaction("state", f"layer {layer.name!r} is stateful: its state is of the batch's rows")
     if name == "EinsumDense":
-        # the first letter of an equation is the batch: it must be first again in the result
-        keeps = _keeps_first_letter(layer.equation)
+        # dims that the equation leaves out count as one: the first dim must be first again in the result
+        product = product_of(layer, len(layer.equation.partition(",")[0].replace("...", ".")))
+        keeps = product is not None and product.output_of(0, None) == Split(0)
         return None if keeps else Interaction("along rows", f"layer {layer.name!r} contracts or moves dimension 0")
     ranks = _ranks_of(layer)
     found = _first(_of_rank(layer, rank) for rank in ranks or [None])
@@ -255,14 +258,6 @@ def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
 
 def _is_stock_sequence(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
-
-
-def _keeps_first_letter(equation: str) -> bool:
-    inputs, _, output = equation.partition("->")
-    first, _, second = inputs.partition(",")
-    if first.startswith("...") or output.startswith("..."):
-        return first.startswith("...") and output.startswith("...")
-    return bool(first) and first[0] == output[:1] and first[0] not in second
 
 
 def _has_rows(value: object, rank: int | None) -> bool:

@@ -29,6 +29,8 @@ from keras_flow.backends import row_interaction
 from keras_flow.backends.torch import data, layouts, local_tensors, rowwise_calls, variables
 from keras_flow.backends.torch.step import RunningStep, computing, current_step
 from keras_flow.current.keras_places import in_stateless_scope
+from keras_flow.sbp import Split, partial_sum
+from keras_flow.signatures.layers import product_of
 
 if TYPE_CHECKING:
     from keras_flow.backends.torch.layouts import TorchPlacements
@@ -71,21 +73,6 @@ class SplitLayer:
     def sums(self) -> list[int]:
         """Axes of the mesh over which the output is a partial sum."""
         return [axis for axis, part in enumerate(self.output) if part.is_partial()]
-
-
-@dataclass(frozen=True)
-class _Dims:
-    """The dims of a linear layer that belong together.
-
-    Attributes:
-        contracted: dim of the kernel -> dim of the input that it is multiplied with.
-        kept: dim of the kernel -> dim of the output that it becomes.
-        output: dims of the output.
-    """
-
-    contracted: dict[int, int]
-    kept: dict[int, int]
-    output: int
 
 
 def _step_of_variables() -> RunningStep | None:
@@ -194,26 +181,26 @@ def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: To
 def _split(
     layer: keras.Layer, shape: Sequence[int], mesh: DeviceMesh, placements: TorchPlacements
 ) -> SplitLayer | None:
-    dims, weights = _dims(layer, len(shape)), [variable._value for variable in _weights(layer)]
+    product, weights = product_of(layer, len(shape)), [variable._value for variable in _weights(layer)]
     laid = [(shape, placements), *((value.shape, value.placements) for value in weights)]
-    if dims is None or not all(layouts.divides(each, mesh, parts) for each, parts in laid):
+    if product is None or not all(layouts.divides(each, mesh, parts) for each, parts in laid):
         return None
     rows, output, gradient, biases = [], [], [], []
     for axis, (of_x, of_kernel) in enumerate(zip(placements, weights[0].placements, strict=True)):
         of_bias = weights[1].placements[axis] if len(weights) > 1 else None
         is_whole = of_bias is None or of_bias.is_replicate()
-        if of_kernel.is_replicate() and is_whole and (of_x.is_replicate() or of_x == Shard(0)):
+        x, w = (part.dim if isinstance(part, Shard) else None for part in (of_x, of_kernel))
+        found = None if of_x.is_partial() or of_kernel.is_partial() else product.output_of(x, w)
+        if w is None and x in (None, 0) and found is not None and is_whole:
             parts = of_x, of_x, of_x, Replicate()
-        elif not isinstance(of_kernel, Shard):
-            return None
-        elif of_kernel.dim in dims.kept and of_x.is_replicate():
-            dim = dims.kept[of_kernel.dim]
-            # a bias is aligned with the last dims of the output
-            of_columns = Shard(dim - dims.output + weights[1].ndim) if len(weights) > 1 else Replicate()
-            if (not is_whole and of_bias != of_columns) or (of_columns.is_shard() and of_columns.dim < 0):
+        elif x is None and isinstance(found, Split):
+            dim = product.bias_dim(found.dim)
+            of_columns = Replicate() if dim is None else Shard(dim)
+            # a bias that is the same along the columns, or lies otherwise
+            if len(weights) > 1 and (dim is None or not (is_whole or of_bias == of_columns)):
                 return None
-            parts = Replicate(), Shard(dim), Partial(), of_columns
-        elif of_kernel.dim in dims.contracted and of_x == Shard(dims.contracted[of_kernel.dim]) and is_whole:
+            parts = Replicate(), Shard(found.dim), Partial(), of_columns
+        elif x is not None and found == partial_sum and is_whole:
             parts = Replicate(), Partial(), of_x, Replicate()
         else:
             return None
@@ -228,27 +215,6 @@ def _split(
     if (has_columns and activation not in _ELEMENTWISE) or (has_sums and activation is not keras.activations.linear):
         return None
     return SplitLayer(tuple(rows), tuple(output), tuple(gradient), tuple(biases) if len(weights) > 1 else ())
-
-
-def _dims(layer: keras.Layer, ndim: int) -> _Dims | None:
-    """The dims of a layer's input, kernel and output that belong together; None where that cannot be told."""
-    if isinstance(layer, keras.layers.Dense):
-        return _Dims({0: ndim - 1}, {1: ndim - 1}, ndim)
-    if isinstance(layer, _CONVOLUTIONS):
-        if layer.groups != 1:
-            return None
-        feature = ndim - 1 if layer.data_format == "channels_last" else 1
-        last = layer.rank + 1
-        # the bias of channels that come first is reshaped: aligned with no last dim
-        return _Dims({last - 1: feature}, {last: feature}, ndim if layer.data_format == "channels_last" else 2)
-    inputs, _, result = layer.equation.partition("->")
-    of_x, _, of_kernel = inputs.partition(",")
-    if "." in layer.equation or len(of_x) != ndim:
-        return None
-    # a letter of all three is of rows, or the like
-    contracted = {k: of_x.index(letter) for k, letter in enumerate(of_kernel) if letter in set(of_x) - set(result)}
-    kept = {k: result.index(letter) for k, letter in enumerate(of_kernel) if letter in set(result) - set(of_x)}
-    return _Dims(contracted, kept, len(result))
 
 
 # ---- normalisation

@@ -1,8 +1,8 @@
 """Cost of layers that multiply by a weight: Dense, EinsumDense, convolutions, Embedding, attention's products.
 
-Each is an einsum of an input and a weight. On one axis of the placement the input may be split along one of its labels
-and the weight along one of its own. Which of these labels is summed over decides what is sent, as in the signatures of
-a matrix product (OneFlow's SBP). For `bc,cd->bd`:
+Each is an einsum of an input and a weight (`keras_flow.signatures.layers`). On one axis of the placement the input may
+be split along one of its letters and the weight along one of its own. Where these fit together nothing is sent before
+the product; otherwise one of the two is gathered. For `bc,cd->bd`:
 
 - `S(0), B -> S(0)`: rows are split (data parallel); the weight's gradient is summed over the axis.
 - `B, S(1) -> S(1)`: columns of the weight are split; the input's gradient is summed.
@@ -12,27 +12,16 @@ a matrix product (OneFlow's SBP). For `bc,cd->bd`:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keras_flow.explainer.graph import LayerCall
 from keras_flow.explainer.step_cost import Splits, StepCost
 from keras_flow.layout import itemsize
+from keras_flow.sbp import Sbp, Split, broadcast, partial_sum
+from keras_flow.signatures.layers import Product
 
 if TYPE_CHECKING:
     import keras
-
-
-@dataclass(frozen=True)
-class Product:
-    """An einsum: labels of the dims of input, weight and output.
-
-    A label of the weight that neither input nor output has, the rows of an embedding table, is indexed by the input.
-    """
-
-    input: str
-    weight: str
-    output: str
 
 
 def contract(
@@ -47,46 +36,35 @@ def contract(
     for axis, ranks in step.axes.items():
         if ranks == 1:
             continue
-        x = _label(product.input, step.splits[key].get(axis))
-        w = _label(product.weight, weight.get(axis))
-        # both are split along the same label
-        if w is not None and w == x:
-            if w not in product.output:
-                sums.append(axis)  # rows meet columns: each rank has a part of the sum
-            else:
-                out[axis] = product.output.index(w)
-            continue
+        x, w = step.splits[key].get(axis), weight.get(axis)
+        found = product.output_of(x, w)
         if w is None:
-            _whole_weight(step, call, product, axis, x, out)
-        elif x is not None and x not in product.weight:
-            _both(step, call, product, kernel, weight, axis, x, out)
-        else:
-            if x is not None:  # columns after columns
-                step.gather_input(call, key, axis, "the input is split on the dim that is summed, the weight is not")
-            _split_weight(step, call, product, axis, w, out, sums)
+            found = _whole_weight(step, call, product, axis, x) if found is None else found
+        elif x is None or (found is None and product.input[x] in product.weight):
+            found = _split_weight(step, call, product, axis, x, w)
+        elif found is None:
+            found = _both(step, call, product, kernel, weight, axis, x)
+        if isinstance(found, Split):
+            out[axis] = found.dim
+        elif found == partial_sum:
+            sums.append(axis)
     step.set_outputs(call, out)
     for axis in sums:
         size = sum(step.local(output) for output in call.outputs)
         step.send("all_reduce", (axis,), size, "forward", call.path, "output", "split on the dim that is summed")
     if bias is not None:
-        add(step, call, bias, {axis: 0 for axis, dim in out.items() if dim == len(product.output) - 1})
+        dims = {axis: product.bias_dim(dim) for axis, dim in out.items()}
+        add(step, call, bias, {axis: dim for axis, dim in dims.items() if dim is not None})
     _gradient(step, call, product, kernel, weight, out)
 
 
-def _label(labels: str, dim: int | None) -> str | None:
-    return None if dim is None else labels[dim]
-
-
-def _whole_weight(
-    step: StepCost, call: LayerCall, product: Product, axis: str, x: str | None, out: dict[str, int]
-) -> None:
-    if x is None:
-        return
-    if x in product.output:
-        out[axis] = product.output.index(x)
-        return
+def _whole_weight(step: StepCost, call: LayerCall, product: Product, axis: str, x: int | None) -> Sbp:
+    """The axis splits the input along a letter of the whole weight, which is cut, or along one that is summed."""
     (key,) = call.inputs[:1]
+    if x is not None and product.input[x] in product.output:
+        return Split(product.output.index(product.input[x]))
     step.gather_input(call, key, axis, "the input is split on the dim that is summed, the weight is whole")
+    return broadcast
 
 
 def _both(
@@ -96,32 +74,31 @@ def _both(
     kernel: keras.Variable,
     weight: dict[str, int],
     axis: str,
-    x: str,
-    out: dict[str, int],
-) -> None:
+    x: int,
+) -> Sbp:
     """The axis splits both the rows and the weight: gather the weight for the pass, scatter its gradient."""
-    out[axis] = product.output.index(x)
     size = step.piece(tuple(kernel.shape), weight, axis) * itemsize(kernel.dtype)
     why = "the axis splits the rows, so the weight is gathered where it is used"
     step.send("all_gather", (axis,), size, "forward", call.path, f"{kernel.name}", why)
     step.send("reduce_scatter", (axis,), size, "gradients", call.path, f"{kernel.name} gradient", why)
+    return Split(product.output.index(product.input[x]))
 
 
-def _split_weight(
-    step: StepCost, call: LayerCall, product: Product, axis: str, w: str, out: dict[str, int], sums: list[str]
-) -> None:
-    """The axis splits the weight, and the input is whole on it."""
+def _split_weight(step: StepCost, call: LayerCall, product: Product, axis: str, x: int | None, w: int) -> Sbp:
+    """The axis splits the weight, and the input is whole on it, or is gathered."""
     (key,) = call.inputs[:1]
-    if w in product.output:  # columns
-        out[axis] = product.output.index(w)
-        if w not in product.input:
+    letter = product.weight[w]
+    if x is not None:  # columns after columns
+        step.gather_input(call, key, axis, "the input is split on the dim that is summed, the weight is not")
+    if letter in product.output:  # columns
+        if letter not in product.input:
             step.sum_input(key, axis, call.path, "each rank has the part of its columns")
-        return
+        return Split(product.output.index(letter))
     # rows of the weight: slicing the whole input is free, but its gradient must be gathered from the slices
-    sums.append(axis)
-    if w in product.input and key in step.trained:
+    if letter in product.input and key in step.trained:
         why = "rows of the weight are split and the input is whole"
         step.send("all_gather", (axis,), step.local(key), "backward", call.path, "input gradient", why)
+    return partial_sum
 
 
 def _gradient(

@@ -1,7 +1,7 @@
 """Cost of each kind of layer: the layout of its output, the collectives it needs, what it keeps for the backward pass.
 
-`COST_FUNCTIONS` has a function for each class. Layers that multiply by a weight state their product to `contraction`;
-for a class that is not in the table `by_rows` or `by_shape` gives a safe upper estimate.
+`COST_FUNCTIONS` has a function for each class. What layers multiply by is in `keras_flow.signatures.layers`. A class
+that is not in the table has a safe upper estimate, of `by_rows` or `by_shape`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from keras_flow.current.models import own_variables
-from keras_flow.explainer.contraction import Product, add, contract, gradient
+from keras_flow.explainer.contraction import add, contract, gradient
 from keras_flow.explainer.graph import LayerCall, Spec
 from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import itemsize
+from keras_flow.signatures.layers import product_of
 
 if TYPE_CHECKING:
     import keras
@@ -42,61 +43,23 @@ def _has_inside(layer: object) -> bool:
 
 
 def _kernel(layer: keras.Layer) -> keras.Variable:
-    """The kernel that is stored (LoRA and quantisation make `kernel` a product)."""
-    stored = getattr(layer, "_kernel", None)
-    return layer.kernel if stored is None else stored
+    """The kernel or table that is stored (LoRA and quantisation make `kernel` a product)."""
+    stored = [getattr(layer, name, None) for name in ("_kernel", "_embeddings", "kernel", "embeddings")]
+    return next(variable for variable in stored if variable is not None)
 
 
 # ---- layers with weights
 
 
-def dense(step: StepCost, call: LayerCall) -> None:
-    """`Dense`: [..., c] x [c, d]."""
-    # letters without c and d, which are the features in and out
-    rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
-    contract(step, call, Product(f"{rows}c", "cd", f"{rows}d"), _kernel(call.layer), call.layer.bias)
-    _activate(step, call)
-
-
-def einsum_dense(step: StepCost, call: LayerCall) -> None:
-    """`EinsumDense`, by its equation."""
-    left, output = call.layer.equation.split("->")
-    x, weight = left.split(",")
-    ndim = len(step.shape(call.inputs[0]))
-    # upper case: an equation of the user's has lower case letters
-    dots = "ABCDEFGH"[: ndim - len(x.replace("...", ""))]
-    product = Product(x.replace("...", dots), weight, output.replace("...", dots))
-    kernel, bias = _kernel(call.layer), call.layer.bias
-    contract(step, call, product, kernel, None)
-    if bias is not None:
-        (key,) = call.outputs[:1]
-        # its shape is that of the output's last dims, 1 where it is the same along one
-        first = len(product.output) - len(bias.shape)
-        bias_splits = {
-            axis: dim - first for axis, dim in step.splits[key].items() if dim >= first and bias.shape[dim - first] != 1
-        }
-        add(step, call, bias, bias_splits)
-    _activate(step, call)
-
-
-def convolution(step: StepCost, call: LayerCall) -> None:
-    """Convolutions: positions stay whole, channels are contracted. [n, ..., c] x [..., c, d]."""
-    ndim = len(step.shape(call.inputs[0]))
-    # of the input; upper case in the output, because positions are others after a convolution
-    places = "abefg"[: ndim - 2]
-    kernel_places = "xyz"[: ndim - 2]
-    transposed = "Transpose" in type(call.layer).__name__
-    weight = f"{kernel_places}{'dc' if transposed else 'cd'}"
-    if call.layer.data_format == "channels_first":
-        product = Product(f"nc{places}", weight, f"nd{places.upper()}")
-    else:
-        product = Product(f"n{places}c", weight, f"n{places.upper()}d")
-    if getattr(call.layer, "groups", 1) != 1:
+def product(step: StepCost, call: LayerCall) -> None:
+    """A layer that multiplies by a weight: Dense, EinsumDense, convolutions, Embedding."""
+    letters = product_of(call.layer, len(step.shape(call.inputs[0])))
+    if letters is None:
         # with groups, channels are not contracted as a whole: the safe upper estimate
         by_rows(step, call)
-    else:
-        contract(step, call, product, _kernel(call.layer), call.layer.bias)
-        _activate(step, call)
+        return
+    contract(step, call, letters, _kernel(call.layer), getattr(call.layer, "bias", None))
+    _activate(step, call)
 
 
 def _activate(step: StepCost, call: LayerCall) -> None:
@@ -109,14 +72,6 @@ def _activate(step: StepCost, call: LayerCall) -> None:
 def _name_of(function: object) -> str:
     """The name of an activation function, which may be a layer or an operation."""
     return "linear" if function is None else getattr(function, "__name__", type(function).__name__).lower()
-
-
-def embedding(step: StepCost, call: LayerCall) -> None:
-    """`Embedding`: rows of the table chosen by the input. [...] of [v, d]."""
-    rows = "abefghij"[: len(step.shape(call.inputs[0]))]
-    layer = call.layer
-    table = getattr(layer, "_embeddings", None)
-    contract(step, call, Product(rows, "vd", f"{rows}d"), layer.embeddings if table is None else table, None)
 
 
 def attention(step: StepCost, call: LayerCall) -> None:
@@ -167,7 +122,7 @@ def attention(step: StepCost, call: LayerCall) -> None:
     step.trained.add(result)
     # the projection back, as a call of its own: its inputs are the heads
     last = LayerCall(layer._output_dense, f"{call.path}/{layer._output_dense.name}", (result,), call.outputs)
-    einsum_dense(step, last)
+    product(step, last)
 
 
 def _inner(step: StepCost, call: LayerCall, layer: keras.Layer, source: int) -> int:
@@ -177,7 +132,7 @@ def _inner(step: StepCost, call: LayerCall, layer: keras.Layer, source: int) -> 
     spec = graph.tensors[source]
     output = len(graph.tensors)
     graph.tensors[output] = Spec((*spec.shape[:-1], *kernel.shape[1:]), layer.compute_dtype)
-    einsum_dense(step, LayerCall(layer, f"{call.path}/{layer.name}", (source,), (output,)))
+    product(step, LayerCall(layer, f"{call.path}/{layer.name}", (source,), (output,)))
     return output
 
 
@@ -338,13 +293,13 @@ def _cuts_freely(step: StepCost, keys: list[int], place: int | None) -> bool:
 
 #: class name -> function; a class that is not here has the function of the nearest class that it derives from
 COST_FUNCTIONS: Mapping[str, CostFunction] = {
-    "Dense": dense,
-    "EinsumDense": einsum_dense,
-    "BaseConv": convolution,
-    "BaseConvTranspose": convolution,
+    "Dense": product,
+    "EinsumDense": product,
+    "BaseConv": product,
+    "BaseConvTranspose": product,
     "BaseDepthwiseConv": by_rows,
     "BaseSeparableConv": by_rows,
-    "Embedding": embedding,
+    "Embedding": product,
     "MultiHeadAttention": attention,
     "GroupedQueryAttention": attention,
     "BatchNormalization": batch_normalization,

@@ -19,7 +19,8 @@ EVERY_CASE = [*CASES, *EVERY_NAME]
 #: operators with a case that works along dimension 0, joins it with another dim, or says how many rows there are;
 #: `conv` of groups, which Keras does not describe, and `moments`, which is in no table
 ALONG_ROWS = frozenset(
-    "broadcast_to conv cumprod cumsum matmul mean min moments pad prod reshape squeeze sum swapaxes take transpose".split()
+    """broadcast_to conv cumprod cumsum matmul mean min moments pad prod reshape squeeze sum swapaxes take
+    transpose""".split()
 )
 
 

@@ -83,6 +83,12 @@ def models() -> dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, ..
         ),
         "conv1d": (of_convolutions(layers.Conv1D, dilation_rate=2), CONVOLUTIONS, (7, 4), True),
         "conv2d": (of_convolutions(layers.Conv2D), CONVOLUTIONS, (5, 5, 4), True),
+        "einsum_of_dims_left_out": (
+            sequential(
+                lambda: layers.EinsumDense("...c,ce->...e", 8, activation="relu", bias_axes="e", name="up"),
+                lambda: layers.EinsumDense("...e,ef->...f", 3, bias_axes="f", name="down"),
+            ), PAIR, (5, 6), True,
+        ),
         "channels_first": (
             of_convolutions(layers.Conv2D, data_format="channels_first"), CONVOLUTIONS, (4, 5, 5), True,
         ),
