@@ -12,7 +12,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import agreement, states
+from keras_flow.backends import states
 from keras_flow.backends.torch import layouts
 from keras_flow.errors import FlowError
 
@@ -51,7 +51,10 @@ def compare_state(model: keras.Model, placement: Placement) -> None:
     if differing:
         first = differing[0]
         layer = next(layer for variable, layer in state if variable is first)
-        sums = agreement.agree_on({layouts.this_rank(): _sum_of_bits(first._value)})
+        group = layouts.group(placement.ranks)  # ranks outside of the placement do not come here
+        found = [0] * placement.size
+        torch_distributed.all_gather_object(found, _sum_of_bits(first._value), group=group)
+        sums = dict(zip(torch_distributed.get_process_group_ranks(group), found, strict=True))
         raise FlowError(states.explained(first, layer, sums, len(differing) - 1))
 
 

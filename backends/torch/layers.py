@@ -110,8 +110,7 @@ def _call_outside(
         return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
     own_code.look_at_classes()  # which no loop has done for this call
-    if any(part.is_shard() for variable in layer.variables for part in getattr(variable._value, "placements", ())):
-        meeting.meet(meeting.CALLS)
+    reading_dtensors.meet_holders([variable._value for variable in layer.variables], meeting.CALLS)
     args, kwargs = data.map_call(convert, args, kwargs)
     inner = handed_out.inner_outputs(layer, args, kwargs)
     if inner is None:  # in autograd's sight from the inputs to each output

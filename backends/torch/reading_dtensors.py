@@ -7,7 +7,7 @@ sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.distributed.tensor import DTensor
@@ -19,15 +19,26 @@ from keras_flow.backends.torch.step import current_step
 
 
 def meet_to_read(*values: object) -> None:
-    """Before a read by the program itself: all ranks of the job take part, where each has a part of a tensor."""
-    if current_step() is None and any(_is_shared(value) for value in values):
-        meeting.meet(meeting.READS)
+    """Before a read by the program itself: the ranks that have parts of a tensor take part."""
+    if current_step() is None:
+        meet_holders(values, meeting.READS)
 
 
-def _is_shared(value: object) -> bool:
-    if not isinstance(value, DTensor) or all(part.is_replicate() for part in value.placements):
-        return False
-    return value.device_mesh.size() > 1 and value.device_mesh.size() == world().size
+def meet_holders(values: Iterable[object], name: str) -> None:
+    """Before a call that gathers: the ranks that hold parts of a value meet; those outside of its mesh need not call.
+
+    Args:
+        values: DTensors, and others, of which ranks hold no parts.
+        name: what calls.
+    """
+    shared = (v for v in values if isinstance(v, DTensor) and not all(part.is_replicate() for part in v.placements))
+    held = next((value for value in shared if value.device_mesh.size() > 1), None)
+    if held is None:
+        return
+    if held.device_mesh.size() == world().size:
+        meeting.meet(name)
+    else:
+        meeting.meet_some(name, held.device_mesh.mesh.flatten().tolist())
 
 
 def local_scalar(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

@@ -13,6 +13,7 @@ import torch.distributed as torch_distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from keras_flow import sbp
 from keras_flow.backends import agreement, weights_files
 from keras_flow.backends.torch import copies, creation, layouts, local_tensors
 from keras_flow.backends.torch.step import current_step
@@ -171,9 +172,14 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
 
 
 def is_split_over_processes(variable: keras.Variable) -> bool:
-    """Whether a variable is a DTensor of which this rank holds a part."""
-    value = variable._value
-    return isinstance(value, DTensor) and any(part.is_shard() for part in value.placements)
+    """Whether ranks hold parts of a variable; one outside of the placement, which has a whole copy, says so too."""
+    value, layout = variable._value, keras_layout(variable)
+    if isinstance(value, DTensor):
+        return any(part.is_shard() for part in value.placements)
+    if layout is None or value is None or layouts.is_member(layout.distribution.placement) or _stays_plain(variable):
+        return False
+    has_parts = len(layout.distribution.placement.ranks) > 1 and value.is_floating_point()
+    return has_parts and any(isinstance(part, sbp.Split) for part in layout.layout.nd_sbp)
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

@@ -136,7 +136,8 @@ def ran(primitive: str, body: str, rows: int, scope: Callable[[], AbstractContex
         flow.build(hidden.shape)
         model = keras.Model(inputs, L.Dense(2, name="o")(flow(hidden)))
         model.compile(keras.optimizers.SGD(0.05), "mse")
-        begin = [(variable, np.asarray(variable)) for variable in (*model.variables, flow.seeds.state)]
+        # copies: an array of a torch tensor shares its memory
+        begin = [(variable, np.array(variable)) for variable in (*model.variables, flow.seeds.state)]
         options = {"batch_size": rows, "verbose": 0}
         ways: dict[str, Callable[[], Any]] = {
             "call": lambda: values(model(x)),

@@ -10,8 +10,8 @@ from tests import sampling
 from tests.beside_fit.flow import BODIES, CASES, PRIMITIVES, ROWS
 
 ENGINES = ("jax", "tensorflow", "torch")
-#: torch has no 1x2 here: of the pool's four processes two would be outside of it, which may make other calls
-LAYOUTS = {"jax": ("data", "1x2", "2x2"), "tensorflow": ("data", "1x2", "2x2"), "torch": ("data", "2x2")}
+#: of torch's four processes two are outside of 1x2, and compute alone
+LAYOUTS = ("data", "1x2", "2x2")
 #: of the cases one in so many is run each day on an engine, under one layout and number of rows
 EVERY = {"jax": 6, "tensorflow": 10, "torch": 10}
 
@@ -33,13 +33,18 @@ def test_branches_that_ended_the_process(on_ranks: Any) -> None:
     assert on_ranks("tensorflow")(_outcomes, cases) == []
 
 
+def test_processes_outside_of_the_placement_make_the_same_calls(on_ranks: Any) -> None:
+    cases = [(("cond", "row-wise"), ["1x2"], [8]), (("map_rows", "assigns"), ["1x2"], [6])]
+    assert on_ranks("torch").on_each(_outcomes, cases) == [[]] * 4
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
     sample = []
     for primitive, body in CASES:
         name = f"{primitive} {body} on {engine}"
         if sampling.is_chosen(name, EVERY[engine]):
-            layout, rows = sampling.chosen(name, LAYOUTS[engine]), sampling.chosen(name[::-1], ROWS)
+            layout, rows = sampling.chosen(name, LAYOUTS), sampling.chosen(name[::-1], ROWS)
             sample.append(((primitive, body), [layout], [rows]))
     assert len(sample) > 4
     assert on_ranks(engine)(_outcomes, sample) == []
@@ -50,5 +55,5 @@ def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
 @pytest.mark.parametrize("primitive", PRIMITIVES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_body(engine: str, primitive: str, on_ranks: Any) -> None:
-    cases = [((primitive, body), list(LAYOUTS[engine]), list(ROWS)) for body in BODIES]
+    cases = [((primitive, body), list(LAYOUTS), list(ROWS)) for body in BODIES]
     assert on_ranks(engine)(_outcomes, cases, timeout=900.0) == []

@@ -51,3 +51,31 @@ def training_on_such_placements_is_that_of_one_device() -> None:
                 found = updates()
             for one, other in zip(found, expected, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6, err_msg=f"{ranks} {distribution}")
+
+
+@check
+def ranks_outside_save_read_and_call_with_the_others() -> None:
+    import tempfile
+    from pathlib import Path
+
+    import keras
+
+    import keras_flow as kf
+
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 2), "float32")
+    for ranks in ([[0, 1]], [[2, 3]]):
+        keras.utils.set_random_seed(3)
+        path = str(Path(tempfile.gettempdir()) / f"outside {ranks}.keras")
+        placement = kf.Placement(ranks, axis_names=("data", "model"))
+        with kf.ModelParallel(placement, rules={"h/kernel": {"model": kf.sbp.split(1)}}, batch_axes="data").scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, name="h"), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+            callbacks = [keras.callbacks.ModelCheckpoint(path)]
+            losses = model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+            direct = keras.ops.convert_to_numpy(model(x))
+        found = [*losses, model.evaluate(x, y, verbose=0), direct, model.predict(x, verbose=0), *model.get_weights()]
+        for everyone in on_all_ranks(found):
+            for one, other in zip(everyone, found, strict=True):  # type: ignore[call-overload]
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        for one, other in zip(keras.models.load_model(path).get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
