@@ -1,4 +1,4 @@
-"""Runs Keras's own tests with and without a scope, and prints what passes without and not within.
+"""Runs Keras's own tests in a scope, those that fail without one, too, and prints what passes without and not within.
 
 python -m tests.keras_suite.runner --backend torch --layouts dp2,1x2 --only "trainers|models" --out keras-suite-out
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
 
-#: seconds for one file of tests
-LIMIT = 900.0
+#: seconds for one test, and for the engine to start and all files to be collected
+LIMIT, START = 90.0, 240.0
 #: what tests no object that a distribution meets
 LEFT_OUT = re.compile(
     r"^keras\.src\.(applications|backend|datasets|distribution|legacy|testing|tree|ops\.operation_utils)\b"
@@ -30,20 +35,51 @@ def modules(only: str) -> list[str]:
     return sorted(name for name in found if re.search(only, name) and not LEFT_OUT.match(name))
 
 
-def run_file(backend: str, layout: str, module: str, out: Path) -> None:
-    """Run one file of tests; one that ends the process, or hangs, is said of the test that began last."""
-    command = [sys.executable, "-m", "tests.keras_suite.session", "--backend", backend, "--layout", layout, "--out"]
-    try:
+def run(
+    backend: str, layout: str, names: Sequence[str], out: Path, until: float = float("inf"), only: Path | None = None
+) -> None:
+    """Run files of tests in one process for each rank; where a test ends or stops it, another one does the rest.
+
+    Args:
+        backend: name of the engine.
+        layout: a name in `tests.keras_suite.session.LAYOUTS`.
+        names: of modules.
+        out: file of the outcomes, a line each; what stands there is not run again.
+        until: time of the clock at which no further test is waited for.
+        only: file with the names of the tests that are run; None: all.
+    """
+    command = [sys.executable, "-m", "tests.keras_suite.session", "--backend", backend, "--layout", layout]
+    command += [] if only is None else ["--tests", str(only)]
+    while time.time() < until:
+        before = out.read_text() if out.exists() else ""
         with (out.parent / "log.txt").open("a") as log:
-            subprocess.run([*command, str(out), module], stdout=log, stderr=log, timeout=LIMIT, check=False)
-        ended = "ended the process"
-    except subprocess.TimeoutExpired:
-        ended = f"did not end in {LIMIT:.0f} s"
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    if lines and "begins" in lines[-1]:
-        lost = {"layout": layout, "test": lines[-1]["begins"], "outcome": "failed", "error": ended, "is_refusal": False}
-        with out.open("a") as file:
-            file.write(json.dumps(lost) + "\n")
+            process = subprocess.Popen(
+                [*command, "--out", str(out), *names], stdout=log, stderr=log, start_new_session=True
+            )
+            how = _watched(process, out, until)
+        added = [json.loads(line) for line in out.read_text()[len(before) :].splitlines()] if out.exists() else []
+        if not added or "ends" in added[-1]:
+            return
+        if "begins" in added[-1] and time.time() < until:
+            lost = {"layout": layout, "test": added[-1]["begins"], "outcome": "failed", "error": how}
+            with out.open("a") as file:
+                file.write(json.dumps({**lost, "is_refusal": False}) + "\n")
+
+
+def _watched(process: subprocess.Popen, out: Path, until: float) -> str:
+    """Wait for the end of a process, which is ended where it has not written for a time; how it ended."""
+    began = time.time()
+    while process.poll() is None:
+        time.sleep(0.5)
+        written = out.stat().st_mtime if out.exists() else 0.0
+        if time.time() > max(began + START, written + LIMIT) or time.time() > until:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # the launcher ends its processes
+                process.wait(15.0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return f"did not end in {LIMIT:.0f} s"
+    return f"ended the process (status {process.returncode})"
 
 
 def compared(lines: list[dict]) -> dict[str, list[dict]]:
@@ -60,31 +96,52 @@ def compared(lines: list[dict]) -> dict[str, list[dict]]:
     }
 
 
+def counts(lines: list[dict], layout: str) -> str:
+    """How many tests passed in a scope, and how many of the others pass without one: refused, or a fault."""
+    within = {line["test"]: line["outcome"] for line in lines if line.get("layout") == layout and "test" in line}
+    alone = {line["test"]: line["outcome"] for line in lines if line.get("layout") == "1" and "test" in line}
+    ran, passed = collections.Counter(within.values()), collections.Counter(alone.values())
+    worse = compared(lines).get(layout, [])
+    refused = sum(line["is_refusal"] for line in worse)
+    return (
+        f"within {ran['passed']} pass, {ran['failed']} fail, {ran['skipped']} skipped; without, {len(alone)} were run "
+        f"and {passed['passed']} pass; worse within: {refused} refused, {len(worse) - refused} fail"
+    )
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", required=True, choices=("jax", "tensorflow", "torch"))
     parser.add_argument("--layouts", default="dp4,2x2", help="names of tests.keras_suite.session.LAYOUTS")
     parser.add_argument("--only", default="", help="regular expression over modules")
-    parser.add_argument(
-        "--out", default="keras-suite-out", help="folder of the outcomes; files that are there are kept"
-    )
+    parser.add_argument("--all-alone", action="store_true", help="run without a scope what passes within, too")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no test after this time")
+    parser.add_argument("--out", default="keras-suite-out", help="folder of the outcomes; what is there is kept")
     options = parser.parse_args(arguments)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
+    until = time.time() + 60 * options.minutes
     lines: list[dict] = []
-    for module in modules(options.only):
-        for layout in ("1", *options.layouts.split(",")):
-            out = folder / f"{options.backend}-{layout}-{module}.jsonl"
-            if not out.exists():
-                run_file(options.backend, layout, module, out)
-            lines += [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    ran = collections.Counter((line["layout"], line["outcome"]) for line in lines if "test" in line)
-    print(options.backend, dict(sorted(ran.items())))
+    layouts, names = options.layouts.split(","), modules(options.only)
+
+    def add(layout: str, only: Path | None = None) -> None:
+        out = folder / f"{options.backend}-{layout}.jsonl"
+        run(options.backend, layout, names, out, until if only is None else float("inf"), only)
+        lines.extend(map(json.loads, out.read_text().splitlines() if out.exists() else ()))
+
+    for layout in layouts:
+        add(layout)
+    failed = folder / f"{options.backend}-failed.txt"
+    failed.write_text("\n".join(sorted({line["test"] for line in lines if line.get("outcome") == "failed"})))
+    if options.all_alone or failed.read_text():
+        add("1", None if options.all_alone else failed)
     worse = compared(lines)
-    for layout, tests in worse.items():
-        for line in tests:
+    for layout in layouts:
+        for line in sorted(worse.get(layout, ()), key=lambda line: line["test"]):
             kind = "refused" if line["is_refusal"] else "fails"
             print(f"{layout} {kind}: {line['test']}: {line['error'][:300]}")
+    for layout in layouts:
+        print(f"{options.backend}, {layout}: {counts(lines, layout)}")
     return 1 if any(not line["is_refusal"] for tests in worse.values() for line in tests) else 0
 
 

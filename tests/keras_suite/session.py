@@ -30,11 +30,24 @@ class Recorder:
     Args:
         layout: a name in `LAYOUTS`.
         out: file to which outcomes are added; None on ranks that do not write.
+        done: tests that are not run again.
+        only: the tests that are run; None: all.
     """
 
-    def __init__(self, layout: str, out: Path | None):
+    def __init__(self, layout: str, out: Path | None, done: set[str], only: set[str] | None):
+        self.done, self.only = done, only
         self.layout, self.out = layout, out
         self.begun = 0.0
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what has an outcome, of a session before that was ended."""
+        items[:] = [
+            item for item in items if item.nodeid not in self.done and (self.only is None or item.nodeid in self.only)
+        ]
+
+    def pytest_sessionfinish(self) -> None:
+        """Say that no test is left."""
+        self._write({"ends": True})
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -96,7 +109,7 @@ def scope(layout: str) -> Iterator[None]:
         yield
 
 
-def run(layout: str, modules: list[str], out: str) -> None:
+def run(layout: str, modules: list[str], out: str, done: set[str], only: set[str] | None) -> None:
     """Run on every rank."""
     import keras
 
@@ -105,10 +118,20 @@ def run(layout: str, modules: list[str], out: str) -> None:
     quick.set_options(keras.backend.backend())
     writes = layout == "1" or env.process_index() == 0
     paths = [importlib.util.find_spec(module).origin for module in modules]  # type: ignore[union-attr]
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(Path(keras.__file__).parent), "-W"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(Path(keras.__file__).parent),
+        "-W",
+    ]
     pytest.main(
         [*options, "ignore", "--tb=no", "--no-header", *map(str, paths)],
-        [Recorder(layout, Path(out) if writes else None)],
+        [Recorder(layout, Path(out) if writes else None, done, only)],
     )
 
 
@@ -118,15 +141,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--layout", required=True, choices=LAYOUTS)
     parser.add_argument("--out", required=True, help="file to which a line for each test is added")
     parser.add_argument("modules", nargs="+", help="modules of Keras's tests: keras.src.models.model_test")
+    parser.add_argument("--tests", help="file with the names of the tests that are run, a line each")
     options = parser.parse_args(arguments)
+    only = set(Path(options.tests).read_text().splitlines()) if options.tests else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     quick.set_environment(options.backend)
+    lines = Path(options.out).read_text().splitlines() if Path(options.out).exists() else []
+    # before ranks start, of which the first one adds to it
+    done = {line["test"] for line in map(json.loads, lines) if "test" in line}
     if options.layout == "1":
-        run(options.layout, options.modules, options.out)
+        run(options.layout, options.modules, options.out, done, only)
         return 0
     import keras_flow as kf
 
-    kf.run(run, devices=LAYOUTS[options.layout], args=(options.layout, options.modules, options.out))
+    kf.run(run, devices=LAYOUTS[options.layout], args=(options.layout, options.modules, options.out, done, only))
     return 0
 
 

@@ -21,7 +21,7 @@ def worse(engine: str, layout: str, module: str, folder: Path) -> list[str]:
     lines: list[dict] = []
     for each in ("1", layout):
         out = folder / f"{each}.jsonl"
-        runner.run_file(engine, each, module, out)
+        runner.run(engine, each, [module], out)
         lines += [json.loads(line) for line in out.read_text().splitlines()]
     found = runner.compared(lines)
     assert [line for line in lines if line.get("layout") == layout and line.get("outcome") == "passed"], "nothing ran"
