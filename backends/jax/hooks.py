@@ -41,6 +41,13 @@ def _variables() -> tuple[Hook, ...]:
             when=layout_over_ranks,
         ),
         Hook(
+            "keras.Variable",
+            "_maybe_autocast",
+            variables.read_here,
+            "what another distribution has laid would not meet what is laid here, in a loop of the program's own",
+            when=variables.laid_by_another,
+        ),
+        Hook(
             "keras:engine.distribution",
             "distribute_tensor",
             variables.distribute_tensor,

@@ -16,7 +16,7 @@ from keras_flow.backends import meeting, shared_files, weights_files
 from keras_flow.backends.initializers import DRAWN
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
-from keras_flow.current.distribution import Distribution
+from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
@@ -74,6 +74,30 @@ def assign(layout: KerasLayout, original: Callable[..., object], variable: keras
         return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
     variable._value = from_logical(value, engine_layout(layout.layout), _numpy_dtype(variable))
     return variable._value
+
+
+def laid_by_another(variable: keras.Variable, value: object) -> Distribution | None:
+    """Condition of the hook on what a variable gives when it is read: the active distribution, if not the variable's.
+
+    What a traced step reads is laid when it begins, and traced.
+    """
+    layout = keras_layout(variable)
+    if layout is None or not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return None
+    here = active()
+    return here if here is not layout.distribution else None
+
+
+def read_here(
+    distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: Any
+) -> object:
+    """Hook on `Variable._maybe_autocast`, which a value passes when it is read: a copy in the active layout.
+
+    A loop of the program's own may update a model of another distribution, or a metric: JAX refuses to compute with
+    arrays of two meshes. The variable stays where it is laid, until `fit` or `dist.apply` lays the model anew.
+    """
+    layout = distribution.layout_for(variable.path, tuple(value.shape))
+    return original(variable, jax.device_put(value, layout.backend_layout))
 
 
 def host_value(tensor: object, *args: object, **kwargs: object) -> object | None:

@@ -13,7 +13,7 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, on_mesh, replicated, view_of
-from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, updating
+from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, place, updating
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
@@ -65,7 +65,8 @@ def distribution_of_update(
 ) -> Distribution | None:
     """Condition of the hook on `BaseOptimizer.apply`: the distribution of the variables that are on a mesh.
 
-    That of the step that is running or, in a loop of one's own, that which the variables have.
+    That of the step that is running or, in a loop of one's own, that which the variables have: of several the active
+    one.
     """
     if in_step():
         return distribution_by_dtensor()
@@ -73,7 +74,9 @@ def distribution_of_update(
         return None
     variables = optimizer._trainable_variables if optimizer.built else list(trainable_variables or ())
     placed = [keras_layout(variable) for variable in variables if isinstance(_plain(variable), dtensor.DVariable)]
-    return next((each.distribution for each in placed if each is not None), None)
+    found = [each.distribution for each in placed if each is not None]
+    here = active()
+    return here if here in found else next(iter(found), None)
 
 
 def apply(
@@ -91,6 +94,8 @@ def apply(
     """
     grads = list(grads)
     variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
+    if not in_step():
+        _lay_alike(variables, distribution)
     for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
         target = _plain(variable)
         # frozen in this step, or on one rank: Keras and TensorFlow know what to do
@@ -106,6 +111,14 @@ def apply(
             return original(optimizer, grads, variables if trainable_variables is not None else None)
     finally:
         updating.reset(token)
+
+
+def _lay_alike(variables: Iterable[Target], distribution: Distribution) -> None:
+    """Lay anew what another distribution has laid: DTensor computes an update on one mesh, clipped gradients too."""
+    for variable in variables:
+        layout = keras_layout(variable)
+        if layout is not None and layout.distribution is not distribution:
+            place(variable, distribution.layout_for(variable.path, tuple(variable.shape)))
 
 
 @contextlib.contextmanager

@@ -185,6 +185,7 @@ NAMES = {
         "to_logical": "numpy reads the logical value of a jax.Array",
         "read_whole of_several_processes gathered": "JAX raises where another process has a part of what is read",
         "distribute_tensor host_value": "JAX compares what is made between all processes",
+        "laid_by_another read_here": "JAX computes with no arrays of two meshes; the others read plain tensors",
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",

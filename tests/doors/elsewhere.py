@@ -344,9 +344,6 @@ def _is_possible(kind: str, made: str, use: str) -> bool:
         return False
     if kind == "callback":
         return use in ("fit", "validation")
-    # what another distribution has laid and no entry point of Keras re-lays: JAX and TensorFlow raise (docs/design.md)
-    if made == "under another" and use == "a loop":
-        return False
     # JAX says UnexpectedTracerError where a loss scale's `apply` is called as it is
     return kind != "loss scale" or use != "a loop"
 

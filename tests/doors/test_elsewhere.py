@@ -23,6 +23,8 @@ FIXED = (
     Case("optimizer", "in a plain fit", "fit", "2x2"),
     Case("callback", "under another", "validation"),
     Case("seed generator", "before", "evaluate"),
+    Case("layer", "under another", "a loop"),
+    Case("metric", "under another", "a loop"),
 )
 _ALL = elsewhere.cases()
 #: cases that share a start of an engine
