@@ -32,6 +32,7 @@ class Engine:
         rejoins: processes that are stuck in a collective can leave it and form their group anew, so that workers of a
             notebook stay usable after an interrupt.
         on_cpu: the environment variable, and its value, by which it computes on the CPU of a host with GPUs.
+        uncached: likewise, by which it writes no compiled program to a folder that the user has named for them.
         settings: environment variables that users set for it, which `keras-flow doctor` shows.
     """
 
@@ -45,6 +46,7 @@ class Engine:
     lost_neighbour: tuple[str, ...] = ()
     rejoins: bool = False
     on_cpu: str = ""
+    uncached: str = ""
     settings: tuple[str, ...] = ()
 
 
@@ -62,6 +64,7 @@ ENGINES: dict[str, Engine] = {
             # of its collectives on CPUs, and of the service that watches over the processes
             lost_neighbour=("Gloo", "CoordinationServiceError"),
             on_cpu="JAX_PLATFORMS=cpu",
+            uncached="JAX_ENABLE_COMPILATION_CACHE=false",
             settings=("JAX_PLATFORMS", "XLA_FLAGS", "NPROC"),
         ),
         Engine(

@@ -6,7 +6,6 @@ It defines `build_model` and `load_data`, and for layouts that split variables `
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import re
 import sys
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_flow.backends import active
 from keras_flow.errors import FlowError, is_of_user
-from keras_flow.launch.rehearsal import rehearse
+from keras_flow.launch import rehearsal
 
 if TYPE_CHECKING:
     import keras
@@ -270,29 +268,14 @@ def check_rules(file: str | Path, layouts: Sequence[str], what: str = "a compari
     import keras
 
     module = load(file, what=what)
+    rehearsal.leave_out_other_engines()
     for layout in layouts:
         if (make := distribution_maker(module, layout)) is None:
             continue
-        keras.utils.clear_session()  # names begin anew
+        keras.utils.clear_session(free_memory=False)  # names begin anew
         distribution = make()
         with distribution.scope():
             model = build_model(module)
             if not model.built:
                 model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), load_data(module).x))
         distribution.check(model)
-
-
-def rehearse_rules(file: str, layouts: Sequence[str], ranks: int, what: str) -> None:
-    """Call `check_rules` in a dry run on so many ranks, before a rank is started, for some seconds at most.
-
-    Args:
-        file: the file.
-        layouts: names of its layouts.
-        ranks: how many ranks there will be.
-        what: who needs the file, for errors.
-
-    Raises:
-        FlowError: rules, layouts or the file are wrong.
-    """
-    importlib.import_module("keras")  # where Keras is not loaded nothing is rehearsed
-    rehearse(check_rules, (file, layouts, what), {}, ranks, 1 if active.drives_all_ranks() else ranks)

@@ -202,6 +202,7 @@ ORDER = (
     ("distributions", "tensors"),
     ("comm",),
     ("user_file",),
+    ("rules_check",),
     ("explainer", "verify", "doctor", "timeline"),
     ("parallel",),
     ("compare",),

@@ -51,6 +51,7 @@ def verify(
     from keras_flow.cli.verify_file import verify_file
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
+    from keras_flow.rules_check import RulesCheck
     from keras_flow.user_file import check_file
 
     requested = [name.strip() for name in backends.split(",") if name.strip()]
@@ -59,10 +60,10 @@ def verify(
     check_file(file, (layout,), "a verification")
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
-    with working("verifying") as tell:
+    with working("verifying") as tell, RulesCheck(file, (layout,), names, "a verification") as check:
         for name in names:
             tell(f"{name}: verifying {layout} against one device")
-            results.append(verify_file(name, file, layout, batch_size, tolerance, dtype, seed, by_layer))
+            results.append(verify_file(name, file, layout, batch_size, check, tolerance, dtype, seed, by_layer))
             if not as_json:
                 console.print(results[-1])
     if as_json:

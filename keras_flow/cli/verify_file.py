@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from keras_flow.errors import FlowError
+from keras_flow.rules_check import RulesCheck
 from keras_flow.verify.verification import ComparedNumber, Verification
 
 #: seconds that the processes of one backend may take
@@ -47,12 +49,15 @@ def verify_file(
     file: Path,
     layout: str,
     batch_size: int,
+    check: RulesCheck,
     tolerance: float | None = None,
     dtype: str | None = None,
     seed: int = 0,
     by_layer: bool | None = None,
 ) -> Verification:
     """Verify a program's model under a layout on one backend.
+
+    `check` checks the file's rules meanwhile; the other arguments are those of `VerifyJob`.
 
     Raises:
         FlowError: an error of the user's file or of the run, with its text.
@@ -62,21 +67,28 @@ def verify_file(
         job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
         environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
         command = [sys.executable, "-m", "keras_flow.cli.verify_file", json.dumps(vars(job))]
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT
+        began = time.monotonic()
+        with (Path(folder) / "log.txt").open("w+") as log:
+            process = subprocess.Popen(
+                command, env=environment, stdout=subprocess.DEVNULL, stderr=log, stdin=subprocess.DEVNULL
             )
-        except subprocess.TimeoutExpired as error:
-            raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended") from error
+            check.wait_for(process, lambda: _raise_after(began + LIMIT, backend))
+            log.seek(0)
+            said = log.read()
         # an error of keras_flow is written to `out` too: without a file the process has crashed
         if not out.exists():
-            raise FlowError(f"{backend}: the verification ended with status {done.returncode}: {done.stderr[-3000:]}")
+            raise FlowError(f"{backend}: the verification ended with status {process.returncode}: {said[-3000:]}")
         result = json.loads(out.read_text())
     if "error" in result:
         raise FlowError(f"{backend}: {result['error']}")
     rows = tuple(ComparedNumber(**row) for row in result.pop("rows"))
     del result["ok"]
     return Verification(**result, rows=rows)
+
+
+def _raise_after(end: float, backend: str) -> None:
+    if time.monotonic() > end:
+        raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended")
 
 
 def run(job: VerifyJob) -> None:
@@ -112,7 +124,6 @@ def main(text: str) -> int:
     job = VerifyJob(**json.loads(text))
     ranks = user_file.ranks_of(job.layout) or 4
     try:
-        user_file.rehearse_rules(job.file, (job.layout,), ranks, "a verification")
         kf.run(run, devices=ranks, args=(job,), rehearse=False)
     except FlowError as error:
         Path(job.out).write_text(json.dumps({"error": str(error)}))

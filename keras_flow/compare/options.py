@@ -68,7 +68,6 @@ class CompareJob:
         seed: see `CompareOptions`.
         folder: for weights, events and results of all processes.
         traces: folder for timelines; None: none are written.
-        rehearses: rules are checked before the ranks are started.
     """
 
     file: str
@@ -80,7 +79,6 @@ class CompareJob:
     seed: int
     folder: str
     traces: str | None = None
-    rehearses: bool = False
 
     def write(self, path: Path) -> None:
         """Write the job for the process."""

@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, Known, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.progress import Lines, is_seen
+from keras_flow.rules_check import RulesCheck
 from keras_flow.runtime import versions
 from keras_flow.units import amount
 from keras_flow.user_file import check_file, ranks_of
@@ -64,13 +64,12 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
         raise FlowError(f"--out {options.out} cannot be a folder for the report: {error.strerror}") from error
     with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
-        # what is wrong with rules is the same on each backend: the first one says it
-        jobs = [_job(options, backend, layouts, folder, backend == backends[0]) for backend in backends]
-        with _progress(console) as progress:
+        jobs = [_job(options, backend, layouts, folder) for backend in backends]
+        with _progress(console) as progress, RulesCheck(options.file, layouts, backends, "a comparison") as check:
             for job in jobs:
-                _run(job, "train", progress)
+                _run(job, "train", progress, check)
             for job in jobs:
-                _run(job, "evaluate", progress)
+                _run(job, "evaluate", progress, check)
         # the processes only write files, so that a reader of them needs no engine
         result = judge(options, jobs, folder, skipped)
     result.write(options.out / "report.json")
@@ -107,7 +106,7 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     return present, skipped
 
 
-def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path, rehearses: bool) -> CompareJob:
+def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> CompareJob:
     job = CompareJob(
         file=str(options.file.resolve()),
         backend=backend,
@@ -118,7 +117,6 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
         seed=options.seed,
         folder=str(folder),
         traces=str(options.out.resolve()) if options.trace else None,
-        rehearses=rehearses,
     )
     job.write(folder / f"job-{backend}.json")
     return job
@@ -136,11 +134,11 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _run(job: CompareJob, action: str, progress: Progress) -> None:
+def _run(job: CompareJob, action: str, progress: Progress, check: RulesCheck) -> None:
     """Run the process of one backend to its end, and show its steps.
 
     Raises:
-        FlowError: it failed; the text is its own error.
+        FlowError: it failed, and the text is its own error; or rules are wrong.
     """
     folder = Path(job.folder)
     log = folder / f"log-{job.backend}-{action}.txt"
@@ -151,26 +149,19 @@ def _run(job: CompareJob, action: str, progress: Progress) -> None:
     waiting = progress.add_task(label, total=1, note="")
     tasks: dict[str, TaskID] = {}
     lines = Lines(Console(stderr=True))
+
+    def show() -> None:
+        if not progress.disable:
+            _follow(job, tasks, progress)
+        elif lines.is_due():
+            lines.write(_last_words(job, action))
+        if tasks:
+            progress.update(waiting, visible=False)
+
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, stdin=subprocess.DEVNULL)
-        try:
-            while process.poll() is None:
-                if not progress.disable:
-                    _follow(job, tasks, progress)
-                elif lines.is_due():
-                    lines.write(_last_words(job, action))
-                if tasks:
-                    progress.update(waiting, visible=False)
-                time.sleep(0.2)
-            _follow(job, tasks, progress)
-        # an interrupt too: no process stays behind
-        except BaseException:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
+        check.wait_for(process, show)
+    _follow(job, tasks, progress)
     if process.returncode:
         reason = folder / f"failed-{job.backend}-{action}.txt"
         text = reason.read_text() if reason.exists() else log.read_text()[-3000:]

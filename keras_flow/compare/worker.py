@@ -32,8 +32,6 @@ def main(action: str, path: str) -> int:
     ranks = max((user_file.ranks_of(name) or 4 for name in job.layouts), default=1)
     try:
         if action == "train":
-            if job.rehearses:
-                user_file.rehearse_rules(job.file, job.layouts, ranks, "a comparison")
             kf.run(train, devices=ranks, args=(path,), rehearse=False)
         else:
             kf.run(evaluate, devices=1, args=(path,))

@@ -67,7 +67,8 @@ def rehearse(
     if pid == 0:
         try:
             os.close(reading)
-            _play(main, args, kwargs, ranks, processes, writing)
+            leave_out_other_engines()
+            play(lambda: main(*args, **kwargs), ranks, processes, writing)
         finally:
             os._exit(0)
     os.close(writing)
@@ -78,6 +79,15 @@ def rehearse(
         with contextlib.suppress(OSError):  # a program that ignores SIGCHLD has no children to wait for
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+    raise_found(found)
+
+
+def raise_found(found: bytes) -> None:
+    """Raise the error that `play` wrote; nothing if it wrote none.
+
+    Raises:
+        FlowError: that error.
+    """
     if found:
         kind, text, where = json.loads(found)
         place = f"\nFound before any rank was started, at:\n{where.rstrip()}" if where else ""
@@ -95,28 +105,32 @@ def _read(pipe: int) -> bytes:
     return b""
 
 
-def _play(
-    main: Callable[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    ranks: int,
-    processes: int,
-    pipe: int,
-) -> None:
-    """Call `main` in the forked process, and write what it raised about layouts."""
+def leave_out_other_engines() -> None:
+    """Let this process load no other engine: Keras loads each that it finds, which takes seconds, to set its seed."""
+    for engine in ENGINES.values():
+        sys.modules.setdefault(engine.module, None)  # type: ignore[arg-type]  # Python takes None for "cannot be had"
+
+
+def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> None:
+    """Call `main` in a dry run in this process, which is used for nothing else, and write what it raised about layouts.
+
+    Args:
+        main: the function.
+        ranks: how many ranks there will be.
+        processes: how many processes will drive them.
+        pipe: the file descriptor for `raise_found`'s bytes.
+    """
     # they load Keras, which the process that calls kf.run may never need
     from keras_flow.backends.active import backend
     from keras_flow.backends.hooking import install
 
     _silence(pipe)
-    for engine in ENGINES.values():  # Keras loads others where it finds them, which takes seconds: to set their seeds
-        sys.modules.setdefault(engine.module, None)  # type: ignore[arg-type]  # Python takes None for "cannot be had"
     sys.addaudithook(_end_before_it_is_noticed)
     try:
         install(backend())
         local = tuple(range(ranks // processes))
         with dry_run.on(World(ranks, backend().world().type, local, 0, processes)):
-            main(*args, **kwargs)
+            main()
     except FlowError as error:
         if _is_of_layouts(error):
             frames = [each for each in traceback.extract_tb(error.__traceback__) if is_of_user(each.filename)]
@@ -153,6 +167,8 @@ def _end_before_it_is_noticed(event: str, args: tuple[object, ...]) -> None:
 def _is_of_layouts(error: FlowError) -> bool:
     if isinstance(error, LayoutError):
         return True
+    if error.__cause__ is not None and not isinstance(error.__cause__, FlowError):
+        return False  # the file fails in another way, perhaps only here
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

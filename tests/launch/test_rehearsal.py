@@ -11,7 +11,6 @@ pytestmark = pytest.mark.timeout(240)
 PROGRAM = """
 import os, sys, time
 import keras, numpy as np, keras_flow as kf
-from keras_flow import user_file
 from keras_flow.launch import rehearsal
 
 def train(rules, before=lambda: None, ranks=((0, 1), (2, 3))):
@@ -46,7 +45,6 @@ if __name__ == "__main__":
         if name == "nothing": told(train, {"hiden/kernel": {"model": kf.sbp.split(1)}})
         if name == "axis": told(sizes)
         if name == "ranks": told(train, right, lambda: None, ((0, 1), (6, 7)))
-        if name == "file": told(sys.argv[2], run=lambda file, _: user_file.rehearse_rules(file, ["1", "2x2"], 4, "us"))
         if name == "right": rehearsal.rehearse(train, (right,), {}, 4, 4)
         if name == "noticed": rehearsal.rehearse(train, ({"nothing": "B"}, noticed), {}, 4, 4)
         if name == "catches": rehearsal.rehearse(catches, (), {}, 4, 4)
@@ -55,22 +53,11 @@ if __name__ == "__main__":
         if name == "long": rehearsal.rehearse(time.sleep, (99,), {}, 4, 4)
 """
 
-FILE = """
-import keras, keras_flow as kf
-def load_data(): raise AssertionError("not needed")
-def build_model():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="hidden")])
-    model.compile("sgd", "mse")
-    return model
-def rules(): return {"hiden/kernel": {"model": kf.sbp.split(1)}}
-"""
-
 
 def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
-    cases = "nothing axis ranks file right noticed catches other long"
-    file = programs.write(tmp_path, FILE, "compared.py")
-    process = programs.start([str(script), str(tmp_path / "file"), str(file)], "torch", CASES=cases)
+    cases = "nothing axis ranks right noticed catches other long"
+    process = programs.start([str(script), str(tmp_path / "file")], "torch", CASES=cases)
     code, out, err = programs.finish(process, 200)
     assert code == 0, err
     said = dict(part.split("\n", 1) for part in out.split("== ")[1:])
@@ -83,7 +70,5 @@ def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
         assert said[name].startswith(f"{kind}|"), said[name]
         assert text in said[name] and where in said[name], said[name]
     assert "# the step" in said["nothing"]
-    assert said["file"].startswith("LayoutError|1 layout problem in model 'sequential':\n  rule 'hiden/kernel' matched")
-    assert "Found before" not in said["file"], "no line of the file is to blame"
     assert not any(said[name] for name in ("right", "noticed", "catches", "other", "long")), out
     assert not (tmp_path / "file").exists()

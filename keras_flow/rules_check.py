@@ -1,0 +1,132 @@
+"""Checks the rules of a user's file in a process of its own, before the processes that train or verify it start.
+
+What a rule, an axis or a dim does to a model is the same on every engine. So the check runs on the engine that loads
+fastest, and leaves out what Keras loads only where it finds it. It takes 3 s of a processor on every engine. A check
+that takes longer, on a machine with other work, goes on beside the processes, and ends them where a rule is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from keras_flow import user_file
+from keras_flow.backends import active
+from keras_flow.backends.engines import ENGINES
+from keras_flow.errors import FlowError
+from keras_flow.launch import rehearsal
+from keras_flow.runtime import versions
+
+#: libraries that Keras loads where it finds them, for wrappers and pictures that no rule needs: half of its import
+_NOT_NEEDED = ("sklearn", "matplotlib")
+#: seconds after which the other processes are started, whether or not the check has ended
+_SECONDS = 5.0
+#: words in a file that may build another model, or have other rules, on another engine
+_OF_ENGINES = re.compile(rf"\b(?:\w*backend\w*|\w*BACKEND\w*|{'|'.join(each.module for each in ENGINES.values())})\b")
+
+
+class RulesCheck:
+    """A process that checks the rules of a file under some layouts.
+
+    Entering its `with` block waits for the check, for some seconds at most. Leaving the block ends the process.
+
+    Args:
+        file: the file.
+        layouts: names of its layouts.
+        backends: engines that will train or verify the file's model.
+        what: who needs the file, for errors.
+    """
+
+    def __init__(self, file: Path, layouts: Sequence[str], backends: Sequence[str], what: str) -> None:
+        engine = ENGINES[_engine_for(file.read_text(encoding="utf-8"), backends)]
+        # a check needs no memory of a GPU, and ends where it would write a file
+        aside = dict(setting.split("=") for setting in (engine.on_cpu, engine.uncached) if setting)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed in __exit__
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "keras_flow.rules_check", str(file.resolve()), json.dumps(layouts), what],
+            env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": engine.name, **aside},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> RulesCheck:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS)
+        try:
+            self.raise_what_is_found()
+        except FlowError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+
+    def raise_what_is_found(self) -> None:
+        """Raise what the check has found until now.
+
+        Raises:
+            FlowError: a rule, a layout or the file is wrong.
+        """
+        if self._process.poll() is not None:
+            self._output.seek(0)
+            rehearsal.raise_found(self._output.read())
+
+    def wait_for(self, process: subprocess.Popen, meanwhile: Callable[[], None]) -> None:
+        """Wait until a process has ended, and end it where a rule is wrong.
+
+        Args:
+            process: the one that starts the ranks.
+            meanwhile: is called five times a second; what it raises ends the process, too.
+
+        Raises:
+            FlowError: a rule, a layout or the file is wrong.
+        """
+        try:
+            while process.poll() is None:
+                self.raise_what_is_found()
+                meanwhile()
+                time.sleep(0.2)
+        # an interrupt, too: no process stays behind
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+
+
+def _engine_for(source: str, backends: Sequence[str]) -> str:
+    """The engine that loads fastest, where the file's text names no engine; otherwise the first of those asked for."""
+    fastest = next(iter(ENGINES))
+    return fastest if versions.installed(fastest) and not _OF_ENGINES.search(source) else backends[0]
+
+
+def main(file: str, layouts: list[str], what: str) -> None:
+    """Check the rules in this process, and write what is wrong to standard output for `rehearsal.raise_found`."""
+    hidden = [name for name in _NOT_NEEDED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # Python takes None for "cannot be had"
+    importlib.import_module("keras")
+    for name in hidden:  # the user's file may have them
+        del sys.modules[name]
+    ranks = max(user_file.ranks_of(name) or 4 for name in layouts)
+    processes = 1 if active.drives_all_ranks() else ranks
+    rehearsal.play(lambda: user_file.check_rules(file, layouts, what), ranks, processes, os.dup(1))
+    os._exit(0)  # nothing is left to be finished
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

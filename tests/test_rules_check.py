@@ -1,0 +1,74 @@
+"""`compare` and `verify` know wrong rules of a file before they start a process, and take nothing else for one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_flow as kf
+from keras_flow import rules_check
+from tests.launch import programs
+
+pytestmark = pytest.mark.timeout(200)
+
+FILE = """
+{head}
+import sklearn.base, matplotlib  # that Keras did not see them is no fault of the file
+import keras, keras_flow as kf
+def load_data(): raise AssertionError("not needed")
+def build_model():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="hidden")])
+    model.compile("sgd", "mse")
+    return model
+def rules(): return {{"{key}": {{"model": kf.sbp.split({dim})}}}}
+"""
+
+
+def check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "", key: str = "hidden/kernel", dim: int = 1
+) -> None:
+    monkeypatch.setattr(rules_check, "_SECONDS", 100.0)  # on a machine with other work
+    file = programs.write(folder, FILE.format(head=head, key=key, dim=dim), "compared.py")
+    with rules_check.RulesCheck(file, ["1", "2x2"], ["torch"], "us"):
+        pass
+
+
+def test_what_is_wrong_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(kf.FlowError, match="rule 'hiden/kernel' matched no variable") as error:
+        check(tmp_path, monkeypatch, key="hiden/kernel")
+    assert "Found before" not in str(error.value), "no line of the file is to blame"
+    with pytest.raises(kf.FlowError, match=r"a dimension that the shape \[8, 4\] does not have: legal are -2 to 1"):
+        check(tmp_path, monkeypatch, dim=2)
+    check(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("head", ["import torch", "raise ValueError('here')", "open('written', 'w')"])
+def test_what_else_a_file_does_is_left_to_the_ranks(head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(tmp_path, monkeypatch, head=head)
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_check_that_takes_longer_ends_the_process_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = programs.write(tmp_path, FILE.format(head="", key="hiden/kernel", dim=1), "compared.py")
+    monkeypatch.setattr(rules_check, "_SECONDS", 0.0)
+    beside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(150)"])
+    with rules_check.RulesCheck(file, ["2x2"], ["jax"], "us") as found, pytest.raises(kf.FlowError, match="hiden"):
+        found.wait_for(beside, lambda: None)
+    assert beside.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "engine"),
+    [
+        ("import keras", "jax"),
+        ("import torch", "torch"),
+        ("keras.backend.backend() == 'jax'", "torch"),
+        ("KERAS_BACKEND", "torch"),
+        ("the torchlight", "jax"),
+    ],
+)
+def test_the_engine_of_a_check(source: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_check.versions, "installed", lambda name: "1")
+    assert rules_check._engine_for(source, ["torch", "jax"]) == engine
