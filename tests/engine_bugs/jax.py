@@ -60,7 +60,7 @@ def a_kernel_that_is_split_on_its_window_is_convolved_wrongly() -> bool:
     """A convolution whose kernel is split on a dim of its window is wrong where the inputs are split on their channels
     over the same axis; so is one of inputs split on their height whose kernel is split on its channels.
 
-    Instead: inputs, kernel and output are whole on window dims before and after (`backends/jax/convolutions.py`).
+    Instead: inputs, kernel and output are gathered on their window dims (`backends/jax/convolutions.py`).
     """
     random = np.random.default_rng(0)
     x, kernel = random.normal(size=(6, 4, 4, 8)), random.normal(size=(2, 2, 8, 4))
@@ -79,7 +79,7 @@ def the_gradient_of_an_overlapping_max_pool_is_wrong_where_positions_are_split()
     """The gradient of a max pool whose windows overlap is wrong where its positions are split, which a split of
     features after flattening them does.
 
-    Instead: poolings are whole on their positions (`backends/jax/convolutions.py`).
+    Instead: the inputs of poolings are gathered on their positions (`backends/jax/convolutions.py`).
     """
     x = np.random.default_rng(0).normal(size=(4, 8, 8, 4)).astype("float32")
 

@@ -17,15 +17,15 @@ PAGE = FOLDER.parents[1] / "docs" / "engine-bugs.md"
 
 _HEAD = """# Bugs of the engines that keras_flow goes around
 
-Each is reproduced in a few lines of the plain engine, in `tests/engine_bugs/`. The test fails when an engine is mended,
-so that what goes around it can be dropped. Written by `python -m tests.engine_bugs.page`.
+`tests/engine_bugs/` reproduces each bug in a few lines of the plain engine. Its test fails when the engine has mended
+the bug. The code that goes around it can then be dropped. `python -m tests.engine_bugs.page` writes this page.
 """
 
 _KNOWN = """
 ## Engines that differ on one device
 
-No distribution changes these: it has the numbers of one device of its engine. `keras-flow compare` names those that
-fit a program (`keras_flow/compare/known_differences.py`).
+A distribution has the numbers of one device of its engine, so it keeps these differences. `keras-flow compare` names
+those that fit a program (`keras_flow/compare/known_differences.py`).
 """
 
 

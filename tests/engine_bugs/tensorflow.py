@@ -45,7 +45,7 @@ def _fails(function: Callable[..., tf.Tensor]) -> bool:
 def gradient_of_top_k_scatters_all_rows_on_one_rank() -> bool:
     """The gradient of `tf.math.top_k` of rows that are split uses the indices of all rows on each rank's part.
 
-    Instead: `top_k` has a gradient that stays with its rows, and every other ScatterNd of a step gets whole tensors.
+    Instead: `top_k` has a gradient of our own for each rank's rows. Every other ScatterNd of a step gets whole tensors.
     """
 
     def gradient(x: tf.Tensor) -> tf.Tensor:
@@ -77,7 +77,7 @@ def sparse_cross_entropy_of_split_classes_is_wrong_in_float64() -> bool:
 def a_new_dim_before_a_split_one_ends_the_process() -> bool:
     """`x[None]` of a tensor whose rows are split fails with a text of random bytes, or ends the process.
 
-    Instead: a slice without new dims, then `tf.expand_dims`.
+    Instead: the slice has no new dims, and `tf.expand_dims` adds them.
     """
     return _fails(lambda x: x[None] * 2.0)
 
@@ -85,7 +85,7 @@ def a_new_dim_before_a_split_one_ends_the_process() -> bool:
 def space_to_batch_has_no_rule() -> bool:
     """A dilated convolution is refused: "'tf.SpaceToBatchND' op does not implement layout propagation".
 
-    Instead: the phases of the positions become rows after, not before, the rows, by reshape and transpose.
+    Instead: reshape and transpose move the phases of the positions behind the rows.
     """
 
     def dilated(x: tf.Tensor) -> tf.Tensor:
@@ -98,7 +98,7 @@ def grouped_convolutions_need_onednn_or_xla() -> bool:
     """On CPUs the gradient of a convolution in groups fails ("filter_size does not have enough elements") without
     oneDNN, which TensorFlow turns on by itself only for processors with AVX-512. DTensor does not compile with XLA.
 
-    Instead: the groups are convolved one by one.
+    Instead: each group is a convolution of its own.
     """
     kernel = tf.ones((3, 3, 2, 4))
 
@@ -133,7 +133,7 @@ def the_gradient_of_a_branch_ends_the_process() -> bool:
 def a_convolution_of_no_rows_has_other_channels() -> bool:
     """With oneDNN a convolution of a tensor [0, 2, 2, 3] by 4 filters has the shape [0, 2, 2, 3].
 
-    Instead: a replica without rows convolves a row of zeros, and leaves it out of the result.
+    Instead: a replica without rows convolves a row of zeros, and drops it from the result.
     """
     return tf.nn.conv2d(tf.zeros((0, 2, 2, 3)), tf.zeros((1, 1, 3, 4)), 1, "SAME").shape[-1] != 4
 
@@ -142,7 +142,7 @@ def a_tensor_of_nine_dims_cannot_be_cut() -> bool:
     """Cutting a replicated tensor of more than 8 dims fails as it runs ("SliceOp : Unhandled input dimensions"). The
     gradients of `tf.tile` and `tf.repeat` are such tensors, with two dims for each of the input's.
 
-    Instead: gradients that add up the copies along one dim after the other.
+    Instead: gradients of our own add up the copies dim by dim.
     """
     mesh, _ = _split_by_rows()
     x = dtensor.copy_to_mesh(tf.ones([RANKS] + [1] * 8), dtensor.Layout.replicated(mesh, 9))

@@ -26,7 +26,7 @@ RANKS = 4
 
 
 def reading_a_sum_gives_this_ranks_summand(mesh: DeviceMesh) -> bool:
-    """`item()` of a DTensor that is a partial sum is this rank's summand, so ranks go on with different numbers.
+    """`item()` of a DTensor that is a partial sum gives this rank's summand, so ranks continue with different numbers.
 
     Instead: `item`, and with it float, int, bool and `if`, sums over the ranks first.
     """
@@ -37,7 +37,7 @@ def reading_a_sum_gives_this_ranks_summand(mesh: DeviceMesh) -> bool:
 def writing_into_a_slice_of_a_split_dim_is_lost(mesh: DeviceMesh) -> bool:
     """`x[1:3].copy_(y)` on a DTensor whose dim 0 is split writes into a gathered copy, and leaves x as it was.
 
-    Instead: operators in place run by their functional form, and what they write reaches the tensor viewed.
+    Instead: operators in place run by their functional form, and the result is written into the viewed tensor.
     """
     x = distribute_tensor(torch.zeros(4), mesh, [Shard(0)])
     x[1:3].copy_(distribute_tensor(torch.full((2,), 7.0), mesh, [Replicate()]))
@@ -47,7 +47,7 @@ def writing_into_a_slice_of_a_split_dim_is_lost(mesh: DeviceMesh) -> bool:
 def writing_needs_the_layout_that_the_tensor_has(mesh: DeviceMesh) -> bool:
     """`masked_fill_` on a partial sum raises "in-place operations that require placement changes are not supported".
 
-    Instead: operators in place run by their functional form, and the new value is laid as the tensor is.
+    Instead: operators in place run by their functional form, and the new value gets the tensor's layout.
     """
     x = DTensor.from_local(torch.ones(4), mesh, [Partial()])
     return _raises(lambda: x.masked_fill_(x > 0, 3.0), RuntimeError)
@@ -63,9 +63,9 @@ def a_scan_along_a_negative_dim_is_one_of_each_piece(mesh: DeviceMesh) -> bool:
 
 
 def a_rule_is_remembered_for_other_arguments(mesh: DeviceMesh) -> bool:
-    """`topk(x, 3)` after `topk(x, 2)` has the shape of the first: `k` is no part of what the decision is remembered by.
+    """`topk(x, 3)` after `topk(x, 2)` has the shape of the first: the key of DTensor's cache leaves out `k`.
 
-    Instead: all integers, lists of them, and flags are part of it.
+    Instead: all integers, lists of integers, and flags are part of the key.
     """
     x = distribute_tensor(torch.randn(4, 5), mesh, [Shard(0)])
     return x.topk(2)[0].shape[1] == x.topk(3)[0].shape[1]
@@ -74,7 +74,7 @@ def a_rule_is_remembered_for_other_arguments(mesh: DeviceMesh) -> bool:
 def register_sharding_remembers_for_other_lists(mesh: DeviceMesh) -> bool:
     """An operator of `register_sharding` has the shape of an earlier call with another list (stride, dilation, pads).
 
-    Instead: all integers, lists of them, and flags are part of what a decision is remembered by.
+    Instead: all integers, lists of integers, and flags are part of the key.
     """
 
     @register_sharding(aten.reflection_pad1d.default)
@@ -86,7 +86,7 @@ def register_sharding_remembers_for_other_lists(mesh: DeviceMesh) -> bool:
 
 
 def a_looked_up_row_can_be_read_once(mesh: DeviceMesh) -> bool:
-    """The result of `embedding` on a table with split rows can be gathered once: its mask is gone the second time.
+    """The result of `embedding` on a table with split rows can be gathered only once: the second time its mask is gone.
 
     Instead: a lookup of our own, whose result is a plain sum over the ranks.
     """
@@ -111,7 +111,7 @@ def a_table_split_along_both_dims_cannot_be_looked_up(mesh: DeviceMesh) -> bool:
 def a_view_in_place_keeps_the_old_shape(mesh: DeviceMesh) -> bool:
     """`squeeze_` changes the layout of a DTensor but not its `shape`; `torch.quantile` fails by it.
 
-    Instead: views in place are taken of the local tensor, and the shape follows.
+    Instead: views in place are made of the local tensor, and the shape is set.
     """
     x = distribute_tensor(torch.zeros(4, 1), mesh, [Shard(0)])
     return x.squeeze_(1).shape != (4,)
@@ -154,7 +154,7 @@ def a_group_that_its_members_make_has_another_name_on_each(mesh: DeviceMesh) -> 
 
     Its name, by which members find each other, counts the groups of the process.
 
-    Instead: while `kf.comm` makes a group it is named by its ranks alone.
+    Instead: `kf.comm` names a group by its ranks alone.
     """
     if mesh.get_rank() in (1, 3):
         dist.new_group([1, 3], use_local_synchronization=True)
