@@ -21,7 +21,7 @@ class Engine:
     Attributes:
         name: Keras's name of the backend; also that of the folder under `backends/`.
         versions: the oldest version of its package that keras_flow works with, as in pyproject.toml. Later ones are
-            judged by the check of hooks (`fingerprints.py`).
+            judged by the check of hooks (`fingerprints`).
         packages: names under which it is packaged.
         module: the module that Python imports.
         extra: what pip installs to have it with keras_flow.

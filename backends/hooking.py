@@ -2,8 +2,8 @@
 
 A hook's condition looks at the call and returns what the replacement needs (the active distribution, the layout of the
 variable, the running step), or None: then the original is called untouched. What was found is handed to the
-replacement, which therefore asks for nothing again. `install` is called when the first distribution is made, so a
-program without one runs plain Keras.
+replacement, which therefore asks for nothing again. `installing.install` is called when the first distribution is made,
+so a program without one runs plain Keras.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from keras_flow.backends import fingerprints, keras_distribution
+from keras_flow.backends import fingerprints
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
-
-if TYPE_CHECKING:
-    from keras_flow.backends.interface import Backend
 
 
 def active_distribution(*args: object, **kwargs: object) -> Distribution | None:
@@ -65,27 +62,6 @@ class Hook:
 _Holders: TypeAlias = dict[int, list[tuple[ModuleType, str]]]
 
 _installed: set[tuple[str, str, Callable[..., object]]] = set()
-#: engines whose places were compared with tested versions
-_compared: set[str] = set()
-
-
-def install(engine: Backend) -> None:
-    """Install the hooks common to all engines and those of `engine`; a second call does nothing.
-
-    Raises:
-        FlowError: a name is missing or is not what its hook was written against, because Keras or the engine is of
-            another version. One that was not tested and fits is a warning.
-    """
-    from keras_flow.backends import keras_hooks
-
-    # the engine's first: Keras's entry points, wrapped last, enter a remembered distribution before these ask for it
-    hooks = (*engine.hooks(), *keras_hooks.hooks())
-    keras_distribution.install()
-    if engine.name not in _compared:
-        fingerprints.require_fitting(engine.name, (*hooks, *engine.privates()))
-        _compared.add(engine.name)
-    install_each(hooks)
-    keras_hooks.wrap_loaded()
 
 
 def install_each(hooks: Iterable[Hook]) -> None:

@@ -245,6 +245,46 @@ def test_arrows_point_down() -> None:
     assert not found, found
 
 
+def test_backends_import_in_no_circle() -> None:
+    """Imports inside functions count: one that only breaks a circle is a missing module. Those for types do not."""
+    below = {_module(path): path for path in sorted((ROOT / "backends").rglob("*.py"))}
+    sees = {name: _imported(path, set(below)) & below.keys() - {name} for name, path in below.items()}
+    while lowest := [name for name, others in sees.items() if not others & sees.keys()]:
+        for name in lowest:
+            del sees[name]
+    # what is left is in a circle, or imports one: a walk along it comes back
+    path = [next(iter(sees), "")]
+    while path[-1] and path[-1] not in path[:-1]:
+        path.append(min(sees[path[-1]] & sees.keys()))
+    assert not sees, " -> ".join(path[path.index(path[-1]) :])
+
+
+def _module(path: Path) -> str:
+    inside = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("keras_flow", *(part for part in inside if part != "__init__")))
+
+
+def _imported(path: Path, modules: set[str]) -> set[str]:
+    """What a file imports when it runs: of `from package import module` the module, where it is one of `modules`."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else node.module for name in whole}
+    return found
+
+
 def test_every_package_has_its_place_in_the_order() -> None:
     named = {name for names in ORDER for name in names}
     there = {path.stem for path in (ROOT / "keras_flow").iterdir() if path.is_dir() or path.suffix == ".py"}

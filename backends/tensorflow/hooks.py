@@ -7,6 +7,7 @@ from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
     layers,
+    mirrored_step,
     mirrored_strategy,
     operation_hooks,
     operations,
@@ -293,14 +294,14 @@ def _replicas() -> tuple[Hook, ...]:
         Hook(
             "keras.Model",
             "_make_function",
-            mirrored_strategy.make_function,
+            mirrored_step.make_function,
             "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
             when=mirrored_strategy.distribution_by_strategy,
         ),
         Hook(
             "keras.Model",
             "make_predict_function",
-            mirrored_strategy.make_predict_function,
+            mirrored_step.make_predict_function,
             "as _make_function; results are joined in the order of rows",
             when=mirrored_strategy.distribution_by_strategy,
         ),

@@ -7,7 +7,7 @@ logical batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -15,20 +15,16 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import tree
 from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImports]
     collective_all_reduce_strategy,
 )
 
-from keras_flow.backends import logical_random, own_code, row_interaction, row_operations, shared_files, states
+from keras_flow.backends import shared_files
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
-from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
-from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.errors import FlowError
-from keras_flow.layout import balanced
 from keras_flow.placements import Placement
 
 #: attribute of what extends a strategy that is ours
@@ -174,11 +170,8 @@ def _made_on(distribution: Distribution) -> AbstractContextManager[object]:
     return tf.device(rank_devices()[distribution.placement.ranks[0]])
 
 
-def place(variable: keras.Variable, layout: KerasLayout) -> None:
-    """Move an existing variable: a copy on each replica, or one plain variable that DTensor then takes."""
-    from keras_flow.backends.tensorflow.variables import to_host
-
-    value = to_host(variable._value)
+def place(variable: keras.Variable, value: np.ndarray, layout: KerasLayout) -> None:
+    """Make an existing variable of its value anew: a copy on each replica, or one plain variable for DTensor."""
 
     def make() -> tf.Variable:
         return tf.Variable(
@@ -205,195 +198,3 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     assert placed is not None  # made by `create` or `place`
     ranks = [rank for rank in placed.layout.placement.ranks if rank in world().local_ranks]
     return {rank: copy.numpy() for rank, copy in zip(ranks, variable._value.values, strict=True)}
-
-
-# ---- steps
-
-
-class MirroredSteps:
-    """A step method of a model, run on every replica.
-
-    Args:
-        model: the model.
-        step: `train_step`, `test_step` or `predict_step`.
-        distribution: where it runs.
-        joined: whether the results are rows to be joined; if not, they are the metrics.
-    """
-
-    def __init__(self, model: keras.Model, step: Callable, distribution: Distribution, joined: bool):
-        self.model = model
-        self.step = step
-        self.distribution = distribution
-        self.strategy = strategy_of(distribution)
-        self.joined = joined
-        self._functions: dict[object, Callable] = {}
-        self._compared = 0
-        self._source: object = None
-
-    def __call__(self, data: object, source: object = None) -> object:
-        """Run one step on host data, which came from `source`; the results are logical tensors."""
-        from keras_flow.backends.tensorflow.data import to_tensors
-        from keras_flow.backends.tensorflow.trainer import build, build_for_prediction
-
-        if source is None or source is not self._source:  # a loop begins
-            own_code.look_at_classes()
-            self._source = source
-        _refuse_what_mixes_rows(self.model)
-        (build_for_prediction if self.joined else build)(self.model, data)
-        self._tell_optimizer()
-        structure = to_tensors(data, self.model)
-        flat = [leaf for leaf in tree.flatten(structure) if leaf is not None]
-        total = int(next(leaf.shape[0] for leaf in flat if leaf.shape.rank))
-        parts = [self._part(flat, total, index) for index in range(self.strategy.num_replicas_in_sync)]
-        # Keras would split a dataset by itself, and lose the rows that are left over
-        values = [
-            self.strategy.experimental_distribute_values_from_function(
-                lambda context, leaf=leaf: parts[context.replica_id_in_sync_group][leaf]
-            )
-            for leaf in range(len(flat))
-        ]
-        key = (total, *(leaf is None for leaf in tree.flatten(structure)))
-        if key not in self._functions:
-            self._functions[key] = self._function(structure, total)
-        outputs = self._functions[key](values)
-        if self._compared < states.STEPS:
-            self._compared += 1
-            states.compare(self.model, shards)
-        return tree.map_structure(functools.partial(self._join, total), outputs) if self.joined else outputs
-
-    def _rows(self, total: int, index: int) -> tuple[int, int]:
-        """Start and stop of the rows of a replica."""
-        first, last = balanced(total, self.strategy.num_replicas_in_sync, index)
-        # nothing is summed over predictions: a replica without rows repeats the first one, which `_join` leaves out
-        return (0, 1) if self.joined and first == last else (first, last)
-
-    def _part(self, flat: list[tf.Tensor], total: int, index: int) -> list[tf.Tensor]:
-        first, last = self._rows(total, index)
-        return [leaf[first:last] if leaf.shape.rank and leaf.shape[0] == total else leaf for leaf in flat]
-
-    def _function(self, structure: object, total: int) -> Callable:
-        present = [leaf is not None for leaf in tree.flatten(structure)]
-
-        def on_replica(values: list[tf.Tensor]) -> object:
-            # known as the replica is traced, so that its rows are a slice of fixed length
-            index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            first, last = self._rows(total, index)
-            left = iter(values)
-            data = tree.pack_sequence_as(structure, [next(left) if is_there else None for is_there in present])
-            rows = ReplicaRows(first, last - first, total, self.distribution.batch_statistics)
-            # a replica's thread has no distribution, which Keras keeps for each thread
-            with rows_here(rows), logical_random.as_under(self.distribution):
-                return self.step(data)
-
-        def on_all(values: list[object]) -> object:
-            outputs = self.strategy.run(on_replica, args=(values,))
-            return outputs if self.joined else self.model.get_metrics_result()
-
-        return on_all if self.model.run_eagerly else compiled(on_all)
-
-    def _join(self, total: int, output: object) -> object:
-        with tf.device(host_device()):
-            if joined().count > 1:
-                return self.strategy.gather(output, 0)[:total]
-            # with fewer rows than replicas the first ones have a row each
-            return tf.concat(self.strategy.experimental_local_results(output)[:total], 0)
-
-    def _tell_optimizer(self) -> None:
-        # Keras's optimizer looks for a strategy when it is made, which was outside of this one
-        optimizer = getattr(self.model, "optimizer", None)
-        while optimizer is not None:
-            optimizer._distribution_strategy = self.strategy
-            counter = getattr(optimizer, "_iterations", None)
-            if counter is not None:
-                # Every replica counts alike. Keras lets the first one count for all, by a merge call, which cannot
-                # stand inside the `tf.cond` of a loss scale. Private; checked with TensorFlow 2.21.
-                counter._value._aggregation = tf.VariableAggregation.NONE
-            if optimizer.built:  # variables that were placed anew have new keys
-                optimizer._trainable_variables_indices = {
-                    optimizer._var_key(variable): index for index, variable in enumerate(optimizer._trainable_variables)
-                }
-            optimizer = getattr(optimizer, "inner_optimizer", None)
-
-
-_INSTEAD = "use the default strategy (kf.DataParallel() without strategy), which computes the logical batch as one"
-#: the one kind of interaction that replicas compute exactly (`replica_math`): what is not proven row-wise mixes rows
-_EXACT = "added loss"
-
-
-def _refuse_what_mixes_rows(model: keras.Model) -> None:
-    """Raise for a model whose rows may interact: a replica sees its own rows only.
-
-    Raises:
-        FlowError: a layer, operation, loss, metric or step that is not Keras's own or works along the rows.
-    """
-    # such a step may gather, index or compare rows by itself, which nothing here can see
-    if type(model).train_step is not keras.Model.train_step or type(model).test_step is not keras.Model.test_step:
-        raise FlowError(f'strategy="mirrored": model {model.name!r} has its own train_step or test_step; {_INSTEAD}')
-    for layer in model._flatten_layers():
-        interaction = row_interaction.of_layer_itself(layer)
-        if interaction is not None and interaction.kind != _EXACT:
-            raise FlowError(
-                f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
-                f"replica sees its own rows only ({interaction.text}); {_INSTEAD}"
-            )
-        # the graph of a functional model has operations that belong to no layer
-        for interaction in row_operations.of_operations(layer):
-            if interaction.kind != _EXACT:
-                operation = f" in operation {interaction.operation}" if interaction.operation else ""
-                raise FlowError(
-                    f'strategy="mirrored": rows may interact{operation} of model {model.name!r}, and a replica sees '
-                    f"its own rows only ({interaction.text}); {_INSTEAD}"
-                )
-    parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
-    # what the user named in `compile`, before Keras wraps it: a wrapper's class is always Keras's own
-    asked = [
-        getattr(part, name, None) for part in parts for name in ("_user_loss", "_user_metrics") if part is not None
-    ]
-    for function in tree.flatten(asked):
-        # `LossFunctionWrapper` and `MeanMetricWrapper` hold a user's function under different names
-        function = getattr(function, "fn", None) or getattr(function, "_fn", None) or function
-        module = getattr(function, "__module__", None) or type(function).__module__
-        # a name is one of Keras's own losses or metrics, whose sums over rows are scaled by replica
-        if function is not None and not isinstance(function, str) and not module.startswith("keras."):
-            name = getattr(function, "__name__", type(function).__name__)
-            raise FlowError(f'strategy="mirrored": rows may interact in the loss or metric {name!r}; {_INSTEAD}')
-
-
-def make_function(
-    distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
-) -> Callable:
-    """Hook on `TensorFlowTrainer._make_function`: steps of replicas.
-
-    Several steps are a loop here, because Keras's `while_loop` fails.
-    """
-    # `joined`: outputs of the replicas are put together, which only `predict` asks for
-    steps = MirroredSteps(model, step, distribution, joined=False)
-
-    def function(iterator: Iterator) -> object:
-        outputs = None
-        for number in range(model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if number == 0:
-                    raise StopIteration from None
-                break
-            outputs = steps(data, iterator)
-        return outputs
-
-    return function
-
-
-def make_predict_function(
-    distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
-) -> None:
-    """Hook on `TensorFlowTrainer.make_predict_function`: steps of replicas."""
-    if model.predict_function is not None and not force:
-        return
-    steps = MirroredSteps(model, model.predict_step, distribution, joined=True)
-
-    def function(batches: list) -> object:
-        outputs = [steps(data) for data in batches]
-        return outputs[0] if len(outputs) == 1 else tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
-
-    model.predict_function = function

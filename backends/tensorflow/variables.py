@@ -439,13 +439,13 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         return
     # to a strategy, or away from one
     if mirrored_strategy.is_mirrored(layout.distribution) or mirrored_strategy.is_mirrored_variable(variable._value):
-        mirrored_strategy.place(variable, layout)
+        mirrored_strategy.place(variable, to_host(variable._value), layout)
         if mirrored_strategy.is_mirrored(layout.distribution):
             return
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
-            mirrored_strategy.place(variable, layout)
+            mirrored_strategy.place(variable, to_host(variable._value), layout)
         variable._value._unique_id = key
         variable._layout = layout
         return

@@ -9,7 +9,7 @@ renamed or moved. A hook names its place, and `owner` finds the module or class 
     torch.distributed.tensor           a module of an engine, by its own name
 
 What is used of Keras's private names without being wrapped is got by `private` and stands in `PRIVATE`, with the reason
-that no public name does. Both are compared with tested versions in the same way (`backends/fingerprints.py`).
+that no public name does. Both are compared with tested versions in the same way (`backends/fingerprints`).
 
 Example:
     >>> owner("keras.layers.Conv2D", "call").__name__  # where it is defined, for each kind of convolution

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_flow import sbp
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import install
+from keras_flow.backends.installing import install
 from keras_flow.current import dry_run
 from keras_flow.current.batch import UnevenNotice
 from keras_flow.current.creator import creator

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import install
+from keras_flow.backends.installing import install
 from keras_flow.current import dry_run as current
 from keras_flow.current.world import World
 

@@ -122,7 +122,7 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
     """
     # they load Keras, which the process that calls kf.run may never need
     from keras_flow.backends.active import backend
-    from keras_flow.backends.hooking import install
+    from keras_flow.backends.installing import install
 
     _silence(pipe)
     sys.addaudithook(_end_before_it_is_noticed)

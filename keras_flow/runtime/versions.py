@@ -31,7 +31,7 @@ def check(engine: str) -> None:
         if current is None:
             extra = "keras-flow" if name == "keras" else ENGINES[name].extra
             raise FlowError(f"keras_flow needs {name} {needed}, found none; install it with `pip install '{extra}'`.")
-        # newer ones are looked at hook by hook, when the first distribution is made (`backends/fingerprints.py`)
+        # newer ones are looked at hook by hook, when the first distribution is made (`backends/fingerprints`)
         if Version(current) < oldest(name):
             raise FlowError(
                 f"keras_flow needs {name} {needed}, found {name} {current}; install a supported version with "

@@ -41,6 +41,7 @@ FILES = {
     "graph_operations": (("tensorflow",), "a step is a graph: its operations are seen as they are made"),
     "images": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     "linear_algebra": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "mirrored_step": (("tensorflow",), 'the step of a replica, `strategy="mirrored"`'),
     "mirrored_strategy": (("tensorflow",), 'the engine\'s own strategy, `strategy="mirrored"`'),
     "operation_hooks": (("tensorflow",), "TensorFlow's functions are wrapped one by one; torch has handlers for that"),
     "profiled_ranks": (("tensorflow",), "events of its profiler do not say whose they are"),

@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     Place: TypeAlias = Hook | Private
 
 #: the table
-FILE = Path(__file__).with_name("fingerprints.json")
+FILE = Path(__file__).parent.with_name("fingerprints.json")
 
 #: fields of a syntax tree that say nothing of what it does
 _NOT_SOURCE = ("annotation", "returns", "ctx", "kind", "type_comment")
@@ -266,57 +265,3 @@ def _of_any_engine() -> dict[str, dict[str, list[str]]]:
 @cache
 def _table() -> Table:
     return json.loads(FILE.read_text(encoding="utf-8"))
-
-
-def write() -> None:
-    """Write the fingerprints of the active engine's hooks, and of Keras's, for the versions that are installed."""
-    from keras_flow.backends import keras_hooks
-    from keras_flow.backends.active import backend
-    from keras_flow.current import keras_places  # loads Keras
-
-    engine = backend()
-    table: Table = json.loads(FILE.read_text()) if FILE.exists() else {}
-    of_engine = table.setdefault(engine.name, {})
-    places = (*engine.hooks(), *engine.privates(), *keras_hooks.hooks(), *keras_places.privates())
-    gone = of_engine.keys() - {name_of(place) for place in places} - {f"{name}:" for name in ("keras", engine.name)}
-    for name in gone:  # of these versions; others may have it
-        current = installed(package_of(name))
-        for versions in of_engine[name].values():
-            versions[:] = [each for each in versions if each != current]
-        of_engine[name] = {seen: versions for seen, versions in of_engine[name].items() if versions}
-        if not of_engine[name]:
-            del of_engine[name]
-    for name, seen in of_places(places).items():
-        package = package_of(name)
-        versions = of_engine.setdefault(name, {}).setdefault(seen, [])
-        versions[:] = sorted({*versions, installed(package)}, key=_ordered)
-    for package in ("keras", engine.name):  # also where no hook is in the engine itself
-        tested = of_engine.setdefault(f"{package}:", {}).setdefault("tested", [])
-        tested[:] = sorted({*tested, installed(package)}, key=_ordered)
-    FILE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def count() -> str:
-    """How many names inside Keras are wrapped, and used: by engine, and over all of them."""
-    from keras_flow.current import keras_places  # loads Keras
-
-    used = {name_of(place) for place in keras_places.PRIVATE}
-    wrapped = {
-        engine: {name for name in table if name.startswith(("keras:", "keras.")) and name != "keras:"} - used
-        for engine, table in _table().items()
-    }
-    every = set().union(*wrapped.values())
-    # a public name may be replaced by a subclass, too; what it does stays what is documented
-    public = {name for name in every if name.startswith("keras.") and not name.rpartition(".")[2].startswith("_")}
-    dunder = {name for name in every - public if name.startswith("keras.") and name.endswith("__")}
-    return "\n".join(
-        [
-            *(f"{engine}: {len(names)} names of Keras are wrapped" for engine, names in wrapped.items()),
-            f"all engines: {len(every)} are wrapped, of which {len(public | dunder)} are public",
-            f"{len(used)} private names are used and not wrapped",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    print(count()) if "--count" in sys.argv else write()
