@@ -97,13 +97,23 @@ def _where(error: Exception) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
+def _called(module: ModuleType, name: str) -> object:
+    """Call a function of the user's file. What it raises is told with the innermost line of the user's own code."""
+    try:
+        return getattr(module, name)()
+    except FlowError:
+        raise
+    except Exception as error:
+        raise FlowError(f"{name}() fails{_where(error)}: {type(error).__name__}: {error}") from error
+
+
 def load_data(module: ModuleType) -> Data:
     """Call the file's `load_data`.
 
     Raises:
-        FlowError: not two or four arrays, arrays of different lengths, or no rows.
+        FlowError: it fails, or returns not two or four arrays, arrays of different lengths, or no rows.
     """
-    values = module.load_data()
+    values = _called(module, "load_data")
     # two arrays are trained on; four have a part for validation
     if not isinstance(values, tuple | list) or len(values) not in (2, 4):
         raise FlowError(f"load_data() must return (x, y) or (x, y, x_val, y_val), got {type(values).__name__}")
@@ -133,11 +143,11 @@ def build_model(module: ModuleType) -> keras.Model:
     """Call the file's `build_model`; returns the compiled model.
 
     Raises:
-        FlowError: it is no Keras model, or not compiled.
+        FlowError: it fails, or returns no Keras model, or one that is not compiled.
     """
     import keras
 
-    model = module.build_model()
+    model = _called(module, "build_model")
     if not isinstance(model, keras.Model):
         raise FlowError(f"build_model() must return a compiled keras.Model, got {type(model).__name__}")
     if not model.compiled:

@@ -137,3 +137,16 @@ def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> N
 def test_examples_of_docstrings() -> None:
     result = doctest.testmod(user_file)
     assert (result.attempted, result.failed) == (1, 0)
+
+
+@pytest.mark.parametrize(("name", "call"), [("build_model", user_file.build_model), ("load_data", user_file.load_data)])
+def test_a_function_that_fails_is_told_by_its_line(name: str, call: object, tmp_path: Path) -> None:
+    path = files.write(
+        tmp_path, f"import numpy as np\ndef {name}():\n    return np.zeros(6).reshape(4, 2)\n", f"{name}.py"
+    )
+    module = user_file.load(path, needs=(name,))
+    with pytest.raises(
+        kf.FlowError, match=rf"^{name}\(\) fails \({name}.py, line 3\): ValueError: cannot reshape array"
+    ) as error:
+        call(module)  # type: ignore[operator]
+    assert isinstance(error.value.__cause__, ValueError)

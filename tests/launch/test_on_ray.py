@@ -115,7 +115,7 @@ def lines(out: str) -> list[dict]:
 
 
 @sampling.one_in(3)
-@pytest.mark.parametrize("backend", sampling.some(["torch", "jax"]))
+@pytest.mark.parametrize("backend", sampling.some(["torch", "jax", "tensorflow"]))
 def test_a_script(backend: str, cluster: str, tmp_path: Path) -> None:
     script = programs.write(tmp_path, TRAINS)
     options = ["--on", "ray", "--ranks", "3", "--all-output", "--timeout", "100"]
