@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,20 @@ def test_what_is_worse_in_a_scope() -> None:
     within = [{**failed, "test": "a", "layout": "dp4"}, {**failed, "layout": "dp4"}]
     assert [line["test"] for line in runner.compared([*alone, *within])["dp4"]] == ["a"]
     assert runner.compared([*alone, {**passed, "layout": "dp4"}])["dp4"] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("open('out', 'w').close(); time.sleep(100)", "did not end in 2 s"),
+        ("os.abort()", "ended the process (status -6)"),
+    ],
+)
+def test_a_test_that_hangs_or_ends_its_process(
+    program: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LIMIT", 2.0)
+    command = [sys.executable, "-c", f"import os, time; {program}"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    assert runner._watched(process, tmp_path / "out", float("inf")) == said
+    assert process.wait(10.0) != 0
