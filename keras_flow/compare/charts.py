@@ -105,7 +105,8 @@ def _held(run: RunResult, result: Comparison) -> str:
     figures = "".join(_variable(run, path, shape) for path, shape in chosen)
     more = f"<p>and {len(paths) - len(chosen)} smaller variables</p>" if len(chosen) < len(paths) else ""
     mesh = "x".join(map(str, run.hierarchy))
-    return f'<div class="hold"><h3>{escape(run.layout)} ({mesh})</h3><div class="parts">{figures}</div>{more}</div>'
+    title = f"{escape(run.layout)}: {mesh} rank{'' if mesh == '1' else 's'}"
+    return f'<div class="hold"><h3>{title}</h3><div class="parts">{figures}</div>{more}</div>'
 
 
 def _variable(run: RunResult, path: str, shape: list[int]) -> str:

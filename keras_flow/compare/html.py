@@ -8,7 +8,7 @@ from rich.text import Text
 
 from keras_flow.compare.charts import between_engines, deviations, held, losses, step_times
 from keras_flow.compare.result import Comparison
-from keras_flow.compare.table import heads, metric_name, row
+from keras_flow.compare.table import heads, metric_name, nearest, row
 from keras_flow.pictures.svg import table
 
 _STYLE = """
@@ -52,15 +52,16 @@ def page(result: Comparison) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>keras_flow: {escape(result.program)}</title><style>{_STYLE}</style></head><body>
 <h1>{escape(result.program)}: the same training on {escape(backends)}</h1>
-<p>{len(result.runs[0].losses)} steps of <b>{result.batch_size}</b> rows, from the same weights, over the same samples in the
+<p>{len(result.runs[0].losses)} steps of {result.batch_size} rows, from the same weights, over the same samples in the
 same order (seed {result.seed}).</p>
 {verdict}
 {_known(result)}
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
-<p>Δ loss and Δ weights: the largest deviation from the single-device run of the same backend, red where over the
-tolerance. Δ engine: the loss of a step against the first backend under the same layout{_nature(result)}. Step time is a
-median without compilation; on few cores more ranks are no faster. MB/rank is the most that one rank holds, read from the engine's live arrays. MB/step
-is what a rank receives in a training step, peak MB the most that it holds at one time in one: both as explain says.</p>
+<p>Δ loss and Δ weights: the largest deviation from the run on one device of the same backend. {nearest(result)} What is over a
+tolerance is red. Δ engine: the largest deviation of a step's loss from the first backend's under the same layout{_nature(result)}.</p>
+<p>ms: the median time of a step, without compilation. On few cores more ranks are slower. ranks: those that held weights, of those
+that the layout names. MB/rank: the most bytes of weights that one rank holds, read from the engine's live arrays. MB/step: bytes that a rank
+receives in a training step. peak MB: the most bytes that a rank holds at one moment of a step. <code>keras-flow explain</code> computes these two.</p>
 <h2>Loss</h2><p>Where curves coincide, the dashes of one line take their colours in turn.</p><div class="charts">{losses(result)}</div>
 <h2>Deviation from one device</h2><p>Deviation of the loss at each step, on a logarithmic scale. The red line is the tolerance. No
 deviation at all is drawn at the bottom.</p><div class="charts">{deviations(result)}</div>

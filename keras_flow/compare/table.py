@@ -36,14 +36,11 @@ def show(result: Comparison, console: Console) -> None:
             cells = row(run, metric)
             table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
-    # said even where all is well: how close the runs came to the tolerance
-    worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
     console.print(
-        "Δ loss, Δ weights: largest deviation from the single-device run of the same backend; at most "
-        f"{100 * max(worst.loss_share, worst.weights_share):.0f} % of the tolerance ({worst.backend} {worst.layout}). "
-        "Δ engine: from the first backend, same layout. ms: median of a step. MB/rank: most weights that one rank "
-        "holds. MB/step: received by a rank in a step; peak MB: the most that a rank holds at one time in a step "
-        "(both as explain says)."
+        f"Δ loss, Δ weights: largest deviation from the run on one device of the same backend. {nearest(result)} "
+        "Δ engine: from the first backend, same layout. ms: median time of a step. MB/rank: most weights that one rank "
+        "holds. MB/step: received by a rank in a step. peak MB: the most that a rank holds at one moment of a step "
+        "(these two as explain says)."
     )
     if result.random_layers:
         console.print(
@@ -58,6 +55,13 @@ def show(result: Comparison, console: Console) -> None:
         console.print(f"[bold]{'known cause' if known.explains else 'known difference'}[/]: {escape(str(known))}")
     if not result.failures:
         console.print("[bold green]All runs agree within the tolerances.[/]")
+
+
+def nearest(result: Comparison) -> str:
+    """A sentence on how close the runs came to the tolerance, which is said even where all is well."""
+    worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
+    share = 100 * max(worst.loss_share, worst.weights_share)
+    return f"The largest is {share:.0f} % of the tolerance ({worst.backend} {worst.layout})."
 
 
 def heads(metric: str | None) -> tuple[str, ...]:

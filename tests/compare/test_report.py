@@ -193,7 +193,7 @@ def test_on_80_columns_nothing_is_cut() -> None:
 def test_table_of_failures() -> None:
     text = " ".join(shown(BAD).split())
     assert "FAILED jax tp2: loss deviates by 7e-05, 7 times the tolerance" in text
-    assert "at most 700 % of the tolerance (jax tp2)" in text
+    assert "The largest is 700 % of the tolerance (jax tp2)." in text
     assert "Δ engine is not judged" in text
     assert "All runs agree" not in text
 
