@@ -91,7 +91,7 @@ def restore(
 
 
 def _iterations(model: keras.Model) -> int | None:
-    """How many updates the weights have had, which is in their file too."""
+    """How many updates the weights have had, which is also in their file."""
     return None if model.optimizer is None else int(np.asarray(model.optimizer.iterations))
 
 

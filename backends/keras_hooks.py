@@ -67,7 +67,7 @@ def _entry(
         if models.is_built(model):
             _check(model, distribution)
         raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
-    # a model remembers: outside the scope its data are split too
+    # a model remembers: its data are also split outside the scope
     scope = nullcontext() if active() is distribution else distribution.scope()
     with _with_others(distribution, model, name) as is_shared:
         if not is_shared:

@@ -359,5 +359,5 @@ class _ElementDraw:
 
 
 def _seed_state(seed: object) -> Any:
-    # JAX's functions take the two words themselves too
+    # JAX's functions also take the two words themselves
     return seed if getattr(seed, "shape", None) == (2,) else draw_seed(seed)  # type: ignore[arg-type]

@@ -226,7 +226,7 @@ def _of_changes(layer: keras.Layer) -> Interaction | None:
     if method:
         text = f"the method {method!r} of layer {layer.name!r} is not Keras's own, and may mix rows"
         return Interaction("own code", text)
-    # softmax along axis 0 is an activation function too
+    # softmax along axis 0 is also an activation function
     function = own_code.unknown_function(layer)
     if function:
         of_users = "a custom activation function" if function.endswith("activation") else f"a function ({function})"

@@ -107,7 +107,7 @@ def _shards(index: Path) -> set[str]:
 
 
 def _other(name: str, old: set[str]) -> str:
-    """A name for a shard that the old set does not use: Keras's, else with a letter.
+    """A name for a shard that the old set does not use: Keras's, otherwise with a letter.
 
     Example:
         >>> _other("w_00000.weights.h5", {"w_00000.weights.h5"})

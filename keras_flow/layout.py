@@ -139,7 +139,7 @@ class Layout:
     def picture(self, title: str = "", width: float = 190) -> str | None:
         """Which rank holds which block, as SVG; None where the ranks are too many to be told apart.
 
-        Of a tensor with more than two dims the ones that are split are drawn, else the two longest.
+        Of a tensor with more than two dims the ones that are split are drawn, otherwise the two longest.
         """
         if self.placement.size > pictures.MOST_RANKS:
             return None

@@ -215,7 +215,7 @@ def _fill(counters: np.ndarray, halves: np.ndarray, out: np.ndarray) -> None:
 
 @functools.cache
 def _compiled() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None:
-    """`_fill` as machine code, where numba is installed and can be used; else None."""
+    """`_fill` as machine code, where numba is installed and can be used; otherwise None."""
     try:
         import numba  # here, because it takes half a second
     except Exception:  # it is missing, or refuses this version of NumPy

@@ -51,7 +51,7 @@ def exchange(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Co
 
 
 def gather_all(ranks: tuple[int, ...], values: Mapping[int, tf.Tensor], counts: Sequence[int]) -> Pending:
-    """The runtime's all-gather where sizes are equal; else an exchange, which pads nothing."""
+    """The runtime's all-gather where sizes are equal; otherwise an exchange, which pads nothing."""
     if len(values) == len(ranks):
         arrived = {rank: _on(rank, [values[sender] for sender in ranks]) for rank in ranks}
         return Pending(lambda: arrived)

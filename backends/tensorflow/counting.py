@@ -160,7 +160,7 @@ def _by_segment(
     name: str | None,
     reduce: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """`reduce(data, of_segment)` where the segments are few and known, else TensorFlow's own operation."""
+    """`reduce(data, of_segment)` where the segments are few and known, otherwise TensorFlow's own operation."""
     data = tf.convert_to_tensor(data)
     of_segment = _of_segments(data, segment_ids, num_segments)
     if of_segment is None:

@@ -47,7 +47,7 @@ def batch_axis(distribution: Distribution, view: MeshView) -> tuple[str | None, 
 
 
 def put_batch(data: object, distribution: Distribution, model: keras.Model | None = None) -> MeshBatch:
-    """Put a batch on the mesh: rows split where those of every tensor divide, else the whole batch on every rank.
+    """Put a batch on the mesh: rows split where those of every tensor divide, otherwise the whole batch on every rank.
 
     Raises:
         FlowError: a tensor that DTensor cannot hold (text, sparse, ragged).

@@ -26,7 +26,7 @@ _world: World | None = None
 
 
 def init(devices: int | None, type: str | None) -> World:
-    """Make `devices` virtual CPU devices where TensorFlow has not started yet and runs on a CPU, else take the real.
+    """Make virtual CPU devices where TensorFlow has not started yet and runs on a CPU, otherwise take the real ones.
 
     Of several processes each makes its part.
 
@@ -45,7 +45,7 @@ def init(devices: int | None, type: str | None) -> World:
     chosen = _chosen_type(type)
     if chosen == "cpu" and not started:
         if type == "cpu" and tf.config.list_physical_devices("GPU"):
-            tf.config.set_visible_devices([], "GPU")  # else Keras computes on the GPU
+            tf.config.set_visible_devices([], "GPU")  # otherwise Keras computes on the GPU
         if own is not None:
             cpu = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * own)

@@ -28,13 +28,13 @@ _SHAPES = {"ScatterNd": 2, "Reshape": 1, "BroadcastTo": 1, "Tile": 1, "Fill": 0,
 _ALWAYS_WHOLE = WholeOperations(types=set(WRONG_WHEN_SPLIT))
 _whole: ContextVar[WholeOperations | None] = ContextVar("keras_flow_whole_operations", default=None)
 
-#: whether the inputs of an operation are being relaid: that creates operations too, which must stay as they are
+#: whether the inputs of an operation are being relaid: that also creates operations, which must stay as they are
 _laying: ContextVar[bool] = ContextVar("keras_flow_laying_inputs", default=False)
 
 
 @contextmanager
 def whole_operations(whole: WholeOperations) -> Iterator[None]:
-    """A step is traced inside, in which these operations are whole too."""
+    """A step is traced inside, in which these operations are also whole."""
     token = _whole.set(WholeOperations(whole.names, whole.types | WRONG_WHEN_SPLIT))
     try:
         yield
@@ -53,7 +53,7 @@ def create(
 ) -> tf.Operation:
     """Hook on `FuncGraph._create_op_internal`: gather inputs of operations that DTensor partitions wrongly.
 
-    What such an operation returns is gathered too.
+    What such an operation returns is also gathered.
     """
     traced_step.before(graph, op_type, inputs)
     # `whole` makes operations itself, which come here again

@@ -287,7 +287,7 @@ def whole_dims(tensor: object, dims: Sequence[int]) -> object:
     if not gathered:
         return tensor
     specs = [dtensor.UNSHARDED] * ndim
-    # the rows first, since the batch is most often split by them; else the features
+    # the rows first, since the batch is most often split by them; otherwise the features
     kept = next((dim for dim in (0, ndim - 1) if dim not in gathered), None)
     if kept is not None:
         specs[kept] = dtensor.MATCH

@@ -129,7 +129,7 @@ def _update_of(distribution: Distribution) -> Iterator[None]:
 
 
 def _as_variable(gradient: tf.Tensor | tf.IndexedSlices, target: dtensor.DVariable) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient in its variable's layout; slices as they are in a step, else whole on every rank."""
+    """A gradient in its variable's layout; slices as they are in a step, otherwise whole on every rank."""
     if in_step():
         # DTensor may hand a gradient back in another layout; clipping and weight decay would then mix layouts
         if isinstance(gradient, tf.IndexedSlices):

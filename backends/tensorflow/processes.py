@@ -47,7 +47,7 @@ def join(described: processes.Processes, type: str) -> None:
     limit = joining.joining_seconds()
     described = held_port.settled(described, limit)
     found = described.addresses or _exchanged_addresses(described, limit)
-    # the only way to tell DTensor; its C++ code reads them too
+    # the only way to tell DTensor; its C++ code also reads them
     os.environ.update(
         DTENSOR_CLIENT_ID=str(described.index),
         DTENSOR_NUM_CLIENTS=str(described.count),

@@ -194,7 +194,7 @@ def unstack(
     axis: int = 0,
     name: str = "unstack",
 ) -> list[tf.Tensor]:
-    """Hook on `tf.unstack`, which is the gradient of `tf.stack` too: parts of length one.
+    """Hook on `tf.unstack`, which is also the gradient of `tf.stack`: parts of length one.
 
     DTensor errs on split ones.
     """

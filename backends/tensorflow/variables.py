@@ -39,7 +39,7 @@ class MeshVariable(dtensor.DVariable):
     """
 
     def value(self) -> tf.Tensor:
-        """The value: a DTensor in a step and in an optimizer's update, else a plain tensor."""
+        """The value: a DTensor in a step and in an optimizer's update, otherwise a plain tensor."""
         if not self._is_read_directly():
             return super().value()
         # a graph inside a direct call (`tf.vectorized_map`) captures what is read eagerly; the tapes see both

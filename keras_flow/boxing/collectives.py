@@ -104,7 +104,7 @@ class Kind:
     fits: Callable[[Change], bool]
 
 
-#: name -> kind. Of those that fit a change the first holds: a permute is cheaper than the all-to-all that it may be too
+#: name -> kind. Of those that fit a change the first holds: a permute is cheaper than the same change as an all-to-all
 KINDS: dict[str, Kind] = {
     "local_slice": Kind(
         "every rank cuts its shard out of what it holds",

@@ -77,7 +77,7 @@ class Exchange:
         return array_of(self.source.placement.ranks)
 
     def layout_of(self, buffer: str) -> Layout:
-        """The layout whose shards have the shape of a buffer: the target for `result`, else the source."""
+        """The layout whose shards have the shape of a buffer: the target for `result`, otherwise the source."""
         return self.target if buffer == "result" else self.source
 
     def senders(self, phase: str) -> Placement:
@@ -144,8 +144,8 @@ class Exchange:
     def sender(self, block: Coords, summand: Coords, receiver: int, at: Coords) -> int:
         """The rank from which `receiver`, at the target coordinates `at`, takes a summand of a source block.
 
-        Itself where it holds it; else, of the copies, the one with its own coordinates (on one placement) or the one
-        that its position leads to, so that copies share the work of sending.
+        The receiver where it holds the summand; otherwise, of the copies, the one with the receiver's coordinates (on
+        one placement) or the one that its position leads to, so that copies share the work of sending.
         """
         blocks = self.source_blocks
         wanted = {**block, **summand}
@@ -169,7 +169,7 @@ class Exchange:
     # ---- who adds
 
     def owners(self, block: Coords, at: Coords) -> list[int]:
-        """The ranks among which the sums of an atom are divided: the destinations that hold a summand, else all."""
+        """The ranks that divide the sums of an atom: the destinations that hold a summand, otherwise all."""
         blocks = self.target_blocks
         # not by testing all destinations: on 65,536 ranks these may be thousands, of which few hold the block
         if self.same_placement:  # coordinates mean the same rank, so `block` names the holders among the destinations

@@ -96,7 +96,7 @@ def _placement(value: Placement) -> dict[str, object]:
 
 
 def _ranks(placement: Placement) -> object:
-    """Ranks as `{"first", "stride", "count"}` where they are evenly spaced, else listed."""
+    """Ranks as `{"first", "stride", "count"}` where they are evenly spaced, otherwise listed."""
     first, *_ = ranks = placement.ranks
     # a placement of 65,536 ranks in order is then one line; a single rank has stride 1
     strides = {after - before for before, after in itertools.pairwise(ranks)} or {1}

@@ -46,7 +46,7 @@ def cheapest_chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
     """
     if source.placement.ndim > SEARCHED_AXES or not (source.divides and target.divides) or 0 in source.shape:
         return None
-    # partial costs above the bound are cut off, so a search that finds nothing ends early too
+    # partial costs above the bound are cut off, so a search that finds nothing also ends early
     bound = cost.total(Exchange(source, target))
     largest = max(shard_size(source), shard_size(target))
     options = _layouts_on_the_way(source, target)

@@ -92,7 +92,7 @@ def launch(
     on: Annotated[
         str | None,
         typer.Option(
-            help="ray: a process for each of --ranks on the Ray cluster of RAY_ADDRESS, else on this machine."
+            help="ray: a process for each of --ranks on the Ray cluster of RAY_ADDRESS, otherwise on this machine."
         ),
     ] = None,
     print_slurm: Annotated[

@@ -75,7 +75,7 @@ def verify_file(
             check.wait_for(process, lambda: _raise_after(began + LIMIT, backend))
             log.seek(0)
             said = log.read()
-        # an error of keras_flow is written to `out` too: without a file the process has crashed
+        # an error of keras_flow is also written to `out`: without a file the process has crashed
         if not out.exists():
             raise FlowError(f"{backend}: the verification ended with status {process.returncode}: {said[-3000:]}")
         result = json.loads(out.read_text())

@@ -19,7 +19,7 @@ class CompareOptions:
         backends: Keras backends, in the order in which they run.
         layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"` or a name from the program's `distributions()`.
         steps: training steps; None trains whole epochs.
-        epochs: epochs; None is 1 without `steps`, else as many as the steps need.
+        epochs: epochs; None is 1 without `steps`, otherwise as many as the steps need.
         batch_size: rows of a global batch.
         seed: seed of the initial weights and of the order of samples.
         out: folder for the report.

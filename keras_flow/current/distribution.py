@@ -99,7 +99,7 @@ class Distribution(KerasDistribution):
         raise NotImplementedError
 
     def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
-        """The layout of a variable: the one that it carries, else the one that it gets as it is created."""
+        """The layout of a variable: the one that it carries, otherwise the one that it gets when it is created."""
         raise NotImplementedError
 
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
@@ -111,7 +111,7 @@ class Distribution(KerasDistribution):
         raise NotImplementedError
 
     def batch_layout(self, shape: Sequence[int]) -> Layout:
-        """The layout of a batch tensor [rows, ...]: its rows over the batch axes where they divide, else broadcast."""
+        """The layout of a batch tensor [rows, ...]: rows over the batch axes where they divide, otherwise broadcast."""
         raise NotImplementedError
 
     def adopt(self, model: keras.Model, *others: object) -> bool:

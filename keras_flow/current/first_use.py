@@ -84,7 +84,7 @@ def _ran_before() -> Iterator[tuple[str, str, Mapping[str, object], int | None]]
         if is_of_user(frame.f_code.co_filename):
             stack.append(frame)
         frame = frame.f_back  # type: ignore[assignment]
-    # the main program may be there by other names too, and has not ended
+    # the main program may also be there by other names, and has not ended
     running = {frame.f_code.co_filename for frame in stack} | {getattr(main, "__file__", None)}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None

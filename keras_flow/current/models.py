@@ -14,9 +14,9 @@ from keras_flow.errors import FlowError
 
 
 def distribution_of(model: keras.Layer) -> Distribution | None:
-    """The distribution that applies to a model: the active one, else that of the model's variables, else None.
+    """The distribution that applies to a model: the active one, otherwise that of its variables, otherwise None.
 
-    None too where a distribution of Keras that is not ours is active: Keras then does as it says.
+    Also None where a distribution of Keras that is not ours is active: Keras then does as it says.
 
     Raises:
         FlowError: that is so, and the model's variables lie as one of ours says.

@@ -240,7 +240,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _port(environment: Mapping[str, str], job: str | None) -> int:
-    """The coordinator's port: MASTER_PORT, else one that all processes of the job compute alike."""
+    """The coordinator's port: MASTER_PORT, otherwise one that all processes of the job compute alike."""
     if environment.get("MASTER_PORT"):
         port = _number(environment, "MASTER_PORT")
         if not 0 < port < 65536:

@@ -127,7 +127,7 @@ class FlowDistribution(Distribution):
     # ---- questions of Keras
 
     def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
-        """The layout of a variable: the one that it carries, else the one that it gets as it is created."""
+        """The layout of a variable: the one that it carries, otherwise the one that it gets when it is created."""
         return keras_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))
 
     def get_data_layout(self, data_shape: Sequence[int]) -> KerasLayout:
@@ -149,7 +149,7 @@ class FlowDistribution(Distribution):
             self.record(path, f"{path}: activations {match.key!r}: {error}")
             return None
 
-    #: whether keys of `rules` may name layer outputs too, as those of a LayoutMap may
+    #: whether keys of `rules` may also name layer outputs, as those of a LayoutMap may
     maps_outputs = False
 
     @contextmanager
@@ -184,7 +184,7 @@ class FlowDistribution(Distribution):
         return backend().engine_layout(layout)
 
     def batch_layout(self, shape: Sequence[int]) -> Layout:
-        """The layout of a batch tensor [rows, ...]: its rows over the batch axes where they divide, else broadcast."""
+        """The layout of a batch tensor [rows, ...]: rows over the batch axes where they divide, otherwise broadcast."""
         split = len(shape) > 0 and self.batch_plan(int(shape[0])).divides
         spec = {axis: sbp.split(0) for axis in self.batch_axes} if split else {}
         return Layout(self.placement, spec, shape)

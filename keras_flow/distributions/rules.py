@@ -107,7 +107,7 @@ class PatternRules:
 
 
 class LayoutMapRules:
-    """A `keras.distribution.LayoutMap` with Keras's own matching: the exact key, else one full match.
+    """A `keras.distribution.LayoutMap` with Keras's own matching: the exact key, otherwise one full match.
 
     Its keys may mean variables or, with the ending `/output`, layer outputs.
     """

@@ -138,7 +138,7 @@ def _short(step: StepCost, key: int) -> str:
 
 
 def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:
-    """Each variable of the model and its layout: the one that it has, else the one that it would get."""
+    """Each variable of the model and its layout: the one that it has, otherwise the one that it would get."""
     owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
     layouts = []
     for variable in model.variables:

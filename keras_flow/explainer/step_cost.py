@@ -84,7 +84,7 @@ class StepCost:
     def local(self, key: int, splits: Splits | None = None, without: str | None = None) -> int:
         """Bytes of a tensor on one rank, in its own layout or in `splits`; the axis `without` counts as unsplit."""
         spec = self.graph.tensors[key]
-        # an empty layout is a layout too: the whole tensor
+        # an empty layout is also a layout: the whole tensor
         splits = self.splits[key] if splits is None else splits
         return self.piece(spec.shape, splits, without) * itemsize(spec.dtype)
 

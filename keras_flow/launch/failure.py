@@ -58,7 +58,7 @@ class RankError(LaunchError):
 
     @property
     def exit_status(self) -> int:
-        """The exit status for a command that ran the job: that of the rank, 128 + n after signal n, else 1."""
+        """The exit status for a command that ran the job: that of the rank, 128 + n after signal n, otherwise 1."""
         return 1 if not self.exit_code else self.exit_code if self.exit_code > 0 else 128 - self.exit_code
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -45,7 +45,7 @@ class HangWatch:
         self._looked = now
         for process in running:
             used = process.cpu_seconds()
-            # a rank whose children have left counts less than before: that is a sign of life too
+            # a rank whose children have left counts less than before: that is also a sign of life
             if abs(used - self._used.get(process.rank, 0.0)) > _IDLE_SHARE * passed:
                 self._alive = now
             self._used[process.rank] = used
@@ -73,7 +73,7 @@ def find_suspects(running: list[RankProcess], folder: JobFolder) -> tuple[list[i
     """Ask every rank for its stack, to find the ranks that the others wait for.
 
     Returns:
-        The ranks that the others wait for: those that do not answer, else those that are not inside a collective;
+        The ranks that the others wait for: those that do not answer, otherwise those that are not inside a collective;
         none where all wait. And the stack of each rank that answered.
     """
     able = [process for process in running if folder.stack(process.rank).exists()]

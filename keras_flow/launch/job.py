@@ -111,7 +111,7 @@ class Job:
 
 
 def stated_timeout(timeout: float | None) -> float:
-    """The timeout of a job in seconds: as given, else KERAS_FLOW_TIMEOUT, else half an hour."""
+    """The timeout of a job in seconds: as given, otherwise KERAS_FLOW_TIMEOUT, otherwise half an hour."""
     text = timeout if timeout is not None else os.environ.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT
     try:
         seconds = float(text)

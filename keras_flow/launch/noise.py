@@ -153,7 +153,7 @@ def _filter_apart(reading: int) -> None:
 
 
 def _filter(reading: int, writing: int) -> None:
-    """Pass on what comes, without noise; of a program that fails the noise too."""
+    """Pass on what comes, without noise; of a program that fails also the noise."""
     noise, decoder, has_failed, tail = Noise(), codecs.getincrementaldecoder("utf-8")(errors="replace"), False, ""
     while True:
         chunk = terminal.read(reading)

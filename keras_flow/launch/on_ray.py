@@ -27,7 +27,7 @@ _ENDING_SECONDS = 15.0
 
 
 def launch(job: Job, payload: bytes | None = None) -> bytes | None:
-    """Run a job of `job.processes` processes on the Ray cluster of RAY_ADDRESS, else on this machine.
+    """Run a job of `job.processes` processes on the Ray cluster of RAY_ADDRESS, otherwise on this machine.
 
     Args:
         job: the job; its processes are those of all nodes.

@@ -171,7 +171,7 @@ def is_plain(stream: TextIO | None) -> bool:
 
 def _write(name: str, text: str) -> None:
     stream = sys.stderr if name == "stderr" else sys.stdout
-    # a reader that has gone (`| head`) must not stop the pump, else the rank blocks on a full pipe
+    # a reader that has gone (`| head`) must not stop the pump: otherwise the rank blocks on a full pipe
     with _lock, contextlib.suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()

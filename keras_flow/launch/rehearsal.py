@@ -137,7 +137,7 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
             message = json.dumps([type(error).__name__, str(error), "".join(traceback.format_list(frames[-1:]))])
             os.write(pipe, message.encode())
     except BaseException:
-        pass  # the ranks meet it too, and their launcher tells it
+        pass  # the ranks also meet it, and their launcher tells it
 
 
 def _silence(pipe: int) -> None:

@@ -1,4 +1,4 @@
-"""`kf.run`: a function on all ranks, in this process where it drives them all, else in one process per rank."""
+"""`kf.run`: a function on all ranks, in this process where it drives them all, otherwise in one process per rank."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def run(
 
 
 def _process_count(processes: int | None, ranks: int | None) -> int:
-    """How many processes to start: as asked, else one for each rank where a process drives one, else this one."""
+    """How many processes to start: as asked, or one for each rank where a process drives one rank, or this one."""
     alone = active.drives_all_ranks()
     count = processes or (1 if alone else ranks or 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or (ranks or count) % count:

@@ -207,7 +207,7 @@ class CellRun:
 
 
 def _hint(summary: str) -> str:
-    """What to do where a name is missing on the ranks that the notebook itself has; else nothing."""
+    """What to do where a name is missing on the ranks that the notebook itself has; otherwise nothing."""
     missing = re.match(r"NameError: name '(\w+)' is not defined", summary)
     if missing is None or missing[1] not in vars(sys.modules["__main__"]):
         return ""

@@ -24,7 +24,7 @@ from keras_flow.runtime import versions
 
 
 def facts(engine: str) -> dict[str, str]:
-    """Versions that a kernel and its workers must share: of what is loaded, else of what is installed."""
+    """Versions that a kernel and its workers must share: of what is loaded, otherwise of what is installed."""
     found = {"Python": platform.python_version()}
     for name in ("keras", engine, "keras_flow", "numpy"):
         loaded = getattr(sys.modules.get(name), "__version__", None)

@@ -1,4 +1,4 @@
-"""Model parallel: variables are split by rules. With batch axes beside, rows are split too (hybrid parallel)."""
+"""Model parallel: variables are split by rules. With batch axes beside, rows are also split (hybrid parallel)."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def plan(ranks: Sequence[int], steps: Sequence[DrawnStep], amount: Sequence[str]
 
 
 def matrix_of(shape: Sequence[int], split: Sequence[int]) -> tuple[int, int]:
-    """Which two dims of a tensor are drawn as rows and columns: those that are split, else the last two.
+    """Which two dims of a tensor are drawn as rows and columns: those that are split, otherwise the last two.
 
     Example:
         >>> matrix_of((8, 3, 3, 16), split=[3]), matrix_of((4, 6), split=[]), matrix_of((7,), split=[0])

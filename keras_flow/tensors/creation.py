@@ -296,7 +296,7 @@ def _seed(seed: Seed) -> tuple[int, int]:
     # nothing is drawn, and no seed is used up
     if seed is None and dry_run.is_on():
         return 0, 0
-    if seed is None:  # `keras.utils.set_random_seed` seeds Python's generator too
+    if seed is None:  # `keras.utils.set_random_seed` also seeds Python's generator
         drawn = {rank: random.getrandbits(63) for rank in local_ranks()}
         agreed = tensor_engine().agree_on(drawn)
         return agreed[min(agreed)], 0

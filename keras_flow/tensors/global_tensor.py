@@ -238,7 +238,7 @@ class GlobalTensor:
         return int(self._number("int"))
 
     def __format__(self, spec: str) -> str:
-        """A number for a format as `.3f`; else the text of `repr`."""
+        """A number for a format as `.3f`; otherwise the text of `repr`."""
         return format(self.item(), spec) if spec else repr(self)
 
     def _number(self, kind: str) -> Any:

@@ -86,7 +86,7 @@ def is_recording() -> bool:
 
 def paused() -> AbstractContextManager[None]:
     """Inside, nothing is recorded."""
-    # walking back runs operators too, which are no part of the program
+    # walking back also runs operators, which are no part of the program
     return _using(None)
 
 
