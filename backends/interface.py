@@ -357,6 +357,10 @@ class Backend(TensorEngine, Protocol):
         """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""
         ...
 
+    def fill(self, variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+        """Give a variable a value that is read in parts: `part` returns the elements of slices, one for each dim."""
+        ...
+
     def shards(self, variable: keras.Variable) -> dict[int, np.ndarray]:
         """rank -> the shard it physically holds, read from the live arrays; the ranks of this process only."""
         ...

@@ -41,16 +41,16 @@ def align(begins: bool = False) -> None:
     if tensor_engine().world().process_count == 1:
         return
     meeting.enter("kf.init()" if begins else "entering the scope of a distribution")
-    states = _states()
+    mine = states()
     # checksums first: states are kilobytes, and processes that were seeded alike need send none
-    sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in states.items()}
+    sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in mine.items()}
     if not agreement.differ(sums):
-        _seed_tensorflow(states)
+        _seed_tensorflow(mine)
         return
     others = [json.loads(text) for text in agreement.exchange(json.dumps(sums))]
     names = [name for name in sums if len({other.get(name) for other in others}) > 1]
-    first = json.loads(agreement.first_says(json.dumps(states)))
-    _set_states({name: state for name, state in first.items() if name in states})
+    first = json.loads(agreement.first_says(json.dumps(mine)))
+    set_states({name: state for name, state in first.items() if name in mine})
     names = [name for name in names if name != _TENSORFLOW]
     if names and (not begins or _SEED in names):
         warn(
@@ -63,41 +63,42 @@ def align(begins: bool = False) -> None:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Draw inside, and go on afterwards as if nothing had been drawn: the other processes do not draw it."""
-    before = _states()
+    before = states()
     try:
         yield
     finally:
-        after = _states()
+        after = states()
         if all(after.get(name) == before.get(name) for name in (_SEED, "Keras's seed generator")):
             before.pop(_SEED, None)  # a variable is left alone
         if any(after.get(name) != state for name, state in before.items()):
-            _set_states(before)
+            set_states(before)
 
 
-def _states() -> dict[str, Any]:
+def states() -> dict[str, Any]:
     """Name -> state, as JSON has it, of the generators that this process has loaded."""
     version, state, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
+    found: dict[str, Any] = {
         "Python's random": [version, list(state), gauss],
         "NumPy's": [numpy_state[0], numpy_state[1].tolist(), *map(float, numpy_state[2:])],
     }
     if "keras" in sys.modules:
         generator = _keras_generator()
-        states[_SEED] = _keras_seed()
-        states["Keras's seed generator"] = (
+        found[_SEED] = _keras_seed()
+        found["Keras's seed generator"] = (
             None if generator is None else [int(part) for part in np.asarray(generator.state)]
         )
     if "torch" in sys.modules:
-        states["torch's"] = sys.modules["torch"].get_rng_state().numpy().tobytes().hex()
+        found["torch's"] = sys.modules["torch"].get_rng_state().numpy().tobytes().hex()
     if "tensorflow.python.eager.context" in sys.modules:
         # without a seed each of TensorFlow's shuffles has one from the hardware: one that follows from Python's state
         seed = _tensorflow_seed()
-        states[_TENSORFLOW] = [seed, zlib.crc32(repr(random.getstate()).encode()) if seed is None else 0]
-    return states
+        found[_TENSORFLOW] = [seed, zlib.crc32(repr(random.getstate()).encode()) if seed is None else 0]
+    return found
 
 
-def _set_states(states: dict[str, Any]) -> None:
+def set_states(states: dict[str, Any]) -> None:
+    """Give generators the states that `states` returned."""
     name, keys, position, has_gauss, gauss_of_numpy = states["NumPy's"]
     np.random.set_state((name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss_of_numpy))
     if _SEED in states:

@@ -7,7 +7,7 @@ has the order of that epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def by_position(*args: object, **kwargs: object) -> bool | None:
 
 
 class EpochOrder:
-    """The order of an epoch that begins.
+    """The order of the epoch that runs.
 
     Args:
         rows: how many rows there are.
@@ -57,7 +57,7 @@ class EpochOrder:
 
     def __init__(self, rows: int, batch_size: int, within_batches: bool = False):
         self.rows, self.batch_size, self.within_batches = rows, batch_size, within_batches
-        self.seed, self.stream = _begin()
+        self.seed, self.stream = _of_epoch()
         self._permutation = Permutation(rows, self.seed, self.stream)
 
     def at(self, positions: np.ndarray) -> np.ndarray:
@@ -113,15 +113,17 @@ def epoch_begins(_: object, original: Callable[..., object], callbacks: object, 
     if _epoch is None:
         _seed = _seed_of_fit()
     _epoch = int(epoch)
+    # counted here and not as an iterator begins: Keras makes some that nobody reads, and TensorFlow's read in threads,
+    # as late as in the next epoch
+    _begun[_epoch] = _begun.get(_epoch, -1) + 1
     return original(callbacks, epoch, logs)
 
 
-def _begin() -> tuple[int, int]:
-    """Seed and stream of an epoch that begins."""
+def _of_epoch() -> tuple[int, int]:
+    """Seed and stream of the epoch that runs."""
     if _epoch is None:
         return 0, 0
-    times = _begun[_epoch] = _begun.get(_epoch, -1) + 1
-    return _seed, (_epoch & 0xFFFFFF) | (times & 0xFFFF) << 24
+    return _seed, (_epoch & 0xFFFFFF) | (_begun.get(_epoch, 0) & 0xFFFF) << 24
 
 
 def _seed_of_fit() -> int:
@@ -138,6 +140,19 @@ def _seed_of_fit() -> int:
         _begun.clear()
         _generator = current
     return int(seed) & 0xFFFFFFFFFFFFFFFF
+
+
+def state() -> dict[str, Any]:
+    """What the orders of coming epochs follow from, as JSON has it."""
+    return {"seed": _seed, "begun": sorted(_begun.items())}
+
+
+def set_state(state: Mapping[str, Any]) -> None:
+    """Order coming epochs as they would have been when `state` was called."""
+    global _seed
+    _seed = state["seed"]
+    _begun.clear()
+    _begun.update((epoch, times) for epoch, times in state["begun"])
 
 
 def hooks() -> tuple[Hook, ...]:

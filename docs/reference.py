@@ -63,6 +63,8 @@ GROUPS = {
         "and arguments.",
         ("GlobalTensor", *_CREATION, "value_and_grad", "explain", "visualize"),
     ),
+    "checkpoints": Group("Checkpoints", "Saved under one layout, loaded under any.", (), "checkpoint"),
+    "callbacks": Group("Callbacks", "What `fit` gets in `callbacks=`.", (), "callbacks"),
     "boxing": Group("Boxing", "Plans that change a layout, and what they cost.", (), "boxing"),
     "notebook": Group("Notebooks and traces", "Ranks for cells, and what ran when.", ("trace",), "notebook"),
     "errors": Group(

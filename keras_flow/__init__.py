@@ -47,6 +47,8 @@ _NAMES = {
 }
 _MODULES = {
     "boxing": "keras_flow.boxing",
+    "callbacks": "keras_flow.callbacks",
+    "checkpoint": "keras_flow.checkpoint",
     "comm": "keras_flow.comm",
     "env": "keras_flow.runtime.env",
     "notebook": "keras_flow.notebook",

@@ -1,4 +1,6 @@
 from keras_flow import boxing as boxing
+from keras_flow import callbacks as callbacks
+from keras_flow import checkpoint as checkpoint
 from keras_flow import comm as comm
 from keras_flow import notebook as notebook
 from keras_flow import sbp as sbp

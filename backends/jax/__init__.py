@@ -58,6 +58,7 @@ from keras_flow.backends.jax.trainer import random_state as random_state
 from keras_flow.backends.jax.trainer import recover as recover
 from keras_flow.backends.jax.trainer import rejoin as rejoin
 from keras_flow.backends.jax.trainer import set_random_state as set_random_state
+from keras_flow.backends.jax.variables import fill as fill
 from keras_flow.backends.jax.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.jax.variables import place as place
 from keras_flow.backends.jax.variables import shards as shards

@@ -127,6 +127,12 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._value = jax.device_put(variable._value, layout.backend_layout)
 
 
+def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+    """Give each device of a variable its part of a value."""
+    sharding, shape = variable.value.sharding, tuple(variable.shape)
+    variable._value = jax.make_array_from_callback(shape, sharding, part, dtype=_numpy_dtype(variable))
+
+
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the part of the variable that its device holds."""
     rank_of = _ranks(variable.value.sharding)

@@ -60,6 +60,7 @@ from keras_flow.backends.tensorflow.trainer import random_state as random_state
 from keras_flow.backends.tensorflow.trainer import recover as recover
 from keras_flow.backends.tensorflow.trainer import rejoin as rejoin
 from keras_flow.backends.tensorflow.trainer import set_random_state as set_random_state
+from keras_flow.backends.tensorflow.variables import fill as fill
 from keras_flow.backends.tensorflow.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.tensorflow.variables import place as place
 from keras_flow.backends.tensorflow.variables import shards as shards

@@ -79,14 +79,10 @@ def ordered(original: Callable[[Any], tf.data.Dataset], adapter: Any) -> tf.data
 
     Keras shuffles all numbers as an epoch begins, or those of a batch.
     """
-    order: list[row_order.EpochOrder] = []
 
     def rows(numbers: np.ndarray) -> np.ndarray:
-        # the first batch: an epoch begins
-        if not numbers[0]:
-            within_batches = adapter._shuffle == "batch"
-            order[:] = [row_order.EpochOrder(adapter._num_samples, adapter._batch_size, within_batches)]
-        return order[0].at(numbers)
+        within_batches = adapter._shuffle == "batch"
+        return row_order.EpochOrder(adapter._num_samples, adapter._batch_size, within_batches).at(numbers)
 
     def shuffled(numbers: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         found = tf.numpy_function(rows, [numbers], tf.int64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeGuard, TypeVar, cast, overload
 
@@ -128,17 +129,19 @@ def is_dtensor(value: object) -> TypeGuard[tf.Tensor]:
 
 def cut(value: np.ndarray, layout: dtensor.Layout) -> list[np.ndarray]:
     """The components of a host value, in the order of `dtensor.pack`; views, not copies."""
-    parts = []
-    for where in layout.mesh.local_device_locations():
-        # whole along every dim that no mesh axis splits
-        index = [slice(None)] * value.ndim
-        for dim, spec in enumerate(layout.sharding_specs):
-            # even blocks: resolve gives DTensor no split that does not divide
-            if spec != dtensor.UNSHARDED:
-                size = value.shape[dim] // layout.mesh.dim_size(spec)
-                index[dim] = slice(where[spec] * size, (where[spec] + 1) * size)
-        parts.append(weights_files.read(value, index))
-    return parts
+    locations = layout.mesh.local_device_locations()
+    return [weights_files.read(value, _index(value.shape, layout, where)) for where in locations]
+
+
+def _index(shape: Sequence[int], layout: dtensor.Layout, where: Mapping[str, int]) -> tuple[slice, ...]:
+    """The elements of the component at a place of the mesh; all along every dim that no mesh axis splits."""
+    index = [slice(0, length) for length in shape]
+    for dim, spec in enumerate(layout.sharding_specs):
+        # even blocks: resolve gives DTensor no split that does not divide
+        if spec != dtensor.UNSHARDED:
+            size = shape[dim] // layout.mesh.dim_size(spec)
+            index[dim] = slice(where[spec] * size, (where[spec] + 1) * size)
+    return tuple(index)
 
 
 def pack(
@@ -456,6 +459,17 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._layout = layout
         return
     _set_value(variable, from_logical(to_host(old), target, variable._dtype), layout)
+
+
+def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+    """Give each rank of this process its part of a value."""
+    target = variable._value
+    if not isinstance(target, dtensor.DVariable):
+        variable.assign(part(tuple(slice(0, length) for length in variable.shape)))
+        return
+    index_of = functools.partial(_index, tuple(variable.shape), target.layout)
+    parts = [part(index_of(where)) for where in target.layout.mesh.local_device_locations()]
+    target.assign(pack(parts, target.layout, target.dtype))
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

@@ -59,6 +59,7 @@ from keras_flow.backends.torch.trainer import random_state as random_state
 from keras_flow.backends.torch.trainer import recover as recover
 from keras_flow.backends.torch.trainer import rejoin as rejoin
 from keras_flow.backends.torch.trainer import set_random_state as set_random_state
+from keras_flow.backends.torch.variables import fill as fill
 from keras_flow.backends.torch.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.torch.variables import place as place
 from keras_flow.backends.torch.variables import shards as shards

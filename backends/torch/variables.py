@@ -136,6 +136,16 @@ def assign(stored: DTensor, original: Callable[..., object], variable: keras.Var
     return stored
 
 
+def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
+    """Give this rank its part of a value."""
+    stored = variable._value
+    own, index = stored, [slice(0, length) for length in stored.shape]
+    if isinstance(stored, DTensor):
+        own, index = stored.to_local(), layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)
+    with torch.no_grad():
+        own.copy_(core.convert_to_tensor(part(tuple(index)), dtype=variable.dtype))
+
+
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Move a variable to another layout, keeping its value; one that is not distributed yet takes rank 0's value."""
     before = keras_layout(variable)

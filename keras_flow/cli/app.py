@@ -9,6 +9,7 @@ import typer
 
 from keras_flow import __version__
 from keras_flow.cli.boxing import boxing
+from keras_flow.cli.checkpoint import checkpoint
 from keras_flow.cli.compare import compare
 from keras_flow.cli.doctor import doctor
 from keras_flow.cli.explain import explain
@@ -42,6 +43,7 @@ def _before(
 
 
 app.command()(boxing)
+app.command()(checkpoint)
 app.command()(compare)
 app.command()(doctor)
 app.command()(explain)

@@ -1,0 +1,33 @@
+"""Checkpoints that any layout, engine and number of ranks can read; `kf.checkpoint`.
+
+`save` and `load` are for models; `kf.callbacks.Checkpoint` calls them in `fit`. `inspect`, `verify` and `read_tensor`
+need no engine. The format is described in docs/checkpoint-format.md.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+from keras_flow.checkpoint.looking import inspect as inspect
+from keras_flow.checkpoint.looking import read_tensor as read_tensor
+from keras_flow.checkpoint.looking import verify as verify
+from keras_flow.checkpoint.manifest import Manifest as Manifest
+
+if TYPE_CHECKING:
+    from keras_flow.checkpoint.loading import Loaded as Loaded
+    from keras_flow.checkpoint.loading import load as load
+    from keras_flow.checkpoint.saving import Saved as Saved
+    from keras_flow.checkpoint.saving import save as save
+
+#: names that load Keras and its engine -> their modules
+_LOADED = {"load": "loading", "Loaded": "loading", "save": "saving", "Saved": "saving"}
+
+__all__ = ["Manifest", "inspect", "read_tensor", "verify", *_LOADED]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(_import_module(f"{__name__}.{_LOADED[name]}"), name)
+    return value

@@ -1,0 +1,156 @@
+"""`kf.checkpoint.load`: each rank reads the rows that it holds, whatever layout the checkpoint was saved in."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_flow.backends import agreement, meeting, random_states
+from keras_flow.backends.active import backend
+from keras_flow.checkpoint import manifest, names
+from keras_flow.checkpoint.reader import Reader
+from keras_flow.current import models
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+#: differences that an error shows
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load` returns.
+
+    Attributes:
+        step: of the checkpoint.
+        extra: what was given to `save`.
+        training: epoch, batch and the like, where `fit` was running.
+        bytes_read: by this process.
+        left_out: what `strict=False` left as it was, in words.
+    """
+
+    step: int
+    extra: Mapping[str, Any]
+    training: Mapping[str, Any] = field(default_factory=dict)
+    bytes_read: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+def load(
+    directory: str | os.PathLike[str],
+    model: keras.Model,
+    *,
+    step: int | str = "latest",
+    strict: bool = True,
+    rename: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> Loaded:
+    """Load a checkpoint into a model, under whatever layout, engine and number of ranks it is used.
+
+    All processes of a job call it. Random states are those of the checkpoint, too. Layers are found by name; where
+    Keras has numbered layers of a class otherwise (`dense_2` for `dense`), by their order.
+
+    Args:
+        directory: of checkpoints, or the folder of one.
+        model: a built model; an optimizer that it is compiled with is built.
+        step: the number of a checkpoint, or `"latest"`.
+        strict: everything is in both, with one shape; otherwise the rest is left as it is, and named in `left_out`.
+        rename: name in the checkpoint -> name in the model, of a variable, or of what comes before a `/`.
+        check: compare the hash of each chunk that is read, so that whole chunks are.
+
+    Raises:
+        FlowError: there is no such checkpoint, it is of another model, or a file is damaged. Nothing of the model has
+            changed, except where a file was found damaged.
+
+    Example:
+        >>> import keras, tempfile, keras_flow as kf
+        >>> ranks, folder = kf.init(4), tempfile.mkdtemp()
+        >>> model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")])
+        >>> saved = kf.checkpoint.save(folder, model, step=3, extra={"note": "good"})
+        >>> kf.checkpoint.load(folder, model).extra
+        {'note': 'good'}
+    """
+    where = Path(directory).absolute()
+    if step == "latest":
+        meeting.meet("kf.checkpoint.load")
+        there = manifest.steps(where) if backend().world().process_index == 0 else []
+        said = agreement.first_says(str(there[-1]) if there else "")
+        step = int(said) if said else "latest"
+    folder, found = manifest.read(where, step)
+    return load_from(Reader(folder, found, check), model, strict, rename)
+
+
+def load_from(
+    reader: Reader, model: keras.Model, strict: bool = True, rename: Mapping[str, str] | None = None
+) -> Loaded:
+    """Load what a reader finds; as `load`."""
+    if not models.is_built(model):
+        raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is loaded")
+    found, variables = reader.manifest, names.named(model)
+    there = [name for name in found.tensors if not name.startswith("@metrics/")]
+    pairs = names.matched(variables, there, rename)
+    differences = _differences(reader, variables, there, pairs)
+    if differences and strict:
+        shown = "\n".join(f"  {text}" for text in list(differences.values())[:_SHOWN])
+        more = f"\n  and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise FlowError(
+            f"the checkpoint {str(reader.folder)!r} is of another model than {model.name!r}:\n{shown}{more}\n"
+            "Load what fits by strict=False, or say what has another name: rename={'name in the checkpoint': 'name'}"
+        )
+    for name, other in pairs.items():
+        if name not in differences:
+            try:
+                fill(variables[name], reader, other)
+            except FlowError as error:
+                if strict:
+                    raise
+                differences[name] = str(error)
+    current = random_states.states()
+    random_states.set_states(current | {key: value for key, value in found.random.items() if key in current})
+    return Loaded(found.step, found.extra, found.training, reader.bytes_read, tuple(differences.values()))
+
+
+def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
+    """Give a variable the value of a tensor; each rank's part is read for itself."""
+    import keras
+
+    dtype = manifest.numpy_dtype(keras.backend.standardize_dtype(variable.dtype))
+
+    # several ranks of this process may hold the same part
+    @functools.lru_cache(maxsize=1)
+    def read(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+        return reader.read(name, [slice(*each) for each in bounds]).astype(dtype, copy=False)
+
+    def part(index: Sequence[slice]) -> np.ndarray:
+        return read(tuple(each.indices(n)[:2] for each, n in zip(index, variable.shape, strict=True)))
+
+    backend().fill(variable, part)
+
+
+def _differences(
+    reader: Reader, variables: Mapping[str, keras.Variable], there: list[str], pairs: Mapping[str, str]
+) -> dict[str, str]:
+    """Name -> in what the model and the checkpoint differ, weights before slots."""
+    found: dict[str, str] = {}
+    used = set(pairs.values())
+    for name in sorted(variables, key=lambda name: "@" in name):
+        if name not in pairs:
+            left = [other for other in there if other not in used]
+            found[name] = f"{name!r} is not in the checkpoint{names.nearest(name, left)}"
+            continue
+        tensor, shape = reader.manifest.tensors[pairs[name]], tuple(variables[name].shape)
+        if tensor.shape != shape:
+            found[name] = f"{name!r} has shape {list(shape)}, and {list(tensor.shape)} in the checkpoint"
+    missing = [name for name in variables if name not in pairs]
+    for name in there:
+        if name not in used and name not in found:
+            found[name] = f"{name!r} is in the checkpoint and not in the model{names.nearest(name, missing)}"
+    return found

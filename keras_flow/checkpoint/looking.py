@@ -1,0 +1,94 @@
+"""What can be asked of a checkpoint without Keras and without an engine: what is in it, whether it is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_flow import progress, units
+from keras_flow.checkpoint import manifest
+from keras_flow.checkpoint.manifest import Manifest
+from keras_flow.checkpoint.reader import Reader, faults
+from keras_flow.errors import FlowError
+
+
+def inspect(directory: str | os.PathLike[str], *, step: int | str = "latest") -> Manifest:
+    """Return the manifest of a checkpoint: names, shapes, dtypes, layouts, and where `fit` was.
+
+    Args:
+        directory: of checkpoints, or the folder of one.
+        step: the number of a checkpoint, or `"latest"`.
+
+    Raises:
+        FlowError: there is none, or its manifest is damaged.
+    """
+    return manifest.read(Path(directory).absolute(), step)[1]
+
+
+def verify(directory: str | os.PathLike[str], *, step: int | str = "latest") -> int:
+    """Read a checkpoint and compare the hash of each chunk; how many bytes were right.
+
+    Raises:
+        FlowError: a file is missing, too short or damaged. It names the first 10 tensors, with file and bytes.
+    """
+    folder, found = manifest.read(Path(directory).absolute(), step)
+    reader = Reader(folder, found)
+    wrong: list[str] = []
+    with progress.working(f"reading {units.amount(found.bytes)}") as say:
+        for tensor in found.tensors:
+            say(tensor)
+            wrong += faults(reader, tensor)
+    if wrong:
+        more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        shown = "\n  ".join(wrong[:10])
+        raise FlowError(f"the checkpoint {str(folder)!r} is damaged:\n  {shown}{more}")
+    return reader.bytes_read
+
+
+def read_tensor(
+    directory: str | os.PathLike[str], name: str, index: Sequence[slice] | None = None, *, step: int | str = "latest"
+) -> np.ndarray:
+    """Read a tensor of a checkpoint, or a part of it, with NumPy alone.
+
+    Args:
+        directory: of checkpoints, or the folder of one.
+        name: of the tensor, as `inspect` shows it.
+        index: one slice for each dim; None: all of it.
+        step: the number of a checkpoint, or `"latest"`.
+
+    Raises:
+        FlowError: there is no such tensor, or a file is missing or damaged.
+    """
+    return Reader(*manifest.read(Path(directory).absolute(), step)).read(name, index)
+
+
+def rows_of(found: Manifest) -> list[tuple[str, ...]]:
+    """The tensors of a checkpoint as rows of a table: name, dtype, shape, layout, bytes, files."""
+    return [
+        (
+            name,
+            tensor.dtype,
+            str(list(tensor.shape)),
+            tensor.layout,
+            units.amount(tensor.bytes),
+            str(len({chunk.file for chunk in tensor.chunks})),
+        )
+        for name, tensor in found.tensors.items()
+    ]
+
+
+def facts_of(directory: Path, found: Manifest) -> dict[str, Any]:
+    """What is said of a checkpoint beside its tensors: name -> value."""
+    training = {key: found.training[key] for key in ("epoch", "batch") if key in found.training}
+    others = [each for each in manifest.steps(directory) if each != found.step]
+    return {
+        "step": found.step,
+        "saved": ", ".join(f"{key} {value}" for key, value in found.saved.items()),
+        "training": ", ".join(f"{key} {value}" for key, value in training.items()) or "outside of fit",
+        "tensors": f"{len(found.tensors)}, {units.amount(found.bytes)}",
+        "other steps": ", ".join(map(str, others[-10:])) or "none",
+    }

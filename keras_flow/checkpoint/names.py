@@ -1,0 +1,157 @@
+"""The names under which a checkpoint holds the variables of a model: by path and slot, never by position.
+
+    dense/kernel                      a weight, by its path
+    dense/kernel@momentum             the slot "momentum" of the model's optimizer for it
+    @optimizer/iteration              what the optimizer has beside slots
+    dropout/seed_generator_state      the state of a seed generator
+
+Paths that are taken get `#2`, `#3`, in the order in which the variables were made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from keras_flow.backends import shared_files
+
+if TYPE_CHECKING:
+    import keras
+
+#: Keras numbers layers of one class in a process: `dense`, `dense_1`
+_NUMBER = re.compile(r"_\d+(?=/|$|@|#)")
+
+
+def named(model: keras.Model) -> dict[str, keras.Variable]:
+    """The variables that are saved: weights, states of seed generators, and those of all optimizers.
+
+    Optimizers that are not built yet are built, as Keras does before it loads them.
+    """
+    metrics = {id(variable) for variable in model.metrics_variables}
+    own = list({id(variable): variable for variable in model.variables if id(variable) not in metrics}.values())
+    found: dict[str, keras.Variable] = {}
+    for variable in own:
+        _add(found, variable.path, variable)
+    paths = {id(variable): name for name, variable in found.items()}
+    for optimizer in shared_files.optimizers_of(model):
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        attribute = next(name for name, value in vars(model).items() if value is optimizer)
+        _add_optimizer(found, paths, own, attribute, optimizer)
+    return found
+
+
+def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
+    """The variables of the model's metrics that are built, by `@metrics/` and their paths."""
+    found: dict[str, keras.Variable] = {}
+    for variable in model.metrics_variables:
+        _add(found, f"@metrics/{variable.path}", variable)
+    return found
+
+
+def metrics_are_built(model: keras.Model) -> bool:
+    """Whether the metrics that a model is compiled with have their variables."""
+    metrics = getattr(model, "_compile_metrics", None)
+    return metrics is None or metrics.built
+
+
+def _add(found: dict[str, keras.Variable], name: str, variable: keras.Variable) -> None:
+    number, free = 1, name
+    while free in found:
+        number += 1
+        free = f"{name}#{number}"
+    found[free] = variable
+
+
+def _add_optimizer(
+    found: dict[str, keras.Variable],
+    paths: Mapping[int, str],
+    own: Iterable[keras.Variable],
+    attribute: str,
+    optimizer: keras.optimizers.Optimizer,
+) -> None:
+    """Name the variables of an optimizer.
+
+    Keras names a slot by its variable's path with `_` for `/`, and the slot's name; two paths may become the same
+    (`a_b/c` and `a/b_c`), and then slots are in the order of the variables.
+    """
+    before = "" if attribute == "optimizer" else f"{attribute}."
+    flat: dict[str, list[keras.Variable]] = {}
+    for variable in own:
+        flat.setdefault(variable.path.replace("/", "_") + "_", []).append(variable)
+    seen: Counter[str] = Counter()
+    listed = _listed(optimizer)
+    mine = {id(variable) for variable in own}
+    for slot in {id(each): each for each in optimizer.variables if id(each) not in mine}.values():
+        starts = [head for head in flat if slot.name.startswith(head)]
+        if not starts:
+            path, name = listed.get(id(slot), (0, ""))
+            _add(found, f"{paths[path]}@{before}{name}" if path else f"@{attribute}/{slot.name}", slot)
+            continue
+        head = max(starts, key=len)
+        references = [each for each in flat[head] if tuple(each.shape) == tuple(slot.shape)] or flat[head]
+        reference = references[min(seen[slot.name], len(references) - 1)]
+        seen[slot.name] += 1
+        _add(found, f"{paths[id(reference)]}@{before}{slot.name[len(head) :]}", slot)
+
+
+def _listed(optimizer: keras.optimizers.Optimizer) -> dict[int, tuple[int, str]]:
+    """id of a slot -> id of its variable, and the name of the list in which it is at the variable's place.
+
+    Adafactor names its factors by the variable alone, without its layer.
+    """
+    trained = optimizer._trainable_variables
+    lists = {
+        name: each for name, each in vars(optimizer).items() if isinstance(each, list) and len(each) == len(trained)
+    }
+    return {
+        id(slot): (id(variable), name.strip("_"))
+        for name, slots in lists.items()
+        for slot, variable in zip(slots, trained, strict=True)
+        if slot is not variable
+    }
+
+
+def matched(model: Iterable[str], there: Iterable[str], rename: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Name of the model -> name in the checkpoint, for those that are in both.
+
+    Names are equal, or equal but for the numbers that Keras gives to layers of one class, where these come in the same
+    order: a notebook makes `dense_2` where the program that saved made `dense`.
+
+    Args:
+        model: names in the model, in order.
+        there: names in the checkpoint, in order.
+        rename: (name in the checkpoint, or a path before a `/`) -> the same in the model.
+    """
+    mine, theirs = list(model), {_renamed(name, rename or {}): name for name in there}
+    groups: dict[str, tuple[list[str], list[str]]] = {}
+    for side, names in enumerate((mine, theirs)):
+        for name in names:
+            groups.setdefault(_stem(name), ([], []))[side].append(name)
+    found = {}
+    for ours, others in groups.values():
+        # as a whole: with `dense_1, dense_2` here and `dense, dense_1` there an equal name is another layer
+        in_order = set(ours) != set(others) and len(ours) == len(others)
+        pairs = zip(ours, others, strict=True) if in_order else ((name, name) for name in ours if name in others)
+        found.update((name, theirs[other]) for name, other in pairs)
+    return found
+
+
+def _stem(name: str) -> str:
+    return _NUMBER.sub("", name)
+
+
+def _renamed(name: str, rename: Mapping[str, str]) -> str:
+    for old, new in rename.items():
+        if name == old or name.startswith((f"{old}/", f"{old}@")):
+            return new + name[len(old) :]
+    return name
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint at the names that are most like one."""
+    close = difflib.get_close_matches(name, list(names), 2)
+    return f" (nearest: {', '.join(map(repr, close))})" if close else ""

@@ -1,0 +1,113 @@
+"""Reading a checkpoint with NumPy alone: any part of any tensor, whatever layout it was saved in.
+
+A reader takes the chunks that overlap with what is asked for. A chunk that is read is checked by its hash.
+
+Example: columns 0 and 1 of a tensor [4, 4] in two chunks of two rows: both chunks are read, and half of each is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from keras_flow.checkpoint import manifest
+from keras_flow.checkpoint.manifest import Chunk, Manifest
+from keras_flow.errors import FlowError
+
+
+class Reader:
+    """Reads tensors of one checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        found: its manifest.
+        check: compare the hash of each chunk. Without it, of a chunk only the rows that are needed are read.
+
+    Attributes:
+        bytes_read: so far.
+    """
+
+    def __init__(self, folder: Path, found: Manifest, check: bool = True):
+        self.folder, self.manifest, self.check = folder, found, check
+        self.bytes_read = 0
+
+    def read(self, name: str, index: Sequence[slice] | None = None) -> np.ndarray:
+        """Read a part of a tensor.
+
+        Args:
+            name: of the tensor.
+            index: one slice for each dim; None: all of it.
+
+        Raises:
+            FlowError: there is no such tensor, or a file is missing, too short or damaged.
+        """
+        if name not in self.manifest.tensors:
+            raise FlowError(f"{str(self.folder)!r} has no tensor {name!r}")
+        tensor = self.manifest.tensors[name]
+        bounds = [part.indices(length)[:2] for part, length in zip(index or (), tensor.shape, strict=False)]
+        bounds += [(0, length) for length in tensor.shape[len(bounds) :]]
+        dtype = manifest.numpy_dtype(tensor.dtype)
+        out = np.empty([max(0, stop - start) for start, stop in bounds], dtype)
+        filled = 0
+        for chunk in tensor.chunks:
+            common = [
+                (max(start, first), min(stop, first + length))
+                for (start, stop), first, length in zip(bounds, chunk.start, chunk.shape, strict=True)
+            ]
+            if any(stop <= start for start, stop in common):
+                continue
+            rows = common[0] if common else (0, 1)
+            first = chunk.start[0] if common else 0
+            values = self._rows(name, chunk, dtype, rows[0] - first, rows[1] - first)
+            inner = [slice(a - first, b - first) for (a, b), first in zip(common[1:], chunk.start[1:], strict=True)]
+            where = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(common, bounds, strict=True))
+            out[where] = values[(slice(None), *inner)] if common else values.reshape(())
+            filled += out[where].size
+        if filled != out.size:
+            raise FlowError(f"{name!r} in {str(self.folder)!r}: {out.size - filled} elements are in no chunk")
+        return out
+
+    def _rows(self, name: str, chunk: Chunk, dtype: np.dtype, first: int, last: int) -> np.ndarray:
+        """Rows of a chunk, from `first` up to before `last`."""
+        rows = chunk.shape[0] if chunk.shape else 1
+        size = (chunk.end - chunk.begin) // rows
+        if self.check:
+            data = self._bytes(name, chunk, chunk.begin, chunk.end)
+            if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
+                raise FlowError(_damaged(self.folder, name, chunk, "does not have the hash of what was written"))
+            data = memoryview(data)[first * size : last * size]
+        else:
+            data = self._bytes(name, chunk, chunk.begin + first * size, chunk.begin + last * size)
+        return np.frombuffer(data, dtype).reshape(last - first, *chunk.shape[1:])
+
+    def _bytes(self, name: str, chunk: Chunk, begin: int, end: int) -> bytes:
+        try:
+            with (self.folder / chunk.file).open("rb") as file:
+                data = os.pread(file.fileno(), end - begin, begin)
+        except OSError as error:
+            raise FlowError(_damaged(self.folder, name, chunk, f"cannot be read ({error.strerror})")) from error
+        self.bytes_read += len(data)
+        if len(data) < end - begin:
+            raise FlowError(_damaged(self.folder, name, chunk, f"ends {end - begin - len(data)} bytes too early"))
+        return data
+
+
+def _damaged(folder: Path, name: str, chunk: Chunk, what: str) -> str:
+    return (
+        f"{name!r} in {str(folder / chunk.file)!r}, bytes {chunk.begin} to {chunk.end} (elements from "
+        f"{list(chunk.start)} of shape {list(chunk.shape)}), {what}. Load another step, or the rest by strict=False"
+    )
+
+
+def faults(reader: Reader, name: str) -> Iterator[str]:
+    """Read all chunks of a tensor, one after the other; what is wrong with each that is damaged."""
+    for chunk in reader.manifest.tensors[name].chunks:
+        stops = [start + length for start, length in zip(chunk.start, chunk.shape, strict=True)]
+        try:
+            reader.read(name, [slice(*each) for each in zip(chunk.start, stops, strict=True)])
+        except FlowError as error:
+            yield str(error)

@@ -1,0 +1,408 @@
+"""`kf.checkpoint.save`: each rank writes what it holds, into a folder that one rename makes a checkpoint.
+
+While it is written the folder is called `step-00000120.writing-<id>`. Each process notes there what it wrote. Process 0
+reads the notes of all, writes the manifest and renames the folder. So whoever is killed at any moment leaves the
+checkpoints that were there, or these and the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import keras_flow
+from keras_flow import atomic, sbp
+from keras_flow.backends import agreement, meeting, random_states
+from keras_flow.backends.active import backend
+from keras_flow.checkpoint import manifest, names, pieces, writer
+from keras_flow.checkpoint.manifest import Chunk, Manifest, Tensor
+from keras_flow.current import joining, models
+from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.current.world import World
+
+_UNDER_WAY = ".writing-"
+#: seconds between two looks for the notes of other processes
+_LOOK_SECONDS = 0.02
+
+
+@dataclass
+class Saved:
+    """What `save` returns: a checkpoint that is written, or is being written by a thread.
+
+    Attributes:
+        path: its folder.
+        step: its number.
+        bytes: bytes that this process writes.
+        blocked_seconds: for how long the program was kept.
+    """
+
+    path: Path
+    step: int
+    bytes: int = 0
+    blocked_seconds: float = 0.0
+    _thread: threading.Thread | None = field(default=None, repr=False)
+    _error: BaseException | None = field(default=None, repr=False)
+
+    def is_done(self) -> bool:
+        """Whether this process's part is written, or has failed."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> Path:
+        """Wait until the checkpoint is there; its folder.
+
+        Raises:
+            FlowError: it could not be written, or not within KERAS_FLOW_TIMEOUT.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise _failed(self.path, error) from error
+        return self.path
+
+
+def save(
+    directory: str | os.PathLike[str],
+    model: keras.Model,
+    *,
+    step: int | None = None,
+    asynchronous: bool = False,
+    keep: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Saved:
+    """Save a model, its optimizer and all random states. All processes of a job call it.
+
+    Nothing is gathered: each rank writes what it holds, and what several hold is written once.
+
+    Args:
+        directory: of checkpoints; this one is its folder `step-N`. All processes see it.
+        model: a built model. Its optimizer is saved too, by the names of its variables.
+        step: the number of the checkpoint; None: how many updates the optimizer has made.
+        asynchronous: copy the values, and write them in a thread. An error is raised by `wait`.
+        keep: how many of the newest checkpoints stay; None: all.
+        extra: what `load` gives back beside it, as JSON has it.
+
+    Returns:
+        A handle: `.wait()`, `.bytes`, `.blocked_seconds`.
+
+    Raises:
+        FlowError: the model is not built, the directory cannot be written, or a process failed.
+
+    Example:
+        >>> import keras, tempfile, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> with kf.DataParallel().scope():
+        ...     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")])
+        >>> folder = tempfile.mkdtemp()
+        >>> kf.checkpoint.save(folder, model, step=3).path.name
+        'step-00000003'
+        >>> kf.checkpoint.read_tensor(folder, "out/kernel").shape
+        (4, 2)
+    """
+    return save_with(directory, model, step, asynchronous, keep, extra or {}, {}, {})
+
+
+def save_with(
+    directory: str | os.PathLike[str],
+    model: keras.Model,
+    step: int | None,
+    asynchronous: bool,
+    keep: int | None,
+    extra: Mapping[str, Any],
+    training: Mapping[str, Any],
+    metrics: Mapping[str, keras.Variable],
+) -> Saved:
+    """`save`, with where `fit` is (`training`), and the variables of metrics in the middle of an epoch."""
+    begun = time.monotonic()
+    if not models.is_built(model):
+        raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
+    if keep is not None and keep < 1:
+        raise FlowError(f"keep={keep}: at least 1 checkpoint stays")
+    here = backend().world()
+    variables = names.named(model) | dict(metrics)
+    step = _step_of(model) if step is None else int(step)
+    folder = Path(directory).absolute() / manifest.folder_of(step)
+    try:
+        json.dumps([extra, training])
+    except TypeError as error:
+        raise FlowError(f"extra= is saved as JSON: {error}") from error
+    meeting.meet("kf.checkpoint.save")
+    agreement.require_equal({"step": step, "variables": len(variables)}, "a checkpoint")
+    path, _, error = agreement.first_says(_started(folder) if here.process_index == 0 else "").partition("\n")
+    if error:
+        raise FlowError(f"no checkpoint can be written in {str(folder.parent)!r}: {error}")
+    writing = Path(path)
+
+    layouts = {name: _layout(variable) for name, variable in variables.items()}
+    who = pieces.assigned(
+        {
+            name: (layouts[name], tuple(variable.shape), manifest.numpy_dtype(_dtype(variable)).itemsize)
+            for name, variable in variables.items()
+        },
+        range(here.size),
+    )
+    parts = list(_parts(variables, who, here, asynchronous))
+    said = Manifest(
+        step=step,
+        tensors={
+            name: Tensor(_dtype(variable), tuple(variable.shape), _layout_text(layouts[name]), ())
+            for name, variable in variables.items()
+        },
+        saved={
+            "keras_flow": keras_flow.__version__,
+            "engine": backend().name,
+            "ranks": here.size,
+            "processes": here.process_count,
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        },
+        training=dict(training),
+        random=random_states.states(),
+        extra=dict(extra),
+    )
+    saved = Saved(folder, step, sum(block.bytes for part in parts for _, block in part.blocks))
+    work = _Writing(writing, folder, parts, said, here, keep)
+    if asynchronous:
+
+        def run() -> None:
+            try:
+                _apart(work)
+            except BaseException as error:
+                saved._error = error
+
+        saved._thread = threading.Thread(target=run, name="keras_flow-checkpoint", daemon=False)
+        saved._thread.start()
+    else:
+        _together(work)
+        atomic.note(folder)
+    saved.blocked_seconds = time.monotonic() - begun
+    return saved
+
+
+@dataclass(frozen=True)
+class _Mine:
+    """What this process writes of one variable.
+
+    Attributes:
+        blocks: of a rank each, with the rows of the rank's shard before it.
+        held: gives what the ranks hold.
+    """
+
+    blocks: list[tuple[pieces.Share, writer.FileBlock]]
+    held: Callable[[], Mapping[int, np.ndarray]]
+
+
+@dataclass
+class _Writing:
+    """What is left to do once it is known who writes what.
+
+    Attributes:
+        writing: the folder, as it is called meanwhile.
+        folder: as it will be called.
+        parts: what this process writes.
+        said: the manifest, without chunks.
+        here: the job.
+        keep: as in `save`.
+    """
+
+    writing: Path
+    folder: Path
+    parts: list[_Mine]
+    said: Manifest
+    here: World
+    keep: int | None
+
+    def write(self) -> None:
+        """Write this process's files, and note what is in them."""
+        blocks: dict[int, list[writer.FileBlock]] = {}
+        for part in self.parts:
+            for piece, block in part.blocks:
+                blocks.setdefault(piece.rank, []).append(block)
+        name = "rank-{:05d}-of-{:05d}.safetensors"
+        files = {
+            rank: writer.File(self.writing / name.format(rank, self.here.size), each) for rank, each in blocks.items()
+        }
+        is_whole = False
+        try:
+            # variable by variable, so that one is in host memory at a time
+            for part in self.parts:
+                held = part.held()
+                for piece, block in part.blocks:
+                    rows = slice(piece.skipped, piece.skipped + piece.shape[0]) if piece.shape else ()
+                    files[piece.rank].add(block, held[piece.rank][rows])
+            is_whole = True
+        finally:
+            for file in files.values():
+                file.close(is_whole)
+        chunks: dict[str, list[dict[str, Any]]] = {}
+        for file in files.values():
+            for tensor, found in file.chunks.items():
+                chunks.setdefault(tensor, []).extend(map(asdict, found))
+        atomic.write_text(_note_of(self.writing, self.here.process_index), json.dumps(chunks))
+
+    def commit(self) -> None:
+        """Make the checkpoint of what all processes have written; in process 0."""
+        chunks: dict[str, list[Chunk]] = {name: [] for name in self.said.tensors}
+        for process in range(self.here.process_count):
+            note = _note_of(self.writing, process)
+            for name, found in json.loads(note.read_text(encoding="utf-8")).items():
+                chunks[name] += [Chunk(**chunk) for chunk in found]
+            note.unlink()
+        tensors = {name: replace(tensor, chunks=tuple(chunks[name])) for name, tensor in self.said.tensors.items()}
+        atomic.write_text(self.writing / manifest.NAME, replace(self.said, tensors=tensors).to_json())
+        atomic.put(self.writing, self.folder)
+        _remove(self.writing)  # an older checkpoint of this step, which has changed places with it
+        if self.keep is not None:
+            for old in manifest.steps(self.folder.parent)[: -self.keep]:
+                _remove(self.folder.with_name(manifest.folder_of(old)))
+
+
+def _together(work: _Writing) -> None:
+    """Write and commit now; what fails in one process is raised in all."""
+    for what in (work.write, work.commit):
+        error = None
+        if what == work.write or work.here.process_index == 0:
+            try:
+                what()
+            except Exception as raised:
+                error = raised
+        texts = agreement.first_failure("" if error is None else f"{type(error).__name__}: {error}")
+        if error is not None or texts:
+            if work.here.process_index == 0:
+                _remove(work.writing)
+            raise _failed(work.folder, error or texts) from error
+
+
+def _apart(work: _Writing) -> None:
+    """Write in a thread, without a message: process 0 looks for the notes of the others, they for what it makes."""
+    until = time.monotonic() + joining.waiting_seconds()
+    if work.here.process_index != 0:
+        work.write()
+        _wait(lambda: not work.writing.is_dir(), until, "process 0, which makes the checkpoint,")
+        if not work.folder.is_dir():
+            raise FlowError(f"the checkpoint {str(work.folder)!r} was not written: process 0 failed, and says why")
+        return
+    try:
+        work.write()
+        for process in range(work.here.process_count):
+            _wait(_note_of(work.writing, process).is_file, until, f"process {process}, which writes its part,")
+        work.commit()
+    except BaseException:
+        _remove(work.writing)
+        raise
+
+
+def _parts(
+    variables: Mapping[str, keras.Variable], who: Mapping[str, list[pieces.Share]], here: World, copies: bool
+) -> Iterator[_Mine]:
+    """What this process writes, variable by variable; copies are the values of now."""
+    for name, variable in variables.items():
+        mine = [piece for piece in who[name] if piece.rank in here.local_ranks]
+        if not mine:
+            continue
+        shape = tuple(variable.shape)
+        blocks = [(piece, writer.FileBlock(name, _dtype(variable), piece.start, piece.shape, shape)) for piece in mine]
+        if not copies:
+            yield _Mine(blocks, functools.partial(_held, variable, mine))
+            continue
+        held = _held(variable, mine)
+        # of each rank what it writes: all blocks begin at the first row of what is kept
+        kept = {
+            piece.rank: np.array(
+                held[piece.rank][piece.skipped : piece.skipped + piece.shape[0]] if piece.shape else held[piece.rank]
+            )
+            for piece in mine
+        }
+        yield _Mine([(replace(piece, skipped=0), block) for piece, block in blocks], lambda kept=kept: kept)
+
+
+def _held(variable: keras.Variable, wanted: list[pieces.Share]) -> Mapping[int, np.ndarray]:
+    """rank -> what it holds of a variable; of one without a layout every rank has the whole."""
+    if keras_layout(variable) is None:
+        return dict.fromkeys([piece.rank for piece in wanted], np.asarray(variable))
+    return backend().shards(variable)
+
+
+def _layout(variable: keras.Variable) -> Any:
+    placed = keras_layout(variable)
+    return None if placed is None else placed.layout
+
+
+def _layout_text(layout: Any) -> str:
+    return "" if layout is None else sbp.text(layout.nd_sbp)
+
+
+def _dtype(variable: keras.Variable) -> str:
+    import keras
+
+    return keras.backend.standardize_dtype(variable.dtype)
+
+
+def _step_of(model: keras.Model) -> int:
+    optimizer = getattr(model, "optimizer", None)
+    return 0 if optimizer is None else int(np.asarray(optimizer.iterations))
+
+
+# ---- folders
+
+
+def _started(folder: Path) -> str:
+    """Make the folder that is written, and remove those that nobody finished.
+
+    Returns:
+        Its path and, in a second line, why it cannot be made.
+    """
+    parent = folder.parent
+    writing = folder.with_name(f"{folder.name}{_UNDER_WAY}{uuid.uuid4().hex[:8]}")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for left in parent.glob(f"step-*{_UNDER_WAY}*"):
+            if time.time() - left.stat().st_mtime > joining.waiting_seconds():
+                _remove(left)
+        writing.mkdir()
+    except OSError as error:
+        return f"\n{type(error).__name__}: {error.strerror}"
+    return str(writing)
+
+
+def _note_of(writing: Path, process: int) -> Path:
+    return writing / f"process-{process:05d}.json"
+
+
+def _wait(is_done: Callable[[], bool], until: float, whom: str) -> None:
+    while not is_done():
+        if time.monotonic() > until:
+            raise FlowError(f"{whom} did not come to its end within KERAS_FLOW_TIMEOUT")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, which is no checkpoint any more from the first moment on."""
+    with contextlib.suppress(OSError):
+        gone = folder.with_name(f"{folder.name}{_UNDER_WAY}removed")
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
+
+def _failed(folder: Path, error: BaseException | str) -> FlowError:
+    if isinstance(error, FlowError):
+        return error
+    what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return FlowError(f"the checkpoint {str(folder)!r} was not written; those before it are as they were ({what})")

@@ -1,0 +1,45 @@
+"""`keras-flow checkpoint`: what is in a checkpoint, and whether it is whole. No engine is loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def checkpoint(
+    directory: Annotated[Path, typer.Argument(help="A directory of checkpoints, or the folder of one.", metavar="DIR")],
+    step: Annotated[int | None, typer.Option(help="The number of a checkpoint; else the newest.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all of it and compare the hash of each chunk.")
+    ] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="Show every tensor.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
+) -> None:
+    """Print what the checkpoint in DIR holds: tensors, layouts, and where `fit` was when it was saved."""
+    from keras_flow import units
+    from keras_flow.checkpoint import looking
+
+    wanted = "latest" if step is None else step
+    found = looking.inspect(directory, step=wanted)
+    if as_json:
+        print(found.to_json())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for name, value in looking.facts_of(directory, found).items():
+        console.print(f"{name}: {value}", highlight=False)
+    table = Table("tensor", "dtype", "shape", "layout", "bytes", "files", box=None)
+    rows = looking.rows_of(found)
+    shown = rows if all_rows else rows[:40]
+    for row in shown:
+        table.add_row(*row)
+    console.print(table)
+    if len(shown) < len(rows):
+        console.print(f"and {len(rows) - len(shown)} more; --all shows them")
+    if verify:
+        console.print(f"whole: {units.amount(looking.verify(directory, step=wanted))} read, all hashes are right")

@@ -1,0 +1,1 @@
+"""Tests of `kf.checkpoint` and of `kf.callbacks.Checkpoint`."""

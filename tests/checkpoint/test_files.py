@@ -1,0 +1,167 @@
+"""Files of checkpoints: damage is found and named, other readers read them, and a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import keras_flow as kf
+from keras_flow.checkpoint import manifest
+from keras_flow.errors import FlowError
+from tests.launch import programs
+
+pytestmark = pytest.mark.usefixtures("four_ranks")
+
+
+def _saved(folder: Path, step: int = 1, **settings: Any) -> keras.Model:
+    mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    with kf.ModelParallel(mesh, rules={"one/kernel": {"model": "S(1)"}}, batch_axes="data").scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6, name="one")], name="net")
+        model.compile("adam", "mse")
+        kf.checkpoint.save(folder, model, step=step, **settings)
+    return model
+
+
+def _chunk(folder: Path, name: str) -> tuple[Path, manifest.Chunk]:
+    chunk = kf.checkpoint.inspect(folder).tensors[name].chunks[-1]
+    return folder / "step-00000001" / chunk.file, chunk
+
+
+def test_a_flipped_bit_a_short_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
+    model = _saved(tmp_path)
+    path, chunk = _chunk(tmp_path, "net/one/kernel")
+    right = path.read_bytes()
+    for data, said in (
+        (right[: chunk.begin] + bytes([right[chunk.begin] ^ 1]) + right[chunk.begin + 1 :], "the hash of what was"),
+        (right[: chunk.end - 3], "ends 3 bytes too early"),
+        (None, "No such file"),
+    ):
+        path.unlink(missing_ok=True)
+        if data is not None:
+            path.write_bytes(data)
+        for call in (lambda: kf.checkpoint.verify(tmp_path), lambda: kf.checkpoint.load(tmp_path, model)):
+            with pytest.raises(FlowError) as caught:
+                call()
+            for part in ("'net/one/kernel'", chunk.file, f"bytes {chunk.begin} to {chunk.end}", said):
+                assert part in str(caught.value)
+    loaded = kf.checkpoint.load(tmp_path, model, strict=False)
+    assert any("'net/one/kernel'" in text for text in loaded.left_out)
+
+
+def test_a_changed_manifest_and_one_of_another_format(tmp_path: Path) -> None:
+    _saved(tmp_path)
+    path = tmp_path / "step-00000001" / manifest.NAME
+    text = path.read_text()
+    for changed, said in (
+        (text.replace('"float32"', '"float16"', 1), "is damaged"),
+        (json.dumps({"format": "another"}), "is no manifest"),
+        (text[:100], "is no manifest"),
+        (text.replace('"version": 1', '"version": 9', 1), "version 9"),
+    ):
+        path.write_text(changed)
+        with pytest.raises(FlowError, match=said):
+            kf.checkpoint.inspect(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_library_of_safetensors_and_torchs_reader_read_them(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+
+    model = _saved(tmp_path)
+    folder, expected = tmp_path / "step-00000001", np.asarray(model.layers[0].kernel)
+    blocks = [safetensors.numpy.load_file(path).get("net/one/kernel") for path in sorted(folder.glob("*.safetensors"))]
+    np.testing.assert_array_equal(np.concatenate([each for each in blocks if each is not None], 1), expected)
+    state = {"net/one/kernel": torch.zeros(4, 6)}
+    load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    np.testing.assert_array_equal(state["net/one/kernel"].numpy(), expected)
+
+
+def test_the_manifest_is_as_its_schema_says(tmp_path: Path) -> None:
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "checkpoint-manifest.schema.json").read_text())
+    _saved(tmp_path, extra={"note": "x"})
+    jsonschema.validate(json.loads((tmp_path / "step-00000001" / manifest.NAME).read_text()), schema)
+
+
+def test_the_newest_stay_and_a_step_is_written_again(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 3):
+        _saved(tmp_path, step, keep=2, extra={"at": step})
+    assert manifest.steps(tmp_path) == [2, 3]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+    assert kf.checkpoint.inspect(tmp_path).extra == {"at": 3}
+
+
+def test_directories_that_hold_none_or_cannot_be_written(tmp_path: Path) -> None:
+    model = _saved(tmp_path / "there")
+    with pytest.raises(FlowError, match="is no directory"):
+        kf.checkpoint.inspect(tmp_path / "nowhere")
+    with pytest.raises(FlowError, match="holds no checkpoint"):
+        kf.checkpoint.load(tmp_path, model)
+    with pytest.raises(FlowError, match="no checkpoint of step 7; there are 1"):
+        kf.checkpoint.inspect(tmp_path / "there", step=7)
+    with pytest.raises(FlowError, match="has no tensor 'net/one/kernal'"):
+        kf.checkpoint.read_tensor(tmp_path / "there", "net/one/kernal")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FlowError, match="no checkpoint can be written in"):
+        kf.checkpoint.save(tmp_path / "file", model)
+    with pytest.raises(FlowError, match="is saved as JSON"):
+        kf.checkpoint.save(tmp_path / "there", model, extra={"array": np.ones(2)})
+
+
+def test_a_thread_that_cannot_write_says_so_when_it_is_waited_for(tmp_path: Path, monkeypatch: Any) -> None:
+    from keras_flow.checkpoint import writer
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    _saved(tmp_path, 1)
+    monkeypatch.setattr(writer.File, "add", full)
+    with pytest.raises(FlowError, match="No space left on device"):
+        _saved(tmp_path, 2)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
+    saved = kf.checkpoint.save(tmp_path, model, step=2, asynchronous=True)
+    with pytest.raises(FlowError, match="those before it are as they were"):
+        saved.wait()
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
+
+
+_WRITER = """
+import pathlib, sys, keras, keras_flow as kf, keras_flow.checkpoint.manifest
+kf.init(2)
+with kf.DataParallel().scope():
+    model = keras.Sequential([keras.layers.Input((256,)), keras.layers.Dense(1000)])
+    model.compile("adam", "mse")
+step = max(kf.checkpoint.manifest.steps(pathlib.Path(sys.argv[1])), default=0)
+while True:
+    step += 1
+    kf.checkpoint.save(sys.argv[1], model, step=step, keep=2, extra={"step": step})
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.full)])
+def test_a_writer_that_is_killed_at_any_moment_loses_nothing(kills: int, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(kills):
+        process = programs.start(["-c", _WRITER, str(tmp_path)], "jax")
+        assert process.stdout is not None
+        said = [int(process.stdout.readline())]
+        time.sleep(draw.random() * 0.3)
+        process.kill()
+        said += map(int, process.stdout.read().split())
+        process.communicate()
+        found = kf.checkpoint.inspect(tmp_path)
+        # what was said to be written is there, or a later one that was being made
+        assert found.step in (said[-1], said[-1] + 1) and found.extra == {"step": found.step}
+        assert kf.checkpoint.verify(tmp_path) == found.bytes
+        for each in manifest.steps(tmp_path):
+            kf.checkpoint.verify(tmp_path, step=each)

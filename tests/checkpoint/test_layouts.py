@@ -1,0 +1,67 @@
+"""What one engine saves under one layout is loaded by every engine under every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from tests.checkpoint import programs
+from tests.ranks import Pool
+
+ENGINES = ("jax", "tensorflow", "torch")
+OPTIMIZERS = ("Adam", "SGD", "Adafactor", "Nadam", "Lion")
+
+
+def _equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value.astype(found[name].dtype), err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_saved_under_one_layout_is_loaded_under_all(
+    engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    pool = on_ranks(engine)
+    for saved_under in ("dp4", "2x2"):
+        folder = str(tmp_path / saved_under)
+        expected = pool(programs.saved, folder, saved_under)
+        assert kf.checkpoint.verify(folder) == kf.checkpoint.inspect(folder).bytes
+        for layout in programs.LAYOUTS:
+            found, _ = pool(programs.loaded, folder, layout)
+            _equal(found, expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", programs.LAYOUTS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_loads_what_another_saved(
+    engine: str, layout: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    expected = on_ranks(engine)(programs.saved, folder, layout)
+    for other in ENGINES:
+        for under in programs.LAYOUTS:
+            found, _ = on_ranks(other)(programs.loaded, folder, under)
+            _equal(found, expected)
+
+
+def test_torch_loads_what_jax_saved(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    expected = on_ranks("jax")(programs.saved, str(tmp_path), "2x2")
+    found, bytes_read = on_ranks("torch")(programs.loaded, str(tmp_path), "2x2")
+    _equal(found, expected)
+    # of what is split by columns whole rows are read, to be checked
+    assert bytes_read <= kf.checkpoint.inspect(tmp_path).bytes
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_slots_of_an_optimizer(optimizer: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    pool = on_ranks("torch")
+    expected = pool(programs.saved, str(tmp_path), "2x2", optimizer)
+    assert sum("@" in name and not name.startswith("@") for name in expected) >= 6
+    for layout in ("dp4", "1x4"):
+        _equal(pool(programs.loaded, str(tmp_path), layout, optimizer)[0], expected)

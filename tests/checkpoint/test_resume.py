@@ -1,0 +1,42 @@
+"""A program that is stopped, and started again, ends with the weights and logs of one that was not: bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint import programs
+from tests.ranks import Pool
+
+ENGINES = ("jax", "tensorflow", "torch")
+#: layout, source of data, when it is stopped, and how often it saves
+CASES = [
+    ("dp4", "arrays", (4, 9), 3),
+    ("2x2", "arrays", (11, 2), 3),
+    ("dp4", "dataset", (10,), 3),
+    ("2x2", "tf.data", (10, 3), 2),
+    ("dp4", "loader", (13,), 4),
+    ("dp4", "generator", (11,), 4),
+    ("dp4", "arrays", (12,), "epoch"),
+    ("1x4", "arrays", (8, 8), 1),  # as the last batch of an epoch ends, before what comes at its end
+]
+
+
+@pytest.mark.parametrize(("layout", "kind", "stops", "save_freq"), CASES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stopped_program_ends_as_an_undisturbed_one(
+    engine: str,
+    layout: str,
+    kind: str,
+    stops: tuple[int, ...],
+    save_freq: object,
+    on_ranks: Callable[..., Pool],
+    tmp_path: Path,
+) -> None:
+    pool = on_ranks(engine)
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), layout, kind, None, save_freq)
+    for stop in stops:
+        assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, stop, save_freq) == {}
+    assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, None, save_freq) == expected
