@@ -131,7 +131,7 @@ def _described(operation: keras.Operation, arguments: Any, rows: int) -> tuple[O
 
     args, kwargs = tree.map_structure(with_rows, (arguments.args, arguments.kwargs))
     try:
-        outputs = tree.flatten(operation.compute_output_spec(*args, **kwargs))
+        outputs: Any = tree.flatten(operation.compute_output_spec(*args, **kwargs))
     except Exception:
         # whatever Keras or the engine raises: it cannot be given this number of rows
         return None

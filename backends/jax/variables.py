@@ -129,8 +129,12 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 
 def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
     """Give each device of a variable its part of a value."""
+
+    def at(index: tuple[slice, ...] | None) -> np.ndarray:
+        return part(index or ())
+
     sharding, shape = variable.value.sharding, tuple(variable.shape)
-    variable._value = jax.make_array_from_callback(shape, sharding, part, dtype=_numpy_dtype(variable))
+    variable._value = jax.make_array_from_callback(shape, sharding, at, dtype=_numpy_dtype(variable))
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

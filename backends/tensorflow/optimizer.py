@@ -118,7 +118,7 @@ def _lay_alike(variables: Iterable[Target], distribution: Distribution) -> None:
     for variable in variables:
         layout = keras_layout(variable)
         if layout is not None and layout.distribution is not distribution:
-            place(variable, distribution.layout_for(variable.path, tuple(variable.shape)))
+            place(variable, distribution.layout_for(variable.path, layout.layout.shape))
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self.save_freq != "epoch" and self._since >= int(self.save_freq):
             self._since = 0
             # the end of an epoch has more to do (validation, other callbacks): it saves when that is done
-            self._is_due = self._batch == self.params.get("steps")
+            self._is_due = self._batch == (self.params or {}).get("steps")
             if not self._is_due:
                 self._save(self._epoch, self._batch, self._epoch_states)
 
@@ -178,7 +178,7 @@ class Checkpoint(keras.callbacks.Callback):
         return model
 
     def _is_best(self, epoch: int, logs: Mapping[str, Any]) -> bool:
-        if self.monitor not in logs:
+        if self.monitor is None or self.monitor not in logs:
             known = ", ".join(sorted(logs))
             raise FlowError(f"Checkpoint(monitor={self.monitor!r}): epoch {epoch} has no such log; there are {known}")
         value = float(logs[self.monitor])

@@ -46,7 +46,7 @@ class Product:
         w = None if weight_dim is None else self.weight[weight_dim]
         if x is None and w is None:
             return broadcast
-        letter = w if x is None else x
+        letter = str(w if x is None else x)
         others = [labels for labels, split in ((self.input, x), (self.weight, w)) if split is None]
         # a letter is split in all that have it
         if (x and w and x != w) or any(letter in labels for labels in others):
