@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import keras
 from keras import tree
@@ -129,9 +129,9 @@ def _described(operation: keras.Operation, arguments: Any, rows: int) -> tuple[O
             return leaf
         return keras.KerasTensor((rows, *(length or _LENGTH for length in leaf.shape[1:])), leaf.dtype)
 
-    args, kwargs = tree.map_structure(with_rows, (arguments.args, arguments.kwargs))
+    args, kwargs = cast("Any", tree.map_structure(with_rows, (arguments.args, arguments.kwargs)))
     try:
-        outputs: Any = tree.flatten(operation.compute_output_spec(*args, **kwargs))
+        outputs = tree.flatten(operation.compute_output_spec(*args, **kwargs))
     except Exception:
         # whatever Keras or the engine raises: it cannot be given this number of rows
         return None

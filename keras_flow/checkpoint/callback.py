@@ -110,10 +110,14 @@ class Checkpoint(keras.callbacks.Callback):
 
     # ---- Keras's methods
 
-    def begin(self, others: Sequence[keras.callbacks.Callback]) -> None:
-        """All callbacks have begun: go on from the last checkpoint, if there is one."""
+    def _is_running(self) -> None:
+        """A `fit` in a callback has ended, if there was one."""
         global _current
         _current = self
+
+    def begin(self, others: Sequence[keras.callbacks.Callback]) -> None:
+        """All callbacks have begun: go on from the last checkpoint, if there is one."""
+        self._is_running()
         self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [_plain(each) for each in self._others]
@@ -126,6 +130,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the random states, from which the order of rows follows."""
+        self._is_running()
         self._epoch, self._batch = epoch, 0
         if self._left is None or epoch != self._left.epoch:
             self._epoch_states = _states()
@@ -134,6 +139,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Give the metrics of the epoch what they had."""
+        self._is_running()
         if self._left is not None and self._left.metrics:
             self._left.fill_metrics(self._trained())
 
@@ -207,6 +213,15 @@ class Checkpoint(keras.callbacks.Callback):
         is_thread = self.asynchronous and not now
         self._saving = saving.save_with(self.directory, model, None, is_thread, self.keep, {}, training, metrics)
 
+    def save_now(self) -> None:
+        """Save between two steps, because the job is asked to end."""
+        if self._batch != (self.params or {}).get("steps"):
+            self._save(self._epoch, self._batch, self._epoch_states, now=True)
+            return
+        # the epoch is over but for its end, where Keras wants a step: what is left out is its validation
+        self._history.on_epoch_end(self._epoch, self._trained().get_metrics_result())
+        self._save(self._epoch + 1, 0, {}, now=True)
+
     def _raise(self, wait: bool = False) -> None:
         if self._saving is not None and (wait or self._saving.is_done()):
             done, self._saving = self._saving, None
@@ -232,6 +247,10 @@ class Checkpoint(keras.callbacks.Callback):
         if kept == [type(each).__name__ for each in self._others]:
             for each, (_, state) in zip(self._others, training["callbacks"], strict=True):
                 _set_state(each, state)
+        elif any(state for _, state in training["callbacks"]):
+            warn(f"the checkpoint has callbacks {kept}, and this fit has others: what they counted is not given back")
+        if any(getattr(each, "restore_best_weights", False) for each in self._others):
+            warn("EarlyStopping(restore_best_weights=True): the best weights of before are in no checkpoint")
         self._left = _Left(
             training["epoch"], training["batch"], training["epoch_states"] or training["states"], training["states"]
         )
@@ -306,25 +325,28 @@ def _set_state(callback: Any, state: Mapping[str, Any]) -> None:
 # ---- signals
 
 
-def _save_on_signals() -> None:
-    global _point
-    if _point is None:
-        _point = preemption.on_preemption(_save_now)
-
-
+#: where a program saves when it is asked to end
 _point: preemption.PreemptionPoint | None = None
 
 
-def _save_now() -> None:
-    if _current is not None:
-        _current._save(_current._epoch, _current._batch, _current._epoch_states, now=True)
+def _save_on_signals() -> None:
+    global _point
+    if _point is not None:
+        return
+    try:
+        _point = preemption.on_preemption(lambda: None if _current is None else _current.save_now())
+    except FlowError as error:
+        raise FlowError(
+            f"Checkpoint saves on a signal by kf.on_preemption: {error}; or give it save_on_signal=()"
+        ) from error
 
 
 # ---- hooks
 
 
 def _of(callbacks: keras.callbacks.CallbackList, *args: object, **kwargs: object) -> Checkpoint | None:
-    return next((each for each in callbacks.callbacks if isinstance(each, Checkpoint)), None)
+    """The callback of a `fit`; of one without it that of a `fit` that was broken off, or that runs around this one."""
+    return next((each for each in callbacks.callbacks if isinstance(each, Checkpoint)), _current)
 
 
 def _all_begin(
@@ -338,6 +360,11 @@ def _all_begin(
 
     From here on the others come first, so that a checkpoint has what they did in the same batch and epoch.
     """
+    global _current
+    if callback not in callbacks.callbacks:
+        _current = None
+        original(callbacks, *args, **kwargs)
+        return
     callbacks.callbacks.remove(callback)
     callbacks.callbacks.append(callback)
     original(callbacks, *args, **kwargs)

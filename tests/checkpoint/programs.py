@@ -98,15 +98,26 @@ def source(kind: str) -> dict[str, Any]:
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends the program after some batches, in the middle of everything."""
+    """Ends the program after some batches, in the middle of everything.
 
-    def __init__(self, after: int | None):
+    Args:
+        after: so many batches; -2 means after the last batch of the second epoch, saved as on a signal.
+        checkpoint: saves then.
+    """
+
+    def __init__(self, after: int | None, checkpoint: kf.callbacks.Checkpoint):
         super().__init__()
-        self._left = after
+        self._left, self._checkpoint = after, checkpoint
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The job is asked to end in the last batch of an epoch."""
+        if self._left is not None and self._left + epoch == -1:
+            self._checkpoint.save_now()
+            raise KeyboardInterrupt
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count batches."""
-        if self._left is not None:
+        if self._left is not None and self._left > 0:
             self._left -= 1
             if self._left == 0:
                 raise KeyboardInterrupt
@@ -133,7 +144,7 @@ def trained(
     callback = kf.callbacks.Checkpoint(folder, save_freq=save_freq, save_on_signal=())
     counter = Counter()
     early = keras.callbacks.EarlyStopping("loss", patience=100)
-    callbacks = [callback, counter, early, Stop(stop)]
+    callbacks = [callback, counter, early, Stop(stop, callback)]
     try:
         history = model.fit(**source(kind), epochs=epochs, callbacks=callbacks, verbose=0)
     except KeyboardInterrupt:

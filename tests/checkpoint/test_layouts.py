@@ -58,6 +58,7 @@ def test_torch_loads_what_jax_saved(on_ranks: Callable[..., Pool], tmp_path: Pat
     assert bytes_read <= kf.checkpoint.inspect(tmp_path).bytes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_slots_of_an_optimizer(optimizer: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
     pool = on_ranks("torch")

@@ -13,18 +13,26 @@ from tests.ranks import Pool
 ENGINES = ("jax", "tensorflow", "torch")
 #: layout, source of data, when it is stopped, and how often it saves
 CASES = [
-    ("dp4", "arrays", (4, 9), 3),
     ("2x2", "arrays", (11, 2), 3),
-    ("dp4", "dataset", (10,), 3),
-    ("2x2", "tf.data", (10, 3), 2),
-    ("dp4", "loader", (13,), 4),
     ("dp4", "generator", (11,), 4),
+    ("2x2", "tf.data", (10, 3), 2),
+    ("2x2", "arrays", (-2,), "epoch"),
+    ("dp4", "arrays", (4, 9), 3),
+    ("dp4", "dataset", (10,), 3),
+    ("dp4", "loader", (13,), 4),
     ("dp4", "arrays", (12,), "epoch"),
     ("1x4", "arrays", (8, 8), 1),  # as the last batch of an epoch ends, before what comes at its end
 ]
 
 
-@pytest.mark.parametrize(("layout", "kind", "stops", "save_freq"), CASES)
+#: of these, what is run each day on every engine
+_DAILY = 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "stops", "save_freq"),
+    [*CASES[:_DAILY], *(pytest.param(*case, marks=pytest.mark.full) for case in CASES[_DAILY:])],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stopped_program_ends_as_an_undisturbed_one(
     engine: str,

@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[str, Any, str, str, str]] = {
     "a quantization": ("_of_changes", lambda _: None, "layers.Dense", "float8", "amax_history"),
     "methods": ("replaced_method", lambda _: "", "layers.Dense", "another call", "rows differ"),
     "functions": ("unknown_function", lambda _: "", "layers.Dense", "softmax over rows", "rows differ"),
-    "axes": ("_touches_rows", lambda *_: False, "layers.Softmax[rows]", "as it is", "rows differ"),
+    "axes": ("touches_rows", lambda *_: False, "layers.Softmax[rows]", "as it is", "rows differ"),
     # a belief that outlives what it was formed by
     "held on to, the call is another": ("is_of", lambda *_: True, "layers.Dense", "another call", "rows differ"),
     "held on to, an attribute": ("is_of", lambda *_: True, "layers.Softmax", "another axis", "rows differ"),
