@@ -2,6 +2,11 @@
 
 `save` and `load` are for models; `kf.callbacks.Checkpoint` calls them in `fit`. `inspect`, `verify` and `read_tensor`
 need no engine. The format is described in docs/checkpoint-format.md.
+
+    >>> import tempfile
+    >>> inspect(tempfile.mkdtemp())  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    keras_flow.errors.FlowError: ... holds no checkpoint
 """
 
 from __future__ import annotations

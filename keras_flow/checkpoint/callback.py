@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._left.reader = reader
         if backend().world().process_index == 0:
             where = f"epoch {training['epoch']}" + (f", batch {training['batch']}" if training["batch"] else "")
-            print(f"keras_flow: going on from {reader.folder}: {where} (both from 0)", flush=True)
+            print(f"keras_flow: going on from {reader.folder}: {where} (both from 0)", file=sys.stderr, flush=True)
 
 
 class _Left:

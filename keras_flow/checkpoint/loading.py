@@ -73,7 +73,7 @@ def load(
     Example:
         >>> import keras, tempfile, keras_flow as kf
         >>> ranks, folder = kf.init(4), tempfile.mkdtemp()
-        >>> model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")])
+        >>> model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")], name="net")
         >>> saved = kf.checkpoint.save(folder, model, step=3, extra={"note": "good"})
         >>> kf.checkpoint.load(folder, model).extra
         {'note': 'good'}

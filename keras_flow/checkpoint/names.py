@@ -14,9 +14,12 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from keras_flow.backends import shared_files
+from keras_flow.current import models
+from keras_flow.current.distribution import active
 
 if TYPE_CHECKING:
     import keras
@@ -38,10 +41,17 @@ def named(model: keras.Model) -> dict[str, keras.Variable]:
     paths = {id(variable): name for name, variable in found.items()}
     for optimizer in shared_files.optimizers_of(model):
         if not optimizer.built:
-            optimizer.build(model.trainable_variables)
+            with _scope_of(model):
+                optimizer.build(model.trainable_variables)
         attribute = next(name for name, value in vars(model).items() if value is optimizer)
         _add_optimizer(found, paths, own, attribute, optimizer)
     return found
+
+
+def _scope_of(model: keras.Model) -> AbstractContextManager[object]:
+    """Where slots get the layouts of their variables, which may be asked for outside of any scope."""
+    distribution = models.remembered(model) if active() is None else None
+    return nullcontext() if distribution is None else distribution.scope()
 
 
 def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:

@@ -110,11 +110,11 @@ def save(
         >>> import keras, tempfile, keras_flow as kf
         >>> ranks = kf.init(4)
         >>> with kf.DataParallel().scope():
-        ...     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")])
+        ...     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="out")], name="net")
         >>> folder = tempfile.mkdtemp()
         >>> kf.checkpoint.save(folder, model, step=3).path.name
         'step-00000003'
-        >>> kf.checkpoint.read_tensor(folder, "out/kernel").shape
+        >>> kf.checkpoint.read_tensor(folder, "net/out/kernel").shape
         (4, 2)
     """
     return save_with(directory, model, step, asynchronous, keep, extra or {}, {}, {})

@@ -13,7 +13,7 @@ from tests.checkpoint import programs
 from tests.ranks import Pool
 
 ENGINES = ("jax", "tensorflow", "torch")
-OPTIMIZERS = ("Adam", "SGD", "Adafactor", "Nadam", "Lion")
+OPTIMIZERS = ("Adam", "RMSprop", "Adafactor", "Nadam", "Lion")
 
 
 def _equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
