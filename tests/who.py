@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 #: pattern of source files -> tests, most telling first; all patterns that match count
 MAP: dict[str, tuple[str, ...]] = {
     "backends/*.py": ("tests/backends/test_*.py",),
+    "backends/fingerprints/*.py": ("tests/backends/test_fingerprints.py",),
     "backends/jax/*.py": ("tests/backends/jax", "tests/parity/test_grid.py"),
     "backends/tensorflow/*.py": ("tests/backends/tensorflow", "tests/parity/test_grid.py"),
     "backends/torch/*.py": ("tests/backends/torch", "tests/parity/test_grid.py"),
