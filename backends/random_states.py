@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ def align(begins: bool = False) -> None:
     others = [json.loads(text) for text in agreement.exchange(json.dumps(sums))]
     names = [name for name in sums if len({other.get(name) for other in others}) > 1]
     first = json.loads(agreement.first_says(json.dumps(mine)))
-    set_states({name: state for name, state in first.items() if name in mine})
+    set_states(first)
     names = [name for name in names if name != _TENSORFLOW]
     if names and (not begins or _SEED in names):
         warn(
@@ -97,8 +97,13 @@ def states() -> dict[str, Any]:
     return found
 
 
-def set_states(states: dict[str, Any]) -> None:
-    """Give generators the states that `states` returned."""
+def set_states(given: Mapping[str, Any]) -> None:
+    """Give generators the states that `states` returned, here or elsewhere; what is not loaded here is left out."""
+    here = states()
+    _set_states({name: state for name, state in given.items() if name in here})
+
+
+def _set_states(states: dict[str, Any]) -> None:
     name, keys, position, has_gauss, gauss_of_numpy = states["NumPy's"]
     np.random.set_state((name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss_of_numpy))
     if _SEED in states:

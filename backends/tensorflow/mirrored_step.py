@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -16,7 +16,7 @@ from keras_flow.backends.tensorflow.mirrored_strategy import shards, strategy_of
 from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.traced_step import compiled
-from keras_flow.backends.tensorflow.trainer import build, build_for_prediction
+from keras_flow.backends.tensorflow.trainer import build, build_for_prediction, in_turn
 from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
@@ -178,19 +178,7 @@ def make_function(
     # `joined`: outputs of the replicas are put together, which only `predict` asks for
     steps = MirroredSteps(model, step, distribution, joined=False)
 
-    def function(iterator: Iterator) -> object:
-        outputs = None
-        for number in range(model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if number == 0:
-                    raise StopIteration from None
-                break
-            outputs = steps(data, iterator)
-        return outputs
-
-    return function
+    return in_turn(model, steps)
 
 
 def make_predict_function(

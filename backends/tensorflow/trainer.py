@@ -155,7 +155,11 @@ def make_function(
     """
     _refuse_jit(model)
     profiled_programs.remember(model)
-    steps = Steps(model, step, distribution)
+    return in_turn(model, Steps(model, step, distribution))
+
+
+def in_turn(model: keras.Model, steps: Callable[..., object]) -> Callable[[Iterator], object]:
+    """Return a function that takes batches from an iterator and runs `steps_per_execution` steps; the last outputs."""
 
     def function(iterator: Iterator) -> object:
         outputs = None

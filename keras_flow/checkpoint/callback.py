@@ -294,8 +294,7 @@ def _states() -> dict[str, Any]:
 
 
 def _set_states(states: Mapping[str, Any]) -> None:
-    current = random_states.states()
-    random_states.set_states(current | {key: value for key, value in states["random"].items() if key in current})
+    random_states.set_states(states["random"])
     row_order.set_state(states["rows"])
 
 

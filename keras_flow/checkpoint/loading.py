@@ -113,8 +113,7 @@ def load_from(
                 if strict:
                     raise
                 differences[name] = str(error)
-    current = random_states.states()
-    random_states.set_states(current | {key: value for key, value in found.random.items() if key in current})
+    random_states.set_states(found.random)
     return Loaded(found.step, found.extra, found.training, reader.bytes_read, tuple(differences.values()))
 
 
