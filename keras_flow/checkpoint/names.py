@@ -49,7 +49,7 @@ def named(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def _scope_of(model: keras.Model) -> AbstractContextManager[object]:
-    """Where slots get the layouts of their variables, which may be asked for outside of any scope."""
+    """Return the scope in which slots get the layouts of their variables; the one that is active where one is."""
     distribution = models.remembered(model) if active() is None else None
     return nullcontext() if distribution is None else distribution.scope()
 

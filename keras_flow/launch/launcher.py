@@ -112,9 +112,10 @@ def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, atte
     except Interruption as error:
         text = interruption.outcome(str(error), job, folder, ranks)
         raise Interruption(error.number, error.host, error.rank, text) from None
-    except RankError:
+    except RankError as error:
         for process in ranks.processes:
-            process.output.tell_left_out()  # all are ended, and their output is read to its end
+            if process.rank == error.rank:
+                process.output.tell_left_out()  # it is ended, and its output is read to its end
         raise
 
 

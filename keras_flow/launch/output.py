@@ -135,11 +135,10 @@ class RankOutput:
             self._files.pop(name).close()
 
     def _show_or_keep(self, name: str, line: str) -> None:
-        if self._shown:
-            if is_known(line.rstrip("\r\n")):
-                self._noise[name].left_out.append(line.rstrip("\r\n"))
-            else:
-                _write(name, f"[{self._name}] {line.rstrip()}\n")
+        if is_known(line.rstrip("\r\n")):
+            self._noise[name].left_out.append(line.rstrip("\r\n"))
+        elif self._shown:
+            _write(name, f"[{self._name}] {line.rstrip()}\n")
         else:
             self._kept.append(line)
 

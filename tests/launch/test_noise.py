@@ -109,6 +109,20 @@ def test_after_a_failure_the_engines_errors_are_told(tmp_path: Path, options: tu
     assert ABSL not in err and ONEDNN not in err, "they say nothing of a failure"
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_failed_ranks_errors_are_told_and_no_others(tmp_path: Path, failing: int) -> None:
+    more = f"""
+rank = int(os.environ["RANK"])
+os.write(2, {MATRIX!r}.replace("16553", f"1000{{rank}}").encode() + b"\\n")
+if rank != {failing}: time.sleep(60)
+time.sleep(1)
+raise ValueError("boom")
+"""
+    _, _, err = launched(tmp_path, "--nproc_per_node", "2", more=more)
+    assert MATRIX.replace("16553", f"1000{failing}") in err and "ValueError: boom" in err
+    assert f"1000{1 - failing}" not in err
+
+
 TERMINAL = """
 import os, signal, sys
 if os.environ.get("RANK") == "1": sys.exit()  # whose output is not shown
