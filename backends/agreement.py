@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from typing import Any
 
-from keras_flow.backends import meeting
+from keras_flow.backends import meeting, whereabouts
 from keras_flow.backends.active import backend
 from keras_flow.current import joining
 from keras_flow.errors import FlowError
 
-#: exchanges so far, and how often they were counted anew: the same numbers in all processes
-_exchanges = _begun_anew = 0
+#: how often exchanges were counted anew: the same number in all processes
+_begun_anew = 0
 #: process 0 removes what it said so many exchanges ago: no other one is so far behind
 _LAG = 1000
 
@@ -77,7 +77,7 @@ def _merged(text: str, merge: Callable[[str, str], str], judge: Callable[[str], 
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
-    engine, here, key = backend(), backend().world(), _next()
+    engine, here, key = backend(), backend().world(), _key(whereabouts.next_exchange())
     if here.process_count == 1:
         return judge(text)
     for level, other in meeting.below(here.process_index, here.process_count):
@@ -105,11 +105,12 @@ def first_says(text: str) -> str:
     engine = backend()
     if engine.world().process_count == 1:
         return text
-    key = _next()
+    number = whereabouts.next_exchange()
+    key = _key(number)
     if engine.world().process_index != 0:
         return _told(f"{key}/0", 0, _patience(engine.world().process_count.bit_length()))
     _tell(f"{key}/0", text)
-    engine.delete_text(f"{_key(_exchanges - _LAG)}/0")
+    engine.delete_text(f"{_key(number - _LAG)}/0")
     return text
 
 
@@ -132,8 +133,8 @@ def begin_anew(times: int) -> None:
     Args:
         times: how often this was done before, the same in all processes.
     """
-    global _exchanges, _begun_anew
-    _exchanges, _begun_anew = 0, times
+    global _begun_anew
+    _begun_anew = times
     meeting.begin_anew(times)
 
 
@@ -169,12 +170,6 @@ def require_equal(facts: Mapping[str, object], what: str) -> None:
             raise FlowError(f"process {index} of the job has {what} of its own: {pairs}. Make them equal on all hosts.")
 
 
-def _next() -> str:
-    """The key of the next exchange."""
-    global _exchanges
-    _exchanges += 1
-    return _key(_exchanges)
-
-
 def _key(number: int) -> str:
+    """How the keys of an exchange begin."""
     return f"keras_flow/{_begun_anew}/{number}"

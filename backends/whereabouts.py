@@ -69,6 +69,8 @@ class Entry:
 _entries: deque[Entry] = deque([Entry(0, "the beginning", "")], _KEPT)
 _watching: threading.Event | None = None
 _begun_anew = 0
+#: texts that this process has exchanged with all (`agreement.py`), which are no entries
+_exchanges = 0
 #: the entry in which the program waits inside the engine; none where it waits in the store, or runs Python
 _inside: Entry | None = None
 #: a call of some processes that waits inside the engine, and these; empty where there is none
@@ -118,6 +120,13 @@ def stay() -> None:
     _entries[-1] = replace(now(), may_leave=False)
 
 
+def next_exchange() -> int:
+    """This process exchanges a text with all, and needs them for it; the number of it, from 1."""
+    global _exchanges
+    _exchanges += 1
+    return _exchanges
+
+
 def leave_engine() -> None:
     """The program runs Python again: nothing of what it entered waits inside the engine."""
     global _inside
@@ -146,8 +155,8 @@ def waiting_for(processes: tuple[int, ...], name: str) -> Iterator[None]:
 
 def begin_anew(times: int) -> None:
     """Count from the start, after processes were stopped in different places; `times` as in `agreement`."""
-    global _begun_anew
-    _begun_anew = times
+    global _begun_anew, _exchanges
+    _begun_anew, _exchanges = times, 0
     _count_from(0, "the beginning")
 
 
@@ -198,28 +207,33 @@ def tell() -> None:
     """Write where this process is, with the entries before."""
     key = f"{prefix()}/at/{store().world().process_index}"
     *before, last = list(_entries)
-    _put_again(key, json.dumps([astuple(entry) for entry in (*before, _with_line(last))]))
+    _put_again(key, json.dumps([_exchanges, [astuple(entry) for entry in (*before, _with_line(last))]]))
 
 
-def told_by(process: int) -> list[Entry]:
-    """What another process told last."""
+def told_by(process: int) -> tuple[int, list[Entry]]:
+    """What another process told last: how many texts it has exchanged, and its last entries."""
     told = asked(f"{prefix()}/at/{process}")
-    return [Entry(*each) for each in json.loads(told)] if told else []
+    exchanges, entries = json.loads(told) if told else (0, [])
+    return exchanges, [Entry(*each) for each in entries]
 
 
 def elsewhere(process: int) -> Entry | None:
     """What another process entered that this one did not, where that is proven."""
-    return _not_mine(told_by(process), list(_entries))[1]
+    return _not_mine(told_by(process)[1], list(_entries))[1]
 
 
 def apart(process: int) -> bool:
     """Whether another process is where this one is not: elsewhere, or in another line of what may be done alone.
 
-    Its entries and those of this process may be told before one of them is taken back; either way each can go alone.
+    It is elsewhere, too, where it exchanges a text that this one has not come to, as `fit` does before an epoch and at
+    its end. Its entries and those of this process may be told before one of them is taken back; either way each can go
+    alone.
     """
-    theirs, mine = told_by(process), now()
+    (exchanges, theirs), mine = told_by(process), now()
     if not theirs:
         return False
+    if exchanges > _exchanges:
+        return True
     same = next((entry for entry in theirs if entry.number == mine.number), None)
     if same is None:
         return theirs[-1].number > mine.number
@@ -296,7 +310,7 @@ def judged(process: int, theirs: Entry, what: str = "", meeting: str = "all") ->
         meeting: as in `verdict`.
     """
     here = tensor_engine().world()
-    told = told_by(process)
+    _, told = told_by(process)
     mine, other = _not_mine(told, list(_entries))
     if not what and other is not None and mine.number < now().number:  # they differ since an earlier one
         what, theirs = str(mine), other
