@@ -52,13 +52,14 @@ def classes() -> Sequence[str]:
     """Places of Keras's classes of metrics that compare predictions with targets, by introspection."""
     import keras
 
-    found = {
-        owner: name
-        for name, metric in sorted(vars(keras.metrics).items(), reverse=True)
-        if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric)
-        for owner in metric.__mro__
-        if list(inspect.signature(vars(owner).get("update_state", len)).parameters)[1:3] == ["y_true", "y_pred"]
-    }
+    found: dict[
+        type, str
+    ] = {}  # one name for each class that has the method; only the nearest one is wrapped by a name
+    for name, metric in sorted(vars(keras.metrics).items(), reverse=True):
+        if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
+            owner = next(kind for kind in metric.__mro__ if "update_state" in vars(kind))
+            if list(inspect.signature(vars(owner)["update_state"]).parameters)[1:3] == ["y_true", "y_pred"]:
+                found[owner] = name
     return sorted(f"keras.metrics.{name}" for name in found.values())
 
 
