@@ -1,7 +1,8 @@
 """Checkpoints that any layout, engine and number of ranks can read; `kf.checkpoint`.
 
-`save` and `load` are for models; `kf.callbacks.Checkpoint` calls them in `fit`. `inspect`, `verify` and `read_tensor`
-need no engine. The format is described in docs/checkpoint-format.md.
+`save` and `load` are for models; `kf.callbacks.Checkpoint` calls them in `fit`. `load_weights` reads pretrained
+weights, `export` and `import_` have to do with other programs. `inspect`, `verify` and `read_tensor` need no engine.
+The format is described in docs/checkpoint-format.md.
 
     >>> import tempfile
     >>> inspect(tempfile.mkdtemp())  # doctest: +IGNORE_EXCEPTION_DETAIL
@@ -20,13 +21,21 @@ from keras_flow.checkpoint.looking import verify as verify
 from keras_flow.checkpoint.manifest import Manifest as Manifest
 
 if TYPE_CHECKING:
+    from keras_flow.checkpoint.exporting import export as export
+    from keras_flow.checkpoint.exporting import import_ as import_
     from keras_flow.checkpoint.loading import Loaded as Loaded
     from keras_flow.checkpoint.loading import load as load
     from keras_flow.checkpoint.saving import Saved as Saved
     from keras_flow.checkpoint.saving import save as save
+    from keras_flow.checkpoint.weights import load_weights as load_weights
 
 #: names that load Keras and its engine -> their modules
-_LOADED = {"load": "loading", "Loaded": "loading", "save": "saving", "Saved": "saving"}
+_LOADED = {
+    **dict.fromkeys(("load", "Loaded"), "loading"),
+    **dict.fromkeys(("save", "Saved"), "saving"),
+    **dict.fromkeys(("export", "import_"), "exporting"),
+    "load_weights": "weights",
+}
 
 __all__ = ["Manifest", "inspect", "read_tensor", "verify", *_LOADED]
 

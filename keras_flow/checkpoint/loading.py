@@ -92,18 +92,54 @@ def load_from(
     reader: Reader, model: keras.Model, strict: bool = True, rename: Mapping[str, str] | None = None
 ) -> Loaded:
     """Load what a reader finds; as `load`."""
+    variables, there = (
+        names.named(built(model)),
+        [name for name in reader.manifest.tensors if not name.startswith("@metrics/")],
+    )
+    what = f"the checkpoint {str(reader.folder)!r}"
+    left_out = put(reader, there, variables, f"{what} is of another model than {model.name!r}", strict, rename)
+    found = reader.manifest
+    if found.random:  # another program's checkpoint has none
+        random_states.set_states(found.random)
+    return Loaded(found.step, found.extra, found.training, reader.bytes_read, left_out)
+
+
+def built(model: keras.Model) -> keras.Model:
+    """The model; an error where it is not built."""
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is loaded")
-    found, variables = reader.manifest, names.named(model)
-    there = [name for name in found.tensors if not name.startswith("@metrics/")]
+    return model
+
+
+def put(
+    reader: Reader,
+    there: Sequence[str],
+    variables: Mapping[str, keras.Variable],
+    what: str,
+    strict: bool,
+    rename: Mapping[str, str] | None,
+) -> tuple[str, ...]:
+    """Give variables the tensors that have their names.
+
+    Args:
+        reader: of the tensors.
+        there: names of those that are wanted.
+        variables: name -> variable.
+        what: how the message begins where names or shapes differ.
+        strict: an error where they do.
+        rename: as in `load`.
+
+    Returns:
+        What was left as it is, in words.
+    """
     pairs = names.matched(variables, there, rename)
     differences = _differences(reader, variables, there, pairs)
     if differences and strict:
         shown = "\n".join(f"  {text}" for text in list(differences.values())[:_SHOWN])
         more = f"\n  and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise FlowError(
-            f"the checkpoint {str(reader.folder)!r} is of another model than {model.name!r}:\n{shown}{more}\n"
-            "Load what fits by strict=False, or say what has another name: rename={'name in the checkpoint': 'name'}"
+            f"{what}:\n{shown}{more}\n"
+            "Load what fits by strict=False, or say what has another name: rename={'name in the file': 'name'}"
         )
     for name, other in pairs.items():
         if name not in differences:
@@ -113,8 +149,7 @@ def load_from(
                 if strict:
                     raise
                 differences[name] = str(error)
-    random_states.set_states(found.random)
-    return Loaded(found.step, found.extra, found.training, reader.bytes_read, tuple(differences.values()))
+    return tuple(differences.values())
 
 
 def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
@@ -135,21 +170,21 @@ def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
 
 
 def _differences(
-    reader: Reader, variables: Mapping[str, keras.Variable], there: list[str], pairs: Mapping[str, str]
+    reader: Reader, variables: Mapping[str, keras.Variable], there: Sequence[str], pairs: Mapping[str, str]
 ) -> dict[str, str]:
     """Name -> in what the model and the checkpoint differ, weights before slots."""
     found: dict[str, str] = {}
-    used = set(pairs.values())
+    used, here = set(pairs.values()), "checkpoint" if reader.manifest.saved else "file"
     for name in sorted(variables, key=lambda name: "@" in name):
         if name not in pairs:
             left = [other for other in there if other not in used]
-            found[name] = f"{name!r} is not in the checkpoint{names.nearest(name, left)}"
+            found[name] = f"{name!r} is not in the {here}{names.nearest(name, left)}"
             continue
         tensor, shape = reader.manifest.tensors[pairs[name]], tuple(variables[name].shape)
         if tensor.shape != shape:
-            found[name] = f"{name!r} has shape {list(shape)}, and {list(tensor.shape)} in the checkpoint"
+            found[name] = f"{name!r} has shape {list(shape)}, and {list(tensor.shape)} in the {here}"
     missing = [name for name in variables if name not in pairs]
     for name in there:
         if name not in used and name not in found:
-            found[name] = f"{name!r} is in the checkpoint and not in the model{names.nearest(name, missing)}"
+            found[name] = f"{name!r} is in the {here} and not in the model{names.nearest(name, missing)}"
     return found

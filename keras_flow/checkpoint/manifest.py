@@ -28,6 +28,8 @@ from keras_flow.errors import FlowError
 #: what `manifest.json` begins with, and the version that this code writes
 FORMAT, VERSION = "keras_flow checkpoint", 1
 NAME = "manifest.json"
+#: the model as Keras serializes it, where it can
+MODEL = "model.json"
 _STEP = re.compile(r"step-(\d{8,})")
 
 #: safetensors' name of a dtype -> Keras's
@@ -165,6 +167,11 @@ def numpy_dtype(name: str) -> np.dtype:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
+
+
+def is_weight(name: str) -> bool:
+    """Whether a tensor is a weight of the model, and no state of its optimizer, metrics or seed generators."""
+    return "@" not in name and not name.endswith("/seed_generator_state")
 
 
 # ---- folders

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from keras_flow.backends import shared_files
+from keras_flow.checkpoint.manifest import is_weight
 from keras_flow.current import models
 from keras_flow.current.distribution import active
 
@@ -33,11 +34,8 @@ def named(model: keras.Model) -> dict[str, keras.Variable]:
 
     Optimizers that are not built yet are built, as Keras does before it loads them.
     """
-    metrics = {id(variable) for variable in model.metrics_variables}
-    own = list({id(variable): variable for variable in model.variables if id(variable) not in metrics}.values())
-    found: dict[str, keras.Variable] = {}
-    for variable in own:
-        _add(found, variable.path, variable)
+    found = _own(model)
+    own = list(found.values())
     paths = {id(variable): name for name, variable in found.items()}
     for optimizer in shared_files.optimizers_of(model):
         if not optimizer.built:
@@ -45,6 +43,20 @@ def named(model: keras.Model) -> dict[str, keras.Variable]:
                 optimizer.build(model.trainable_variables)
         attribute = next(name for name, value in vars(model).items() if value is optimizer)
         _add_optimizer(found, paths, own, attribute, optimizer)
+    return found
+
+
+def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
+    """The weights of a model by their names: what `named` has without seed generators and optimizers."""
+    weights = {id(variable) for variable in model.weights}
+    return {name: variable for name, variable in _own(model).items() if id(variable) in weights}
+
+
+def _own(model: keras.Model) -> dict[str, keras.Variable]:
+    metrics = {id(variable) for variable in model.metrics_variables}
+    found: dict[str, keras.Variable] = {}
+    for variable in {id(variable): variable for variable in model.variables if id(variable) not in metrics}.values():
+        _add(found, variable.path, variable)
     return found
 
 
@@ -128,8 +140,9 @@ def _listed(optimizer: keras.optimizers.Optimizer) -> dict[int, tuple[int, str]]
 def matched(model: Iterable[str], there: Iterable[str], rename: Mapping[str, str] | None = None) -> dict[str, str]:
     """Name of the model -> name in the checkpoint, for those that are in both.
 
-    Names are equal, or equal but for the numbers that Keras gives to layers of one class, where these come in the same
-    order: a notebook makes `dense_2` where the program that saved made `dense`.
+    Names are equal, or equal but for the model's own name before all of them, or for the numbers that Keras gives to
+    layers of one class, where these come in the same order: a notebook makes `dense_2` where the program that saved
+    made `dense`.
 
     Args:
         model: names in the model, in order.
@@ -137,9 +150,29 @@ def matched(model: Iterable[str], there: Iterable[str], rename: Mapping[str, str
         rename: (name in the checkpoint, or a path before a `/`) -> the same in the model.
     """
     mine, theirs = list(model), {_renamed(name, rename or {}): name for name in there}
+    ways = [_pairs(mine, theirs)]
+    if len(ways[0]) < len(mine):
+        # a Sequential model that is read from a file has paths without its own name
+        ways.append(_pairs(mine, dict(zip(_without_model(theirs), theirs.values(), strict=True))))
+        found = _pairs(_without_model(mine), theirs)
+        ways.append({name: found[bare] for name, bare in zip(mine, _without_model(mine), strict=True) if bare in found})
+    return max(ways, key=len)
+
+
+def _without_model(names: Iterable[str]) -> list[str]:
+    """Names without what comes before the first `/`, where that is the same in all weights and slots."""
+    listed = list(names)
+    heads = {name.partition("/")[0] for name in listed if "@" in name[1:] or is_weight(name)}
+    head = f"{heads.pop()}/" if len(heads) == 1 else ""
+    return [name.removeprefix(head) for name in listed]
+
+
+def _pairs(names: Iterable[str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """Name -> value of `theirs` for the same name, or for the one at the same place of those that differ by numbers."""
+    mine = list(names)
     groups: dict[str, tuple[list[str], list[str]]] = {}
-    for side, names in enumerate((mine, theirs)):
-        for name in names:
+    for side, each in enumerate((mine, theirs)):
+        for name in each:
             groups.setdefault(_stem(name), ([], []))[side].append(name)
     found = {}
     for ours, others in groups.values():

@@ -25,7 +25,8 @@ class Reader:
     Args:
         folder: of the checkpoint.
         found: its manifest.
-        check: compare the hash of each chunk. Without it, of a chunk only the rows that are needed are read.
+        check: compare the hash of each chunk, which is read whole for it. Otherwise, and where a chunk has no hash,
+            only the elements that are needed are read.
 
     Attributes:
         bytes_read: so far.
@@ -60,40 +61,31 @@ class Reader:
             ]
             if any(stop <= start for start, stop in common):
                 continue
-            rows = common[0] if common else (0, 1)
-            first = chunk.start[0] if common else 0
-            values = self._rows(name, chunk, dtype, rows[0] - first, rows[1] - first)
-            inner = [slice(a - first, b - first) for (a, b), first in zip(common[1:], chunk.start[1:], strict=True)]
+            index = tuple(slice(a - first, b - first) for (a, b), first in zip(common, chunk.start, strict=True))
             where = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(common, bounds, strict=True))
-            out[where] = values[(slice(None), *inner)] if common else values.reshape(())
+            out[where] = self._part(name, chunk, dtype, index)
             filled += out[where].size
         if filled != out.size:
             raise FlowError(f"{name!r} in {str(self.folder)!r}: {out.size - filled} elements are in no chunk")
         return out
 
-    def _rows(self, name: str, chunk: Chunk, dtype: np.dtype, first: int, last: int) -> np.ndarray:
-        """Rows of a chunk, from `first` up to before `last`."""
-        rows = chunk.shape[0] if chunk.shape else 1
-        size = (chunk.end - chunk.begin) // rows
-        if self.check:
-            data = self._bytes(name, chunk, chunk.begin, chunk.end)
-            if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
-                raise FlowError(_damaged(self.folder, name, chunk, "does not have the hash of what was written"))
-            data = memoryview(data)[first * size : last * size]
-        else:
-            data = self._bytes(name, chunk, chunk.begin + first * size, chunk.begin + last * size)
-        return np.frombuffer(data, dtype).reshape(last - first, *chunk.shape[1:])
-
-    def _bytes(self, name: str, chunk: Chunk, begin: int, end: int) -> bytes:
+    def _part(self, name: str, chunk: Chunk, dtype: np.dtype, index: tuple[slice, ...]) -> np.ndarray:
+        """Elements of a chunk."""
         try:
             with (self.folder / chunk.file).open("rb") as file:
-                data = os.pread(file.fileno(), end - begin, begin)
+                if missing := max(0, chunk.end - os.fstat(file.fileno()).st_size):
+                    raise FlowError(_damaged(self.folder, name, chunk, f"ends {missing} bytes too early"))
+                if not (self.check and chunk.xxh3_64):
+                    part = np.memmap(file, dtype, "r", chunk.begin, chunk.shape)[index]
+                    self.bytes_read += part.nbytes
+                    return part
+                data = os.pread(file.fileno(), chunk.end - chunk.begin, chunk.begin)
         except OSError as error:
             raise FlowError(_damaged(self.folder, name, chunk, f"cannot be read ({error.strerror})")) from error
         self.bytes_read += len(data)
-        if len(data) < end - begin:
-            raise FlowError(_damaged(self.folder, name, chunk, f"ends {end - begin - len(data)} bytes too early"))
-        return data
+        if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
+            raise FlowError(_damaged(self.folder, name, chunk, "does not have the hash of what was written"))
+        return np.frombuffer(data, dtype).reshape(chunk.shape)[index]
 
 
 def _damaged(folder: Path, name: str, chunk: Chunk, what: str) -> str:

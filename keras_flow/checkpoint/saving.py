@@ -178,7 +178,7 @@ def save_with(
         extra=dict(extra),
     )
     saved = Saved(folder, step, sum(block.bytes for part in parts for _, block in part.blocks))
-    work = _Writing(writing, folder, parts, said, here, keep)
+    work = _Writing(writing, folder, parts, said, _serialized(model) if here.process_index == 0 else "", here, keep)
     if asynchronous:
 
         def run() -> None:
@@ -218,6 +218,7 @@ class _Writing:
         folder: as it will be called.
         parts: what this process writes.
         said: the manifest, without chunks.
+        model: as Keras serializes it; empty where it cannot.
         here: the job.
         keep: as in `save`.
     """
@@ -226,6 +227,7 @@ class _Writing:
     folder: Path
     parts: list[_Mine]
     said: Manifest
+    model: str
     here: World
     keep: int | None
 
@@ -266,6 +268,8 @@ class _Writing:
                 chunks[name] += [Chunk(**chunk) for chunk in found]
             note.unlink()
         tensors = {name: replace(tensor, chunks=tuple(chunks[name])) for name, tensor in self.said.tensors.items()}
+        if self.model:
+            atomic.write_text(self.writing / manifest.MODEL, self.model)
         atomic.write_text(self.writing / manifest.NAME, replace(self.said, tensors=tensors).to_json())
         atomic.put(self.writing, self.folder)
         _remove(self.writing)  # an older checkpoint of this step, which has changed places with it
@@ -353,6 +357,16 @@ def _dtype(variable: keras.Variable) -> str:
     import keras
 
     return keras.backend.standardize_dtype(variable.dtype)
+
+
+def _serialized(model: keras.Model) -> str:
+    """The model as Keras serializes it, from which `export` makes it again; empty of a class without `get_config`."""
+    import keras
+
+    try:
+        return json.dumps(keras.saving.serialize_keras_object(model))
+    except Exception:  # whatever the program's own `get_config` raises
+        return ""
 
 
 def _step_of(model: keras.Model) -> int:

@@ -1,4 +1,7 @@
-"""`keras-flow checkpoint`: what is in a checkpoint, and whether it is whole. No engine is loaded."""
+"""`keras-flow checkpoint`: what is in a checkpoint, whether it is whole, and files for other programs.
+
+No engine is loaded, but by the formats of Keras, Orbax and torch.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,25 @@ def checkpoint(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all of it and compare the hash of each chunk.")
     ] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write it for other programs: model.keras, weights.safetensors, or a folder.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Of --export: keras, safetensors, orbax or dcp; else by its ending.")
+    ] = None,
     all_rows: Annotated[bool, typer.Option("--all", help="Show every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
 ) -> None:
-    """Print what the checkpoint in DIR holds: tensors, layouts, and where `fit` was when it was saved."""
+    """Print what the checkpoint in DIR holds: tensors, layouts, and where `fit` was when it was saved; or export it."""
     from keras_flow import units
     from keras_flow.checkpoint import looking
 
     wanted = "latest" if step is None else step
+    if export is not None:
+        from keras_flow.checkpoint import exporting
+
+        print(f"wrote {exporting.export(directory, export, format, step=wanted)}")
+        return
     found = looking.inspect(directory, step=wanted)
     if as_json:
         print(found.to_json())

@@ -183,3 +183,54 @@ def values(model: keras.Model) -> dict[str, np.ndarray]:
     from keras_flow.checkpoint import names
 
     return {name: np.asarray(variable) for name, variable in names.named(model).items()}
+
+
+def saved_by_keras(folder: str, layout: str) -> None:
+    """Train as `saved` does, and write the model's files as Keras does."""
+    keras.utils.set_random_seed(7)
+    model = make(layout, keras.optimizers.get("Adam"))
+    x, y = _arrays()
+    model.fit(x[:32], y[:32], batch_size=8, verbose=0)
+    model.save(f"{folder}/m.keras")
+    model.save_weights(f"{folder}/m.weights.h5")
+    model.save_weights(f"{folder}/m.weights.json", max_shard_size=0.1)
+
+
+def loaded_weights(path: str, layout: str) -> tuple[dict[str, np.ndarray], Any]:
+    """Load weights into another model, of other values; its weights, and what was said."""
+    from keras_flow.checkpoint import names
+
+    keras.utils.set_random_seed(8)
+    model = make(layout, keras.optimizers.get("Adam"))
+    said = kf.checkpoint.load_weights(path, model)
+    return {name: np.asarray(variable) for name, variable in names.weights_of(model).items()}, said
+
+
+def bytes_held_and_read(path: str, layout: str) -> tuple[int, int]:
+    """Bytes of the weights that this rank holds, and that it read."""
+    from keras_flow.backends.active import backend
+    from keras_flow.checkpoint import names
+
+    model = make(layout)
+    said = kf.checkpoint.load_weights(path, model)
+    held = [next(iter(backend().shards(each).values())) for each in names.weights_of(model).values()]
+    return sum(each.nbytes for each in held), said.bytes_read
+
+
+def exchanged(folder: str, out: str, format: str, back: str) -> None:
+    """Export a checkpoint and import what was written, in process 0."""
+    if kf.env.is_main_process():
+        kf.checkpoint.export(folder, out, format)
+        kf.checkpoint.import_(out, back, step=7, allow_pickle=format == "dcp")
+    from keras_flow import comm
+
+    comm.barrier()
+
+
+def error_of_loading(path: str, rename: dict[str, str] | None) -> str:
+    """The message of an error, the same on all ranks."""
+    try:
+        kf.checkpoint.load_weights(path, make("dp4"), rename=rename)
+    except kf.FlowError as error:
+        return str(error)
+    return ""

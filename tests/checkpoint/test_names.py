@@ -107,3 +107,11 @@ def test_what_fits_is_loaded_and_the_rest_named(tmp_path: Any) -> None:
     loaded = kf.checkpoint.load(tmp_path, other := _model("adam", ("one", "three")), strict=False)
     np.testing.assert_array_equal(other.layers[0].kernel, kf.checkpoint.read_tensor(tmp_path, "net/one/kernel"))
     assert any("'net/three/kernel' is not in the checkpoint" in text for text in loaded.left_out)
+
+
+def test_a_models_own_name_before_all_names_may_be_missing() -> None:
+    there = ["net/up/kernel", "net/up/kernel@momentum", "net/down/kernel", "@optimizer/iteration"]
+    mine = [name.removeprefix("net/") for name in there]
+    assert names.matched(mine, there) == dict(zip(mine, there, strict=True))
+    assert names.matched(there, mine) == dict(zip(there, mine, strict=True))
+    assert names.matched(["up/kernel"], ["up/bias"]) == {}
