@@ -52,9 +52,8 @@ def classes() -> Sequence[str]:
     """Places of Keras's classes of metrics that compare predictions with targets, by introspection."""
     import keras
 
-    found: dict[
-        type, str
-    ] = {}  # one name for each class that has the method; only the nearest one is wrapped by a name
+    # one name for each class that has the method: a name wraps the nearest class alone
+    found: dict[type, str] = {}
     for name, metric in sorted(vars(keras.metrics).items(), reverse=True):
         if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
             owner = next(kind for kind in metric.__mro__ if "update_state" in vars(kind))

@@ -6,12 +6,11 @@
     orbax         all tensors, as a tree of names    import_
     dcp           all tensors, flat, by their names  import_(allow_pickle=True): torch writes names and shapes by pickle
 
-One process does it, under no layout; a tensor at a time is in memory, except for Keras and Orbax, which take them all.
+One process does it, under no layout. safetensors need memory for one tensor; the others take all tensors at once.
 """
 
 from __future__ import annotations
 
-import datetime
 import importlib
 import json
 import os
@@ -22,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-import keras_flow
 from keras_flow import atomic, progress, units
 from keras_flow.checkpoint import manifest, weights, writer
 from keras_flow.checkpoint.manifest import Manifest, Tensor, is_weight
@@ -99,27 +97,21 @@ def import_(
     """
     source = Path(path).absolute()
     format = _format(format, source)
-    tensors, read = _READERS[format](source, allow_pickle)
     folder = Path(directory).absolute() / manifest.folder_of(step)
     if folder.exists():
         raise FlowError(f"{str(folder)!r} is there already; choose another step")
+    tensors, read = _READERS[format](source, allow_pickle)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic.beside(folder) as new:
         new.mkdir()
-        chunks = _write_file(new / "rank-00000-of-00001.safetensors", list(tensors), tensors, read)
+        chunks = _write_file(new / manifest.file_of(0, 1), list(tensors), tensors, read)
         said = Manifest(
             step,
             {
                 name: Tensor(tensor.dtype, tensor.shape, "", tuple(chunks.get(name, ())))
                 for name, tensor in tensors.items()
             },
-            {
-                "keras_flow": keras_flow.__version__,
-                "engine": format,
-                "ranks": 1,
-                "processes": 1,
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            },
+            manifest.saved_by(format, 1, 1),
         )
         atomic.write_text(new / manifest.NAME, said.to_json())
     return folder
@@ -148,11 +140,9 @@ def _write_file(
     path: Path, names: list[str], tensors: Mapping[str, Tensor], read: Callable[[str], np.ndarray]
 ) -> dict[str, list[manifest.Chunk]]:
     """Write whole tensors into one file of safetensors, one after the other; their chunks."""
+    shapes = {name: tensors[name].shape for name in names if 0 not in tensors[name].shape}
     blocks = [
-        writer.FileBlock(name, tensors[name].dtype, (0,) * len(tensors[name].shape), tensors[name].shape, shape)
-        for name in names
-        for shape in [tensors[name].shape]
-        if 0 not in shape
+        writer.FileBlock(name, tensors[name].dtype, (0,) * len(shape), shape, shape) for name, shape in shapes.items()
     ]
     file = writer.File(path, blocks)
     try:
@@ -168,8 +158,10 @@ def _write_file(
 def _write_keras(reader: Reader, path: Path, custom_objects: Mapping[str, Any] | None) -> None:
     import keras
 
-    from keras_flow.checkpoint import loading, names
+    from keras_flow.checkpoint import loading
 
+    if path.suffix != ".keras":
+        raise FlowError(f"Keras writes files that end in .keras; this one is {path.name!r}")
     try:
         config = json.loads((reader.folder / manifest.MODEL).read_text(encoding="utf-8"))
     except OSError as error:
@@ -181,12 +173,7 @@ def _write_keras(reader: Reader, path: Path, custom_objects: Mapping[str, Any] |
         model = keras.saving.deserialize_keras_object(config, dict(custom_objects or {}))
     except Exception as error:
         raise FlowError(f"the model cannot be made again: {error}. Give its classes as custom_objects=") from error
-    there = [name for name in reader.manifest.tensors if not name.startswith("@metrics/")]
-    loading.put(
-        reader, there, names.named(model), f"{str(reader.folder)!r} does not fit its {manifest.MODEL}", True, None
-    )
-    if path.suffix != ".keras":
-        raise FlowError(f"Keras writes files that end in .keras; this one is {path.name!r}")
+    loading.fill_model(model, reader, f"{str(reader.folder)!r} does not fit its {manifest.MODEL}")
     model.save(path)
 
 

@@ -92,16 +92,20 @@ def load_from(
     reader: Reader, model: keras.Model, strict: bool = True, rename: Mapping[str, str] | None = None
 ) -> Loaded:
     """Load what a reader finds; as `load`."""
-    variables, there = (
-        names.named(built(model)),
-        [name for name in reader.manifest.tensors if not name.startswith("@metrics/")],
-    )
-    what = f"the checkpoint {str(reader.folder)!r}"
-    left_out = put(reader, there, variables, f"{what} is of another model than {model.name!r}", strict, rename)
+    what = f"the checkpoint {str(reader.folder)!r} is of another model than {model.name!r}"
+    left_out = fill_model(built(model), reader, what, strict, rename)
     found = reader.manifest
     if found.random:  # another program's checkpoint has none
         random_states.set_states(found.random)
     return Loaded(found.step, found.extra, found.training, reader.bytes_read, left_out)
+
+
+def fill_model(
+    model: keras.Model, reader: Reader, what: str, strict: bool = True, rename: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Give the variables of a model and its optimizer what a checkpoint has of them; as `put`."""
+    there = [name for name in reader.manifest.tensors if not name.startswith("@metrics/")]
+    return put(reader, there, names.named(model), what, strict, rename)
 
 
 def built(model: keras.Model) -> keras.Model:

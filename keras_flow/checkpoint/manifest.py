@@ -12,6 +12,7 @@ Example: a kernel [4, 2] that two ranks split by rows.
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+import keras_flow
 from keras_flow.errors import FlowError
 
 #: what `manifest.json` begins with, and the version that this code writes
@@ -169,12 +171,28 @@ def numpy_dtype(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def saved_by(engine: str, ranks: int, processes: int) -> dict[str, Any]:
+    """Who saves a checkpoint, and when: the entry `saved` of its manifest."""
+    return {
+        "keras_flow": keras_flow.__version__,
+        "engine": engine,
+        "ranks": ranks,
+        "processes": processes,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
 def is_weight(name: str) -> bool:
     """Whether a tensor is a weight of the model, and no state of its optimizer, metrics or seed generators."""
     return "@" not in name and not name.endswith("/seed_generator_state")
 
 
 # ---- folders
+
+
+def file_of(rank: int, ranks: int) -> str:
+    """The name of the file of a rank."""
+    return f"rank-{rank:05d}-of-{ranks:05d}.safetensors"
 
 
 def folder_of(step: int) -> str:

@@ -150,12 +150,13 @@ def matched(model: Iterable[str], there: Iterable[str], rename: Mapping[str, str
         rename: (name in the checkpoint, or a path before a `/`) -> the same in the model.
     """
     mine, theirs = list(model), {_renamed(name, rename or {}): name for name in there}
+    # a Sequential model that is read from a file has paths without its own name
     ways = [_pairs(mine, theirs)]
     if len(ways[0]) < len(mine):
-        # a Sequential model that is read from a file has paths without its own name
         ways.append(_pairs(mine, dict(zip(_without_model(theirs), theirs.values(), strict=True))))
-        found = _pairs(_without_model(mine), theirs)
-        ways.append({name: found[bare] for name, bare in zip(mine, _without_model(mine), strict=True) if bare in found})
+        bare = _without_model(mine)
+        found = _pairs(bare, theirs)
+        ways.append({name: found[short] for name, short in zip(mine, bare, strict=True) if short in found})
     return max(ways, key=len)
 
 

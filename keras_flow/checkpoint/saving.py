@@ -8,7 +8,6 @@ checkpoints that were there, or these and the new one.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import json
 import os
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import keras_flow
 from keras_flow import atomic, sbp
 from keras_flow.backends import agreement, meeting, random_states
 from keras_flow.backends.active import backend
@@ -166,13 +164,7 @@ def save_with(
             name: Tensor(_dtype(variable), tuple(variable.shape), _layout_text(layouts[name]), ())
             for name, variable in variables.items()
         },
-        saved={
-            "keras_flow": keras_flow.__version__,
-            "engine": backend().name,
-            "ranks": here.size,
-            "processes": here.process_count,
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        },
+        saved=manifest.saved_by(backend().name, here.size, here.process_count),
         training=dict(training),
         random=random_states.states(),
         extra=dict(extra),
@@ -237,9 +229,9 @@ class _Writing:
         for part in self.parts:
             for piece, block in part.blocks:
                 blocks.setdefault(piece.rank, []).append(block)
-        name = "rank-{:05d}-of-{:05d}.safetensors"
         files = {
-            rank: writer.File(self.writing / name.format(rank, self.here.size), each) for rank, each in blocks.items()
+            rank: writer.File(self.writing / manifest.file_of(rank, self.here.size), each)
+            for rank, each in blocks.items()
         }
         is_whole = False
         try:

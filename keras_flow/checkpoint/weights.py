@@ -49,7 +49,7 @@ def load_weights(
         rename: for safetensors: name in the file -> name in the model, of a variable, or of what comes before a `/`.
 
     Returns:
-        Bytes read by this process, and what `strict=False` left as it was.
+        Bytes read by this process (0 where Keras reads), and what `strict=False` left as it was.
 
     Raises:
         FlowError: there is no such file, or it is of another model. Keras's own errors for its own files.
