@@ -8,7 +8,7 @@ from keras_flow.errors import FlowError
 from keras_flow.schedules import search, tables
 from keras_flow.schedules.schedule import Schedule
 from keras_flow.schedules.tables import zbv
-from keras_flow.schedules.timing import EQUAL, Costs, ThreeCosts
+from keras_flow.schedules.timing import EQUAL, Costs
 
 #: times within this of each other are equal
 _ROUNDING = 1e-9
@@ -81,7 +81,7 @@ def auto(
 
 
 def _candidates(
-    ranks: int, microbatches: int, costs: ThreeCosts, room: float, chunks: int, message: float
+    ranks: int, microbatches: int, costs: Sequence[float], room: float, chunks: int, message: float
 ) -> Iterator[Schedule]:
     yield tables.one_f_one_b(ranks, microbatches)
     yield tables.gpipe(ranks, microbatches)
@@ -96,7 +96,7 @@ def _candidates(
 
 
 def _searched(
-    places: list[int], microbatches: int, costs: ThreeCosts, room: float, message: float
+    places: list[int], microbatches: int, costs: Sequence[float], room: float, message: float
 ) -> Iterator[Schedule]:
     """Yield what the rules of the search give for one placement of the stages, until one is at the bound."""
     ranks = max(places) + 1
