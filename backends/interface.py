@@ -118,6 +118,9 @@ class StepMemory:
         max_pool_index_bytes: bytes that max pooling keeps for each element of its output.
         reduces_out_of_place: gradients that are summed over ranks exist twice at a time, before and after.
         update_tensors: tensors of a variable's size that an optimizer's update makes.
+        cuts_gradients: with `zero=2` a rank keeps its parts of gradients alone; otherwise they are whole until the
+            update, since the engine sums them together.
+        scattered_bytes: gradients that are on their way to the ranks that keep them, at most: packed, and as arrived.
     """
 
     activation_tensors: Mapping[str, int] = field(default_factory=dict)
@@ -130,6 +133,8 @@ class StepMemory:
     max_pool_index_bytes: int = 0
     reduces_out_of_place: bool = False
     update_tensors: int = 0
+    cuts_gradients: bool = False
+    scattered_bytes: int = 0
 
     def tensors_of_activation(self, name: str) -> int:
         """Tensors that the activation function of this name needs besides its output."""

@@ -31,7 +31,7 @@ from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active, holding
 from keras_flow.current.dry_run import is_dry_run
-from keras_flow.current.variable_layout import keras_layout
+from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError
 
@@ -234,6 +234,16 @@ def _creates(kind: str) -> Callable[..., object]:
     return replacement
 
 
+def _add_slot(
+    _: object, original: Callable[..., object], optimizer: keras.Optimizer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Optimizer.add_variable`: a slot has the layout that goes with its variable's, which Keras hands on."""
+    layout = kwargs.get("layout")
+    if isinstance(layout, KerasLayout):
+        kwargs["layout"] = layout.distribution.slot_layout(layout)
+    return _creates("optimizer")(_, original, optimizer, *args, **kwargs)
+
+
 def _value_comes_later(
     found: Distribution | World, original: Callable[..., object], variable: keras.Variable
 ) -> object:
@@ -385,7 +395,8 @@ def hooks() -> Sequence[Hook]:
         Hook(
             "keras.Optimizer",
             "add_variable",
-            _creates("optimizer"),
-            "slots that have not their variable's shape (Adafactor) are never asked of the rules",
+            _add_slot,
+            "slots that have not their variable's shape (Adafactor) are never asked of the rules; the others may be "
+            "split where their variable is not (zero=)",
         ),
     )

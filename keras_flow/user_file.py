@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from keras_flow.distributions.distribution import FlowDistribution
 
-_DATA = re.compile(r"dp([1-9]\d*)$")
+_DATA = re.compile(r"dp([1-9]\d*)(?:z([12]))?$")
 _TENSOR = re.compile(r"tp([1-9]\d*)$")
-_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)$")
+_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([12]))?$")
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def ranks_of(layout: str) -> int | None:
     """The number of ranks in a layout's name; None for a name of the file's own.
 
     Example:
-        >>> [ranks_of(name) for name in ("1", "dp4", "2x2", "mine")]
-        [1, 4, 4, None]
+        >>> [ranks_of(name) for name in ("1", "dp4", "dp4z2", "2x2", "mine")]
+        [1, 4, 4, 4, None]
     """
     if layout == "1":
         return 1
@@ -210,7 +210,7 @@ def check_file(
 
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
-    return FlowError(f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, or {also}")
+    return FlowError(f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, dpNz1 or AxBz2 (zero=), or {also}")
 
 
 def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDistribution] | None:
@@ -229,8 +229,8 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     import keras_flow as kf
 
     if match := _DATA.match(layout):
-        count = int(match[1])
-        return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)))
+        count, zero = int(match[1]), int(match[2] or 0)
+        return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)), zero=zero)
     # layouts that split variables need rules, which only the user can give
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:
@@ -245,7 +245,8 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         if tensor
         else kf.Placement(np.arange(int(hybrid[1]) * int(hybrid[2])).reshape(int(hybrid[1]), -1), ("data", "model"))  # type: ignore[index]
     )
-    return lambda: kf.ModelParallel(placement, rules=module.rules())
+    zero = int(hybrid[3] or 0) if hybrid else 0
+    return lambda: kf.ModelParallel(placement, rules=module.rules(), zero=zero)
 
 
 def skeleton(module: ModuleType) -> str:

@@ -190,7 +190,6 @@ ORDER = (
     ("errors", "units", "philox", "progress", "atomic"),
     ("permutation",),
     ("pictures",),
-    ("schedules",),
     ("sbp",),
     ("placements",),
     ("layout",),

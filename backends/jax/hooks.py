@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
-from keras_flow.backends.jax import convolutions, data, fourier, layers, reading, trainer, variables
+from keras_flow.backends.jax import convolutions, data, fourier, layers, optimizer, reading, trainer, variables
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -13,6 +13,7 @@ def hooks() -> tuple[Hook, ...]:
         *_variables(),
         *_trainer(),
         *_layers(),
+        *_optimizer(),
         *_random(),
         *_operations(),
         *shared_files.hooks(),
@@ -148,6 +149,18 @@ def _layers() -> tuple[Hook, ...]:
             layers.batch_normalization,
             'batch_statistics="replica"',
             when=layers.wants_replica_statistics,
+        ),
+    )
+
+
+def _optimizer() -> tuple[Hook, ...]:
+    return (
+        Hook(
+            "keras.Optimizer",
+            "apply",
+            optimizer.apply,
+            "zero=: XLA would be free to compute an update on every rank, from gathered slots",
+            when=optimizer.splits_further,
         ),
     )
 

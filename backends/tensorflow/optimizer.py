@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import mirrored_strategy
-from keras_flow.backends.tensorflow.layouts import in_step, on_mesh, replicated, view_of
+from keras_flow.backends.tensorflow.layouts import in_step, layout_on, on_mesh, replicated, view_of
 from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, place, updating
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
@@ -86,7 +86,10 @@ def apply(
     grads: list,
     trainable_variables: list | None = None,
 ) -> object:
-    """Hook on `BaseOptimizer.apply`: give each gradient its variable's layout before anything else uses it.
+    """Hook on `BaseOptimizer.apply`: give each gradient its slots' layout before anything else uses it.
+
+    Where slots are split further than a variable (`zero=`), what is computed of them and the gradient is split as they
+    are, and the variable gets it gathered.
 
     The slices of an embedding's gradient stay slices, though they are summed over the ranks for each use of them then
     (Adam has two): Keras squares and clips them without adding those of one row up, and the numbers are to be those of
@@ -101,7 +104,7 @@ def apply(
         # frozen in this step, or on one rank: Keras and TensorFlow know what to do
         if gradient is None or not isinstance(target, dtensor.DVariable):
             continue
-        grads[index] = _as_variable(gradient, target)
+        grads[index] = _as_slots(gradient, target, _of_slots(variable, target))
     if not in_step() and optimizer.built:  # it may have been built before its variables were laid
         distribution.lay_optimizer(optimizer)
     own_loop = contextlib.nullcontext() if in_step() else _update_of(distribution)
@@ -128,17 +131,28 @@ def _update_of(distribution: Distribution) -> Iterator[None]:
         yield
 
 
-def _as_variable(gradient: tf.Tensor | tf.IndexedSlices, target: dtensor.DVariable) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient in its variable's layout; slices as they are in a step, otherwise whole on every rank."""
+def _of_slots(variable: Target, target: dtensor.DVariable) -> dtensor.Layout:
+    """The layout of a variable's slots, most often the variable's own."""
+    placed = keras_layout(variable)
+    if placed is None or not placed.distribution.zero_stage:
+        return target.layout
+    return layout_on(placed.distribution.slot_layout(placed).layout, view_of(placed.distribution))
+
+
+def _as_slots(
+    gradient: tf.Tensor | tf.IndexedSlices, target: dtensor.DVariable, layout: dtensor.Layout
+) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient in its slots' layout; slices as they are in a step, otherwise whole on every rank."""
     if in_step():
         # DTensor may hand a gradient back in another layout; clipping and weight decay would then mix layouts
         if isinstance(gradient, tf.IndexedSlices):
             return gradient
-        return dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
+        # first as the variable: else DTensor computes the gradient split as the slots are, of gathered activations
+        gradient = dtensor.relayout(tf.convert_to_tensor(gradient), target.layout)
+        return gradient if layout == target.layout else dtensor.relayout(gradient, layout)
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient if is_dtensor(gradient) else from_logical(gradient, target.layout, target.dtype)
-    mesh = target.layout.mesh
-    parts = ((part, replicated(mesh, part.shape.rank)) for part in (gradient.values, gradient.indices))
+        return gradient if is_dtensor(gradient) else from_logical(gradient, layout, target.dtype)
+    parts = ((part, replicated(layout.mesh, part.shape.rank)) for part in (gradient.values, gradient.indices))
     values, indices = (from_logical(part, layout) for part, layout in parts)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 

@@ -88,7 +88,8 @@ def _alpha(optimizer: Any, learning_rate: object, like: torch.Tensor) -> torch.T
             return value.to(like.dtype)
         return torch.tensor(value, dtype=like.dtype, device=like.device)
 
-    step = number(_local(optimizer.iterations) + 1)
+    iterations = optimizer.iterations  # where gradients are accumulated a tensor, their quotient
+    step = number((_local(iterations) if isinstance(iterations, keras.Variable) else iterations) + 1)
     power_1, power_2 = (torch.pow(number(beta), step) for beta in (optimizer.beta_1, optimizer.beta_2))
     return number(learning_rate) * torch.sqrt(1 - power_2) / (1 - power_1)
 

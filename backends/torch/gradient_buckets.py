@@ -7,6 +7,9 @@ to the logs.
 Example: weights of 3 MB, 2 MB and 1 MB, whose gradients are ready in this order, on 2 ranks. The first two make a
 bucket of 5 MB, which is sent when the second is there; the third is sent when the pass ends. Both ranks then hold the
 means.
+
+Where slots are split further than their variable (`zero=`) a rank gets its part of the mean alone, by a reduce-scatter,
+and the gradient becomes a DTensor in the layout of the slots: during the pass with `zero=2`, at its end with `zero=1`.
 """
 
 from __future__ import annotations
@@ -21,13 +24,11 @@ import torch.distributed as torch_distributed
 from keras_flow.backends import states
 from keras_flow.backends.torch import layouts, partial_numbers, profiling
 from keras_flow.backends.torch.partial_numbers import Addition
+from keras_flow.backends.torch.slot_parts import BUCKET_BYTES, Scatter, Scatters, SlotPart, buckets, part_of
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
     import keras
-
-#: bytes of gradients that travel together
-_BUCKET_BYTES = 4 << 20
 
 
 class _FlatMemory:
@@ -74,7 +75,7 @@ class Reducer:
 
     Attributes:
         on: a layer of this step was computed by own rows; otherwise all ranks hold the same gradients already.
-        collectives: number of all-reduces so far.
+        collectives: number of all-reduces and reduce-scatters so far.
     """
 
     def __init__(self, placement: Placement):
@@ -84,6 +85,10 @@ class Reducer:
         self._sent: list[
             tuple[torch_distributed.Work | None, torch.Tensor, list[torch.nn.Parameter], list[Addition]]
         ] = []
+        #: gradients of which each rank gets a part
+        self._split: list[torch.nn.Parameter] = []
+        self._split_bytes = 0
+        self._scatters = Scatters()
         self._memory, self._watched = _FlatMemory(), []
         self._closing = False
         self.on = False
@@ -101,6 +106,8 @@ class Reducer:
             if states.is_overwritten(variable):
                 stored._keras_flow_overwritten = True
                 continue
+            if stored is not None:
+                stored._keras_flow_part = part_of(variable)
             # a variable that was re-laid has a new Parameter, without a hook
             if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
                 stored.register_post_accumulate_grad_hook(self._ready)
@@ -110,6 +117,7 @@ class Reducer:
     def reset(self) -> None:
         """Forget a pass that did not end."""
         self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
+        self._split, self._split_bytes, self._scatters = [], 0, Scatters()
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         # no layer computed own rows: all ranks have the same gradients
@@ -119,12 +127,19 @@ class Reducer:
             self._closing = True
             # runs when this backward pass ends: only then is it known that no gradient is left to send
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        part: SlotPart | None = parameter._keras_flow_part  # type: ignore[assignment]
+        if part is not None:
+            self._split.append(parameter)
+            self._split_bytes += parameter.nbytes
+            if part.at_once and self._split_bytes >= BUCKET_BYTES:
+                self._scatter()
+            return
         # a bucket is one flat tensor, which has one dtype
         if self._waiting and self._waiting[-1].dtype != parameter.dtype:
             self._send()
         self._waiting.append(parameter)
         self._bytes += parameter.numel() * parameter.element_size()
-        if self._bytes >= _BUCKET_BYTES:
+        if self._bytes >= BUCKET_BYTES:
             self._send()
 
     def _send(self, last: bool = False) -> None:
@@ -148,8 +163,35 @@ class Reducer:
         self._waiting, self._bytes = [], 0
         self.collectives += 1
 
+    def _scatter(self) -> None:
+        """Send the gradients of which each rank gets a part; those of one dtype over the same axes travel together."""
+        alike: dict[object, list[torch.nn.Parameter]] = {}
+        for parameter in self._split:
+            axes = tuple(axis for axis, _ in parameter._keras_flow_part.axes)  # type: ignore[attr-defined]
+            alike.setdefault((axes, parameter.dtype), []).append(parameter)
+        self._split, self._split_bytes = [], 0
+        for parameters in alike.values():
+            for indices in buckets([parameter.nbytes for parameter in parameters]):
+                chosen = [parameters[index] for index in indices]
+                parts: list[SlotPart] = [parameter._keras_flow_part for parameter in chosen]  # type: ignore[misc]
+                split = [axis for axis, _ in parts[0].axes]
+                others = [axis for axis in range(parts[0].mesh.ndim) if axis not in split]
+                gradients = [parameter.grad for parameter in chosen]
+                for parameter in chosen:
+                    parameter.grad = None  # the whole gradient is not needed any more
+                paths = [parameter._keras_flow_path for parameter in chosen]  # type: ignore[attr-defined]
+                scatter = Scatter(gradients, parts, others, len(self._placement.ranks), paths)  # type: ignore[arg-type]
+                del gradients
+                self._scatters.add(scatter, chosen)
+                self.collectives += 1
+
     def _finish(self) -> None:
+        self._scatter()
         self._send(last=True)
+        for parameter, piece in self._scatters.finish():
+            part = parameter._keras_flow_part  # type: ignore[attr-defined]
+            parameter.grad = part.as_dtensor(piece, parameter.shape)  # type: ignore[attr-defined]
+        self._scatters = Scatters()
         sent, self._sent, self._closing = self._sent, [], False
         for work, flat, parameters, additions in sent:
             if work is not None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling
+from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling, slot_parts
 from keras_flow.backends.torch.gathering import whole
+from keras_flow.backends.torch.slot_parts import Scatter, SlotPart
 from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
 from keras_flow.current import keras_places
@@ -26,11 +27,11 @@ _BLOCK = 2**18
 def variables_of_dtensors(
     optimizer: object, grads: Sequence[object], trainable_variables: Sequence[keras.Variable] | None = None
 ) -> Sequence[keras.Variable] | None:
-    """Condition of the hook on `BaseOptimizer.apply`: the variables, where they or gradients are DTensors."""
+    """Condition of the hook on `BaseOptimizer.apply`: the variables, where they, gradients or slots are DTensors."""
     updated = trainable_variables if trainable_variables is not None else getattr(optimizer, "_trainable_variables", ())
     # a plain variable beside DTensors counts too: its gradient may have become one
     has_dtensors = any(isinstance(grad, DTensor) for grad in grads) or any(
-        isinstance(v._value, DTensor) for v in updated
+        isinstance(v._value, DTensor) or slot_parts.part_of(v) is not None for v in updated
     )
     return updated if has_dtensors else None
 
@@ -44,13 +45,20 @@ def apply(
 ) -> object:
     """Hook on `BaseOptimizer.apply`: reduce the partial sums that the backward pass left, then update.
 
+    Where slots are split further than a variable, this rank updates its part, and the new parts are gathered.
+
     In a loop of the program's own the optimizer may have been built before its variables were laid.
     """
     laid = next((layout for layout in map(keras_layout, updated) if layout is not None), None)
     if current_step() is None and optimizer.built and laid is not None:
         laid.distribution.lay_optimizer(optimizer)
+    # a variable without a gradient is not updated
+    parts = [None if grad is None else slot_parts.part_of(each) for grad, each in zip(grads, updated, strict=True)]
     with implicit_replication(), torch.no_grad():
-        return original(optimizer, reduce(list(grads), list(updated)), trainable_variables)
+        reduced = reduce(grads, updated, parts)
+        del grads  # whole ones, which are not needed any more
+        with slot_parts.held(updated, parts):
+            return original(optimizer, reduced, trainable_variables)
 
 
 def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
@@ -129,29 +137,39 @@ def _blocks(pieces: Sequence[torch.Tensor]) -> Iterator[tuple[list[int], slice |
         yield group, None
 
 
-def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Variable]) -> list[torch.Tensor | None]:
-    """Lay each gradient as its variable. Sums over the same axes travel together, in one all-reduce for each dtype."""
+def reduce(
+    grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Variable], parts: Sequence[SlotPart | None]
+) -> list[torch.Tensor | None]:
+    """Lay each gradient as its variable, or as its slots where they are split further.
+
+    Sums over the same axes travel together: in one all-reduce for each dtype, or in reduce-scatters of some MiB.
+    """
     out = list(grads)
     together: dict[tuple[object, ...], list[int]] = {}
-    for index, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+    scattered: dict[tuple[object, ...], list[int]] = {}
+    for index, (grad, variable, part) in enumerate(zip(grads, variables, parts, strict=True)):
         value = variable._value
-        if not isinstance(value, DTensor) or grad is None:
+        if grad is None or (part is None and not isinstance(value, DTensor)):
             out[index] = whole(grad)  # of a plain variable that was used beside DTensors
             continue
+        mesh, wanted = (value.device_mesh, value.placements) if part is None else (part.mesh, part.placements)
         if not isinstance(grad, DTensor):
-            out[index] = from_logical(grad, value.device_mesh, value.placements)
+            out[index] = from_logical(grad, mesh, wanted)
             continue
         # nothing to send: gradients of split weights are split as these are
-        if grad.placements == value.placements:
+        if grad.placements == wanted:
             continue
-        differ = tuple(axis for axis, part in enumerate(grad.placements) if part != value.placements[axis])
-        # P -> B on the same axes: these all-reduces can be one
-        if all(_is_sum(grad.placements[axis]) and value.placements[axis].is_replicate() for axis in differ):
-            together.setdefault((differ, grad.dtype, value.device_mesh), []).append(index)
+        differ = tuple(axis for axis, part in enumerate(grad.placements) if part != wanted[axis])
+        split = () if part is None else tuple(axis for axis, _ in part.axes)
+        to_sum = tuple(axis for axis in differ if axis not in split)
+        # P -> B, and P -> S on all axes over which slots are split: those of the same axes can be one
+        is_sum = all(_is_sum(grad.placements[axis]) for axis in differ) and set(split) <= set(differ)
+        if is_sum and all(wanted[axis].is_replicate() for axis in to_sum):
+            (scattered if split else together).setdefault((split, to_sum, grad.dtype, mesh), []).append(index)
         else:
             with profiling.gradients_of((variable.path,)):
-                out[index] = grad.redistribute(value.device_mesh, value.placements)
-    for (differ, _, mesh), indices in together.items():
+                out[index] = grad.redistribute(mesh, wanted)
+    for (_, differ, _, mesh), indices in together.items():
         pieces = [out[index].to_local() for index in indices]  # type: ignore[union-attr]
         # one message for many small gradients: latency, not bytes, is what a small model pays for
         flat = torch.cat([piece.reshape(-1) for piece in pieces])
@@ -161,7 +179,33 @@ def reduce(grads: Sequence[torch.Tensor | None], variables: Sequence[keras.Varia
         for index, piece, summed in zip(indices, pieces, flat.split([p.numel() for p in pieces]), strict=True):
             value = variables[index]._value
             out[index] = local_tensors.from_local(summed.view(piece.shape), value.shape, mesh, value.placements)  # type: ignore[arg-type]
+    for (_, to_sum, *_), indices in scattered.items():
+        scatters = slot_parts.Scatters()
+        for group in slot_parts.buckets([out[index]._local_tensor.nbytes for index in indices]):  # type: ignore[union-attr]
+            chosen = [indices[place] for place in group]
+            summands = [out[index].to_local() for index in chosen]  # type: ignore[union-attr]
+            paths = [variables[index].path for index in chosen]
+            scatters.add(Scatter(summands, [parts[index] for index in chosen], to_sum, paths=paths), chosen)  # type: ignore[misc, arg-type]
+        for index, piece in scatters.finish():
+            out[index] = parts[index].as_dtensor(piece, variables[index]._value.shape)  # type: ignore[call-overload, union-attr]
     return out
+
+
+def watch(variables: Sequence[keras.Variable]) -> None:
+    """Reduce each gradient of a consistent step to this rank's part as soon as it is known (`zero=2`)."""
+    for variable in variables:
+        part, stored = slot_parts.part_of(variable), variable._value
+        if part is None or not part.at_once or not isinstance(stored, DTensor) or not stored.requires_grad:
+            continue
+        if getattr(stored, "_keras_flow_watched", None) != part:  # a variable that was re-laid has a new Parameter
+            stored._keras_flow_watched = part  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+            def cut(parameter: torch.Tensor, variable: keras.Variable = variable, part: SlotPart = part) -> None:
+                if parameter._keras_flow_watched == part:  # type: ignore[attr-defined]
+                    grad, parameter.grad = parameter.grad, None
+                    parameter.grad = reduce([grad], [variable], [part])[0]
+
+            stored.register_post_accumulate_grad_hook(cut)
 
 
 def _is_sum(part: object) -> bool:

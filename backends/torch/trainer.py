@@ -19,6 +19,7 @@ from keras_flow.backends.torch import (
     log_readers,
     mirrored,
     operations,
+    optimizer,
     partial_numbers,
     processes,
     rowwise_calls,
@@ -185,6 +186,8 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             copies.compare(_variables_of(model, scalars=True), distribution.placement)
         readers = log_readers.of_next_step(model, distribution.placement)
         if consistent:
+            if trains and distribution.zero_stage:
+                optimizer.watch(model.trainable_variables)
             with running(RunningStep(distribution, consistent=True, readers=readers)):
                 out = leaves.mapped(variables.to_logical, function(batches.put_batch(data, distribution)))
                 out = _settled_logs(out, readers)
@@ -268,8 +271,8 @@ def _variables_of(model: keras.Model, scalars: bool) -> list[keras.Variable]:
     """
     metrics = {id(variable) for variable in model.metrics_variables}
     chosen = [variable for variable in model.variables if id(variable) not in metrics]
-    for optimizer in optimizers_of(model):
-        chosen += [variable for variable in optimizer.variables if scalars or len(variable.shape)]
+    for each in optimizers_of(model):
+        chosen += [variable for variable in each.variables if scalars or len(variable.shape)]
     return chosen
 
 

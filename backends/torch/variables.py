@@ -36,11 +36,8 @@ if TYPE_CHECKING:
 def from_logical(full: torch.Tensor, device_mesh: DeviceMesh, placements: layouts.TorchPlacements) -> DTensor:
     """A DTensor from a logical tensor that is equal on all ranks, without communication.
 
-    A piece keeps no reference to the whole. A gradient by the whole is gathered: each rank has its own piece's alone.
+    A piece keeps no reference to the whole.
     """
-    if full.requires_grad and torch.is_grad_enabled() and any(part.is_shard() for part in placements):
-        whole = local_tensors.from_local(full.contiguous(), full.shape, device_mesh, layouts.replicated(device_mesh))
-        return whole.redistribute(device_mesh, placements)
     local = full[layouts.local_slices(full.shape, device_mesh, placements)] if full.ndim else full
     if local.numel() != full.numel():
         local = local.clone(memory_format=torch.contiguous_format)
@@ -173,6 +170,8 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
     if layout is None or stored is None or isinstance(stored, DTensor) == consistent:
         return False
     if isinstance(stored, DTensor):
+        if not layout.layout.is_broadcast:  # a slot: split in either view
+            return False
         variable._value = torch.nn.Parameter(to_logical(stored.detach()), requires_grad=stored.requires_grad)
         return True
     # counters and seeds are equal on all ranks in either view
@@ -255,8 +254,8 @@ def _as_dtensor(dtype: str, shape: object, layout: KerasLayout, of_layer: bool =
     # learning rates and counts: scalars that are not of a layer
     if not len(tuple(shape)) and not of_layer and (made_by is None or made_by.kind != "layer"):  # type: ignore[arg-type]
         return False
-    # data parallel holds whole values, unless a model that mixes rows is being built in a step
-    if layout.distribution.mirrored_view:
+    # data parallel holds whole values, unless a model that mixes rows is being built in a step; slots may be split
+    if layout.distribution.mirrored_view and layout.layout.is_broadcast:
         step = current_step()
         return step is not None and step.consistent
     return True

@@ -16,7 +16,7 @@ def explain(
     file: Annotated[
         Path, typer.Argument(help="Defines build_model(), and rules() or distributions().", metavar="FILE.py")
     ],
-    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, or a name from distributions().")],
+    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, dpNz2 (zero=2), or a name from distributions().")],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a global batch.")] = 32,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Number of ranks, where the layout's name does not say it.")

@@ -66,6 +66,7 @@ class Distribution(KerasDistribution):
         batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
         random: `"logical"` or `"stock"`: whose random numbers `keras.random` gives.
         strategy: an engine's own strategy that the user asked for by name, or None.
+        zero_stage: what is split over the ranks that hold a variable alike; 0: nothing, 1: slots, 2: gradients too.
         uneven_notice: warns once that the batch size does not divide.
     """
 
@@ -79,6 +80,7 @@ class Distribution(KerasDistribution):
     batch_statistics = "global"
     random = "stock"
     strategy: str | None = None
+    zero_stage = 0
 
     @property
     def num_model_replicas(self) -> int:
@@ -105,6 +107,10 @@ class Distribution(KerasDistribution):
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
         """The layout that a variable of this path and shape gets."""
         raise NotImplementedError
+
+    def slot_layout(self, layout: KerasLayout) -> KerasLayout:
+        """The layout that an optimizer's slots have, of a variable with this one."""
+        return layout
 
     def engine_layout(self, layout: Layout) -> object:
         """The engine's description of a layout."""

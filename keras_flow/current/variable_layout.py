@@ -45,11 +45,13 @@ class KerasLayout(keras.distribution.TensorLayout):
     Attributes:
         given: the layout and its source.
         distribution: the distribution that gave it.
+        of_slots: what `distribution.slot_layout` gave for it; None before it was asked.
     """
 
     def __init__(self, given: VariableLayout, distribution: Distribution):
         self.given = given
         self.distribution = distribution
+        self.of_slots: KerasLayout | None = None
         # as Keras writes them: one name for each dim, a tuple where several axes split it, None for none
         self._axes = tuple(
             None if not axes else axes[0] if len(axes) == 1 else axes

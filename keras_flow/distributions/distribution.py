@@ -28,6 +28,7 @@ from keras_flow.distributions import companions, models
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
+from keras_flow.distributions.zero import layouts_of_slots, why_whole, zero_of
 from keras_flow.errors import FlowError, LayoutError, LayoutFallback, warn
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -59,6 +60,8 @@ class FlowDistribution(Distribution):
             what the environment variable KERAS_FLOW_RANDOM says, `"logical"` where it is not set.
         verify: `"first_batch"` proves on the first batch of each model's first `fit` that a step has the numbers of one
             device, before anything is trained; see the method `verify`.
+        zero, zero_axes, zero_min_size: which of slots and gradients are split over the axes of the batch; see
+            `distributions/zero.py`.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, an unsupported version or backend.
@@ -74,6 +77,9 @@ class FlowDistribution(Distribution):
         strict: bool = False,
         random: str | None = None,
         verify: str | None = None,
+        zero: int = 0,
+        zero_axes: str | Sequence[str] | None = None,
+        zero_min_size: int = 1024,
     ):
         said_by = "random" if random is not None else "the environment variable KERAS_FLOW_RANDOM"
         random = os.environ.get("KERAS_FLOW_RANDOM", "logical") if random is None else random
@@ -99,6 +105,8 @@ class FlowDistribution(Distribution):
         self.activations: Rules = activations if activations is not None else PatternRules(None)
         # in the order of the placement, whatever order the user named them in
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
+        self.zero = zero_of(zero, zero_axes, zero_min_size, self.batch_axes)
+        self.zero_stage = zero
         self.strict = strict
         self.random = random
         self.uneven_notice = UnevenNotice()
@@ -118,6 +126,8 @@ class FlowDistribution(Distribution):
         install(engine)
 
     def _legal_specs(self) -> Iterator[sbp.NdSbp]:
+        if self.zero.stage:  # slots may split a dim over these axes, and over no others of the batch
+            yield sbp.nd_sbp(dict.fromkeys(self.zero.axes, sbp.split(0)), self.placement.axis_names)
         for spec in (*self.rules.specs(), *self.activations.specs()):
             try:
                 yield sbp.nd_sbp(spec, self.placement.axis_names)
@@ -244,6 +254,38 @@ class FlowDistribution(Distribution):
         return KerasLayout(
             VariableLayout(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
         )
+
+    def slot_layout(self, layout: KerasLayout) -> KerasLayout:
+        """The layout that slots of a variable with this layout have: its own, or split further (`zero=`)."""
+        if not self.zero.stage or self.has_one_rank or not layout.layout.shape:
+            return layout
+        if layout.of_slots is None:
+            found = self._layout_of_slots(layout.layout)
+            source = f"zero={self.zero.stage}; its variable: {layout.given.source}"
+            layout.of_slots = layout if found is None else KerasLayout(VariableLayout(found, source), self)
+        return layout.of_slots
+
+    def _layout_of_slots(self, layout: Layout) -> Layout | None:
+        """The best layout that the engine can hold for slots of a variable with this layout; None where there is none.
+
+        Raises:
+            LayoutError: with `strict`, where slots that are large enough cannot be split.
+        """
+        capabilities = backend().capabilities
+        for found in layouts_of_slots(layout, self.zero.axes, self.zero.min_size):
+            parts = dict(zip(self.placement.axis_names, found.nd_sbp, strict=True))
+            # an engine that holds joined axes as one cannot split over some of them
+            agree = all(len({parts[axis] for axis in group}) == 1 for group in self.joined_axes)
+            fits = not fit_layout(found, "", capabilities, self.joined_axes).reasons
+            if fits and (agree or capabilities.several_axes_on_one_dim):
+                return found
+        reason = why_whole(layout, self.zero.axes, self.zero.min_size)
+        if reason and self.strict:
+            raise LayoutError(f"zero={self.zero.stage}: {reason} (strict=True)")
+        if reason and reason not in self._warned:
+            self._warned.add(reason)
+            warn(f"zero={self.zero.stage}: {reason}", LayoutFallback)
+        return None
 
     def _has_own_rule(self, path: str, weight: str) -> bool:
         """Whether a rule was written for a variable that belongs to a weight, and not for the weight."""

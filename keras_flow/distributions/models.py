@@ -144,7 +144,7 @@ def _place(variable: keras.Variable, distribution: Distribution, owner: reachabl
 
 
 def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> bool:
-    """Give an optimizer's slots the layouts of their variables; whether any changed.
+    """Give an optimizer's slots the layouts that go with their variables'; whether any changed.
 
     Slots have no reference to their variable, only a name by it: `path_with_underscores + "_" + slot`.
     """
@@ -158,7 +158,8 @@ def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> boo
             if slot.name.startswith(name + "_") and tuple(slot.shape) == tuple(variable.shape)
         ]
         # of `dense_kernel` and `dense_kernel_1` the longer name is the variable's
-        wanted = keras_layout(variables[max(owners, key=len)]) if owners else None
+        of_variable = keras_layout(variables[max(owners, key=len)]) if owners else None
+        wanted = of_variable.distribution.slot_layout(of_variable) if of_variable is not None else None
         found = keras_layout(slot)
         if found is not None and (
             found.distribution is distribution

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import keras
 
 
+#: why parts of gradients and of new weights are sent
+UPDATES_A_PART = "each rank updates a part (zero=)"
+
+
 def contract(
     step: StepCost, call: LayerCall, product: Product, kernel: keras.Variable, bias: keras.Variable | None
 ) -> None:
@@ -119,9 +123,19 @@ def _gradient(
 
 
 def gradient(step: StepCost, call: LayerCall, variable: keras.Variable, axes: tuple[str, ...], why: str) -> None:
-    """Record the all-reduce of a variable's gradient, a partial sum over axes."""
-    if axes and variable.trainable:
-        step.send("all_reduce", axes, step.weight(variable), "gradients", call.path, f"{variable.name} gradient", why)
+    """Record what becomes of a variable's gradient, a partial sum over axes.
+
+    It is all-reduced. Where a rank updates a part of the variable, it needs the sum of that part alone.
+    """
+    if not axes or not variable.trainable:
+        return
+    size, name = step.weight(variable), f"{variable.name} gradient"
+    split = tuple(axis for axis in step.part_axes(variable) if axis in axes)
+    if split and step.traffic.scatters_sums:
+        step.send("reduce_scatter", split, size, "gradients", call.path, name, UPDATES_A_PART)
+        axes = tuple(axis for axis in axes if axis not in split)
+        size = step.part(variable)
+    step.send("all_reduce", axes, size, "gradients", call.path, name, why)
 
 
 def add(step: StepCost, call: LayerCall, variable: keras.Variable, output_splits: Splits) -> None:

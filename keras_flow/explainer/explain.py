@@ -13,11 +13,12 @@ from keras_flow import sbp
 from keras_flow.backends import row_sums
 from keras_flow.backends.active import backend
 from keras_flow.current.models import own_variables
-from keras_flow.current.variable_layout import VariableLayout, keras_layout
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer import graph as graphs
 from keras_flow.explainer import suggest, warn
+from keras_flow.explainer.contraction import UPDATES_A_PART
 from keras_flow.explainer.explanation import (
     PASSES,
     CallRow,
@@ -73,6 +74,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     graph = graphs.graph_of(model, batch_size, is_leaf)
     placed = _placed(distribution, model)
     layouts = {id(variable): given.layout for variable, given in placed}
+    of_slots = {id(each): _slot_layout(distribution, given) for each, given in placed if each.trainable}
     slots, notes = _slots_of(distribution, model)
     step = StepCost(
         graph,
@@ -80,6 +82,8 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         capabilities.traffic,
         capabilities.memory,
         lambda variable: layouts[id(variable)],
+        lambda variable: of_slots.get(id(variable), layouts[id(variable)]),
+        cuts_gradients=distribution.zero_stage > 1 and capabilities.memory.cuts_gradients,
         uses_of_gradient=_uses_of_gradient(model),
     )
     plan = distribution.batch_plan(batch_size)
@@ -97,6 +101,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     tensors = {key: TensorRow(spec.shape, _short(step, key)) for key, spec in graph.tensors.items()}
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
+    _gather_updated(step, model)
     # advice needs the settled collectives, so it is added afterwards
     result = Explanation(
         model=model.name,
@@ -120,6 +125,19 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     )
 
 
+def _slot_layout(distribution: FlowDistribution, given: VariableLayout) -> Layout:
+    return distribution.slot_layout(KerasLayout(given, distribution)).layout
+
+
+def _gather_updated(step: StepCost, model: keras.Model) -> None:
+    """Record the gathers of variables of which each rank has updated a part."""
+    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+    for variable in model.trainable_variables:
+        axes, owner = step.part_axes(variable), owners.get(id(variable))
+        path = variable.path.rpartition("/")[0] or (owner.name if owner is not None else model.name)
+        step.send("all_gather", axes, step.weight(variable), "update", path, variable.name, UPDATES_A_PART)
+
+
 def _explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
     """Add the cost of a call to the step, and return the memory that the call needs."""
     before, step.workspace = step.activations, 0
@@ -127,7 +145,7 @@ def _explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
     assert add_cost is not None  # graph_of stops at layers that have one
     add_cost(step, call)
     tensor_gradients = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
-    variable_gradients = sum(map(step.weight, getattr(call.layer, "trainable_variables", ())))
+    variable_gradients = sum(step.gradient(each) for each in getattr(call.layer, "trainable_variables", ()))
     return CallMemory(step.activations - before, tensor_gradients, step.workspace, variable_gradients)
 
 
@@ -175,10 +193,9 @@ def _memory(
     step: StepCost,
     calls: Sequence[CallMemory],
 ) -> dict[int, Memory]:
-    sizes = [(_bytes(given.layout, variable.dtype), variable.trainable) for variable, given in placed]
-    weights = sum(size for size, _ in sizes)
+    weights = sum(_bytes(given.layout, variable.dtype) for variable, given in placed)
     of_slots = sum(_bytes(given.layout, dtype) for given, dtype in slots)
-    gradients = sum(size for size, trainable in sizes if trainable)
+    gradients = sum(step.gradient(variable) for variable, _ in placed if variable.trainable)
     summed = [
         collective.bytes
         for collective in step.collectives
@@ -187,7 +204,10 @@ def _memory(
     engine = step.memory
     # the peak is either in the backward pass or in the update, when activations are gone
     update = sum(summed) * engine.reduces_out_of_place + engine.update_tensors * gradients
-    peak = weights + of_slots + max(_backward_peak(calls), gradients + update)
+    scattered = min(
+        sum(each.bytes for each in step.collectives if each.kind == "reduce_scatter"), engine.scattered_bytes
+    )
+    peak = weights + of_slots + max(_backward_peak(calls), gradients + update + 2 * scattered)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
 
@@ -306,31 +326,33 @@ def _mixes_rows(model: keras.Model, view: str) -> bool:
 
 
 def _ordered(collectives: Sequence[Collective], joined: bool) -> list[Collective]:
-    """The collectives in the order of passes; `joined` all-reduces of gradients count as one."""
+    """The collectives in the order of passes; where gradients travel `joined`, those of one kind count as one."""
     if joined:
         collectives = _joined(collectives)
     return sorted(collectives, key=lambda collective: PASSES.index(collective.phase))
 
 
 def _joined(collectives: Sequence[Collective]) -> list[Collective]:
-    groups: dict[tuple[str, ...], list[Collective]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = {}
     rest = []
     for collective in collectives:
-        # sums only: a reduce-scatter belongs to one variable's layout
-        together = collective.phase == "gradients" and collective.kind == "all_reduce"
-        (groups.setdefault(collective.axes, []) if together else rest).append(collective)
-    for axes, parts in groups.items():
+        # not what goes to the layout of one variable that is used in another one
+        is_sum = collective.phase == "gradients" and collective.kind == "all_reduce"
+        together = is_sum or collective.why == UPDATES_A_PART
+        key = collective.phase, collective.kind, collective.axes
+        (groups.setdefault(key, []) if together else rest).append(collective)
+    for (phase, kind, axes), parts in groups.items():
         names = [f"{collective.path}: {collective.tensor.removesuffix(' gradient')}" for collective in parts]
         rest.append(
             Collective(
-                "all_reduce",
+                kind,
                 axes,
                 parts[0].ranks,
                 sum(collective.bytes for collective in parts),
                 sum(collective.received for collective in parts),
-                "gradients",
+                phase,
                 ", ".join(dict.fromkeys(collective.path for collective in parts)),
-                f"gradients of {len(names)} variables, together",
+                f"{'gradients' if phase == 'gradients' else 'new values'} of {len(names)} variables, together",
                 parts[0].why,
             )
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 #: passes of a step, in order
-PASSES = ("forward", "outputs", "backward", "gradients")
+PASSES = ("forward", "outputs", "backward", "gradients", "update")
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class StepCost:
         axes: axis name -> ranks.
         traffic, memory: what the engine sends and keeps beyond what the layouts need, from its capability record.
         layout_of: a variable's layout.
+        slots_of: the layout of a variable's slots, in which it is updated.
+        cuts_gradients: whether a rank keeps of each gradient what it updates, from the moment when it is known.
         uses_of_gradient: how often the optimizer's update uses a gradient.
         splits: tensor key -> its layout.
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
@@ -65,6 +67,8 @@ class StepCost:
     traffic: StepTraffic
     memory: StepMemory
     layout_of: Callable[[keras.Variable], Layout]
+    slots_of: Callable[[keras.Variable], Layout]
+    cuts_gradients: bool = False
     uses_of_gradient: int = 1
     splits: dict[int, Splits] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
@@ -99,13 +103,32 @@ class StepCost:
 
     def variable(self, variable: keras.Variable) -> dict[str, int]:
         """The layout of a variable. Axes of one rank split nothing, so they are left out."""
-        layout = self.layout_of(variable)
+        return self._splits_of(self.layout_of(variable))
+
+    def slots(self, variable: keras.Variable) -> dict[str, int]:
+        """The layout of a variable's slots."""
+        return self._splits_of(self.slots_of(variable))
+
+    def part_axes(self, variable: keras.Variable) -> tuple[str, ...]:
+        """Axes over which slots are split and the variable is not: a rank updates a part of it (`zero=`)."""
+        own = self.variable(variable)
+        return tuple(axis for axis in self.slots(variable) if axis not in own)
+
+    def _splits_of(self, layout: Layout) -> dict[str, int]:
         parts = zip(layout.placement.axis_names, layout.nd_sbp, strict=True)
         return {axis: part.dim for axis, part in parts if isinstance(part, Split) and self.axes[axis] > 1}
 
     def weight(self, variable: keras.Variable) -> int:
-        """Bytes of a variable, or of its gradient, on one rank."""
+        """Bytes of a variable on one rank."""
         return self.piece(tuple(variable.shape), self.variable(variable)) * itemsize(variable.dtype)
+
+    def part(self, variable: keras.Variable) -> int:
+        """Bytes of what a rank updates of a variable."""
+        return self.piece(tuple(variable.shape), self.slots(variable)) * itemsize(variable.dtype)
+
+    def gradient(self, variable: keras.Variable) -> int:
+        """Bytes that a rank keeps of a variable's gradient until the update."""
+        return self.part(variable) if self.cuts_gradients else self.weight(variable)
 
     def set_outputs(self, call: LayerCall, splits: Splits) -> None:
         """Set the layout of a call's outputs; splits of dims that an output does not have are dropped."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 
 from keras_flow.backends.active import backend
@@ -32,6 +34,11 @@ class DataParallel(ExplainedDistribution):
             KERAS_FLOW_RANDOM says, `"logical"` where it is not set.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
+        zero: what is split over the ranks of the batch besides: 1: the optimizer's slots (momentums, averages,
+            accumulated gradients); 2: gradients too, each as soon as it is known. The numbers stay those of one device;
+            memory and bytes: docs/memory.md.
+        zero_axes: the axes of the batch over which they are split; None takes all of them.
+        zero_min_size: elements that a rank's part of a slot has at least; what is smaller stays whole.
 
     Raises:
         FlowError: a strategy that the active backend does not have, or any error of the placement.
@@ -57,6 +64,9 @@ class DataParallel(ExplainedDistribution):
         batch_statistics: str = "global",
         random: str | None = None,
         verify: str | None = None,
+        zero: int = 0,
+        zero_axes: str | Sequence[str] | None = None,
+        zero_min_size: int = 1024,
     ):
         if batch_statistics not in ("global", "replica"):
             raise FlowError(f'batch_statistics is "global" or "replica", got {batch_statistics!r}')
@@ -76,4 +86,17 @@ class DataParallel(ExplainedDistribution):
         require_placement(ranks, type(self).__name__)
         self.strategy = strategy
         self.batch_statistics = batch_statistics
-        super().__init__(ranks, batch_axes=ranks.axis_names, random=random, verify=verify)
+        if strategy == "mirrored" and zero:
+            raise FlowError(
+                f'zero={zero} cannot be used with strategy="mirrored": MirroredStrategy holds slots on every rank. '
+                "Leave the strategy out"
+            )
+        super().__init__(
+            ranks,
+            batch_axes=ranks.axis_names,
+            random=random,
+            verify=verify,
+            zero=zero,
+            zero_axes=zero_axes,
+            zero_min_size=zero_min_size,
+        )

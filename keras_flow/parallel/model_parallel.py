@@ -34,6 +34,11 @@ class ModelParallel(ExplainedDistribution):
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
+        zero: what is split over the ranks of the batch besides: 1: the optimizer's slots (momentums, averages,
+            accumulated gradients); 2: gradients too, each as soon as it is known. The numbers stay those of one device;
+            memory and bytes: docs/memory.md.
+        zero_axes: the axes of the batch over which they are split; None takes all of them.
+        zero_min_size: elements that a rank's part of a slot has at least; what is smaller stays whole.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, no placement.
@@ -58,6 +63,9 @@ class ModelParallel(ExplainedDistribution):
         strict: bool = False,
         random: str | None = None,
         verify: str | None = None,
+        zero: int = 0,
+        zero_axes: str | Sequence[str] | None = None,
+        zero_min_size: int = 1024,
     ):
         given = placement.device_mesh if isinstance(placement, keras.distribution.ModelParallel) else placement
         if isinstance(placement, keras.distribution.ModelParallel):
@@ -89,6 +97,9 @@ class ModelParallel(ExplainedDistribution):
             strict=strict,
             random=random,
             verify=verify,
+            zero=zero,
+            zero_axes=zero_axes,
+            zero_min_size=zero_min_size,
         )
         if is_map:
             self._check_map_axes(rules)

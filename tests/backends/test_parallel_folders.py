@@ -16,7 +16,6 @@ ROOT = Path(engines.__file__).parent
 
 #: files that one engine has, or two -> why the others have none
 FILES = {
-    "optimizer": (("tensorflow", "torch"), "on JAX the update is a part of the step that XLA partitions"),
     "agent_store": (("torch",), "torchrun's store, which the others ask by a process of its own (`held_port`)"),
     "fused_adam": (
         ("torch",),
@@ -76,6 +75,7 @@ FILES = {
     "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
+    "slot_parts": (("torch",), "the others compile a step: told about its layouts, they send and gather parts"),
     "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "short_calls": (("torch",), "layers are called in each step; on the others once, as it is traced"),
@@ -142,7 +142,9 @@ NAMES = {
     "optimizer": {
         "Target described_key distribution_by_dtensor updated_variable add_variable_from_reference "
         "distribution_of_update assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
-        "variables_of_dtensors updates_by_element reduce": "gradients arrive as partial sums",
+        "variables_of_dtensors updates_by_element reduce watch": "gradients arrive as partial sums",
+        "splits_further": "on JAX an update is a part of the step; XLA is told about its layouts with `zero=` alone",
+        "backend_update_step": "XLA partitions the update of JAX as Keras has it",
     },
     "processes": {
         "JOB joined addresses": "each TensorFlow server has an address of its own, which it must be told of",

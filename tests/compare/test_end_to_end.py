@@ -65,6 +65,7 @@ def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "pp4")
     assert code == 1
     assert (
-        "keras-flow: unknown layout 'pp4': it is 1, dpN, tpN, AxB, or one of distributions(): ['dp3', 'scaled']" in err
-    )
+        "keras-flow: unknown layout 'pp4': it is 1, dpN, tpN, AxB, dpNz1 or AxBz2 (zero=), "
+        "or one of distributions(): ['dp3', 'scaled']"
+    ) in err
     assert "Traceback" not in out + err

@@ -11,7 +11,7 @@ from keras import layers
 import keras_flow as kf
 
 BATCH = 32
-LAYOUTS = ("dp4", "tp4", "2x2")
+LAYOUTS = ("dp4", "dp4z1", "dp4z2", "tp4", "2x2", "2x2z1", "2x2z2")
 
 
 def mlp(width: int = 96) -> keras.Model:
@@ -88,15 +88,20 @@ def data(model: keras.Model, rows: int = BATCH) -> tuple[np.ndarray, np.ndarray]
 
 def distribution(name: str, layout: str) -> kf.DataParallel | kf.ModelParallel:
     """The distribution of a layout, with the rules of a model."""
+    layout, _, stage = layout.partition("z")
+    zero = int(stage or 0)
     if layout == "dp4":
-        return kf.DataParallel(kf.Placement(range(4), axis_names=("data",)))
+        return kf.DataParallel(kf.Placement(range(4), axis_names=("data",)), zero=zero, zero_min_size=64)
     placement = (
         kf.Placement(range(4), axis_names=("model",))
         if layout == "tp4"
         else kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     )
     return kf.ModelParallel(
-        placement, rules={pattern: {"model": kf.sbp.split(dim)} for pattern, dim in RULES[name].items()}
+        placement,
+        rules={pattern: {"model": kf.sbp.split(dim)} for pattern, dim in RULES[name].items()},
+        zero=zero,
+        zero_min_size=64,
     )
 
 

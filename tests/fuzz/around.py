@@ -21,7 +21,6 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
-from keras_flow.current.distribution import active
 
 
 @dataclass
@@ -87,15 +86,10 @@ class Does(keras.callbacks.Callback):
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as own:
-            folder = _agreed(own)
+            folder = backend().agree_on(dict.fromkeys(kf.env.local_ranks(), own))[0]
             self.model.save_weights(Path(folder) / "w.weights.h5")
             self.model.load_weights(Path(folder) / "w.weights.h5")
-            _agreed(True)  # before the folder goes
-
-
-def _agreed(value: Any) -> Any:
-    """Return the value of rank 0, in which all ranks take part; on one device, which one process trains, the own."""
-    return value if active() is None else backend().agree_on(dict.fromkeys(kf.env.local_ranks(), value))[0]
+            backend().agree_on(dict.fromkeys(kf.env.local_ranks(), True))  # before the folder goes
 
 
 def after(what: str, model: Any, x: Any) -> Any:

@@ -1,0 +1,62 @@
+"""`zero=`: the numbers of one device, whatever the optimizer, and slots that are split where the layout says so.
+
+`make test` runs each case of the grid's small part under one layout on every backend, and the optimizers under one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parity import zero_program
+from tests.parity.support import REFUSED, SMALL
+from tests.parity.test_grid import run
+from tests.sampling import chosen
+
+BACKENDS = ("jax", "tensorflow", "torch")
+LAYOUTS = ("dp4z1", "dp4z2", "2x2z1", "2x2z2")
+CASES = [
+    pytest.param(
+        backend, name, layout, marks=[] if chosen(f"zero {backend} {name}", LAYOUTS) == layout else pytest.mark.full
+    )
+    for backend in BACKENDS
+    for name in SMALL
+    for layout in LAYOUTS
+    if (backend, name) not in REFUSED
+]
+#: on each backend a third of the optimizers under one layout
+OPTIMIZERS = [
+    pytest.param(
+        backend,
+        name,
+        layout,
+        marks=[]
+        if chosen(f"optimizer {backend} {name}", zero_program.LAYOUTS) == layout
+        and chosen(f"backend of {name}", BACKENDS) == backend
+        else pytest.mark.full,
+    )
+    for backend in BACKENDS
+    for name in zero_program.OPTIMIZERS
+    for layout in zero_program.LAYOUTS
+]
+
+
+@pytest.mark.parametrize(("backend", "case", "layout"), CASES)
+def test_cases_of_the_grid(on_ranks, backend: str, case: str, layout: str) -> None:
+    result = on_ranks(backend)(run, case, layout)
+    assert result["status"] == "ok", result.get("over") or result.get("error")
+
+
+@pytest.mark.parametrize(("backend", "optimizer", "layout"), OPTIMIZERS)
+def test_optimizers(on_ranks, backend: str, optimizer: str, layout: str) -> None:
+    found = on_ranks(backend)(zero_program.deviations, optimizer, layout)
+    assert {path: error for path, error in found["updates"].items() if error > 1e-4} == {}
+    assert found["slots"] < 1e-4
+    assert found["not as laid"] == []
+    # Adafactor keeps rows and columns, of other shapes than the variable
+    assert len(found["split"]) >= 2 or optimizer == "Adafactor"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_update_by_half_a_gradient_is_caught(on_ranks, backend: str) -> None:
+    found = on_ranks(backend)(zero_program.deviations, "momentum", "dp4z2", 0.5)
+    assert max(found["updates"].values()) > 0.1

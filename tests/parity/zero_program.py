@@ -1,0 +1,111 @@
+"""One model under `zero=` and on one device: an embedding, tied and frozen layers, dims that do not divide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+
+import keras_flow as kf
+from keras_flow.backends import logical_random
+from keras_flow.backends.active import backend
+from keras_flow.current.variable_layout import keras_layout
+
+ROWS, STEPS = 12, 4
+OPTIMIZERS: Mapping[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov and weight decay": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW, amsgrad": lambda: keras.optimizers.AdamW(0.01, amsgrad=True),
+    "averages": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=2),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=0.005),
+    "accumulated": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+    "accumulated, Adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3, gradient_accumulation_steps=2),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 64.0),
+    # these need whole tensors
+    "Lamb": lambda: keras.optimizers.Lamb(0.01),
+    "Muon": lambda: keras.optimizers.Muon(0.01, exclude_layers=["table"]),
+    "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "Nadam": lambda: keras.optimizers.Nadam(0.01),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.05),
+}
+LAYOUTS = ("dp2z1", "dp2z2", "dp3z1", "dp3z2", "dp2x2z1", "dp2x2z2", "2x2z1", "2x2z2", "4x1z1", "4x1z2")
+RULES = {"up/kernel": 1, "odd/kernel": 0, "table/": 1}
+
+
+def distribution(layout: str) -> kf.DataParallel | kf.ModelParallel:
+    """dpN, dpAxB (both axes split the batch) or AxB (the second splits weights), and the stage of `zero=`."""
+    mesh, _, stage = layout.removeprefix("dp").partition("z")
+    sizes = [int(size) for size in mesh.split("x")]
+    placement = kf.Placement(np.arange(np.prod(sizes)).reshape(sizes), ("data", "model")[: len(sizes)])
+    if layout.startswith("dp"):
+        return kf.DataParallel(placement, zero=int(stage), zero_min_size=1)
+    rules = {pattern: {"model": kf.sbp.split(dim)} for pattern, dim in RULES.items()}
+    return kf.ModelParallel(placement, rules=rules, zero=int(stage), zero_min_size=1)
+
+
+def model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    layers = keras.layers
+    keras.utils.set_random_seed(3)
+    numbers, words = keras.Input((12,)), keras.Input((3,), dtype="int32")
+    x = layers.Dense(16, activation="tanh", name="up")(numbers)
+    x = layers.Dense(7, activation="tanh", kernel_constraint="max_norm", name="odd")(x)
+    tied = layers.Dense(7, activation="tanh", name="tied")
+    x = layers.Concatenate()([tied(tied(x)), layers.Flatten()(layers.Embedding(30, 16, name="table")(words))])
+    x = layers.LayerNormalization(name="norm")(layers.Dense(8, trainable=False, name="frozen")(x))
+    result = keras.Model([numbers, words], layers.Dense(4, name="out")(x))
+    result.compile(optimizer, "mse")
+    return result
+
+
+def trained(optimizer: str, scale: float = 1.0) -> tuple[keras.Model, list[np.ndarray]]:
+    """The model, and how its weights have changed."""
+    random = np.random.default_rng(0)
+    x = [random.normal(size=(2 * ROWS, 12)).astype("float32"), random.integers(0, 30, (2 * ROWS, 3)).astype("int32")]
+    y = random.normal(size=(2 * ROWS, 4)).astype("float32")
+    found = model(OPTIMIZERS[optimizer]())
+    if scale != 1.0:
+        found.optimizer.learning_rate = 0.1 * scale
+    before = [value.copy() for value in found.get_weights()]
+    found.fit(x, y, batch_size=ROWS, epochs=STEPS // 2, shuffle=False, verbose=0)
+    return found, [after - was for after, was in zip(found.get_weights(), before, strict=True)]
+
+
+def deviations(optimizer: str, layout: str, scale: float = 1.0) -> dict:
+    """On every rank: how far updates and slots are from those of one device, relative to the largest element.
+
+    Args:
+        scale: what updates are multiplied by under the distribution, as a seeded fault.
+    """
+    keras.utils.clear_session()  # before the scope: it clears the current distribution too
+    with logical_random.as_under(kf.DataParallel(kf.Placement([0]))):
+        alone, expected = trained(optimizer)
+        slots = [np.asarray(slot) for slot in alone.optimizer.variables]
+    keras.utils.clear_session()
+    with distribution(layout).scope():
+        found, updates = trained(optimizer, scale)
+        largest = max(np.abs(update).max() for update in expected)
+        relative = {
+            variable.path: float(np.abs(a - b).max() / max(np.abs(b).max(), largest / 100))
+            for variable, a, b in zip(found.weights, updates, expected, strict=True)
+        }
+        of_slots = [
+            float(np.abs(np.asarray(slot).astype("float64") - b).max() / max(np.abs(b).max(), 1e-3))
+            for slot, b in zip(found.optimizer.variables, slots, strict=True)
+        ]
+    split = [slot.path for slot in found.optimizer.variables if not kf.layout_of(slot).layout.is_broadcast]
+    return {"updates": relative, "slots": max(of_slots), "split": split, "not as laid": _not_as_laid(found)}
+
+
+def _not_as_laid(found: keras.Model) -> list[str]:
+    """Slots of which a rank of this process holds other elements than their layout says."""
+    return [
+        slot.path
+        for slot in found.optimizer.variables
+        if len(slot.shape) and (placed := keras_layout(slot)) is not None
+        for rank, shard in backend().shards(slot).items()
+        if rank in placed.layout.placement.ranks and shard.shape != placed.layout.local_shape(rank)
+    ]
