@@ -7,9 +7,11 @@ between two files, and the number in the file of weights then says which of the 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +78,7 @@ def restore(
     model: keras.Model, original: Callable[..., object], callback: Any, *args: object, **kwargs: object
 ) -> None:
     """Hook on `BackupAndRestore.on_train_begin`: take the states of the backup that was loaded."""
+    _say_what_is_exact()
     original(callback, *args, **kwargs)
     here = _iterations(model)
     states = _states(model)
@@ -88,6 +91,19 @@ def restore(
         if found["epoch"] == model._initial_epoch:
             for state, value in zip(states, found["states"], strict=True):
                 state.assign(np.asarray(value, state.dtype))
+
+
+@functools.cache
+def _say_what_is_exact() -> None:
+    """Say once what a `fit` that goes on from a backup does not have."""
+    if backend().world().process_index == 0:
+        print(
+            "keras_flow: BackupAndRestore goes on at the begin of an epoch: steps after it are made twice, and history "
+            "and what callbacks counted are lost. kf.callbacks.Checkpoint goes on after the last batch that it saved, "
+            "to the last bit",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _iterations(model: keras.Model) -> int | None:

@@ -63,6 +63,8 @@ def _why_whole(stock: Any) -> str:
         return "its dataset is an IterableDataset, which has no samples by index"
     if stock.batch_sampler is None:
         return "batch_size=None leaves the batches to its dataset"
+    if hasattr(stock, "load_state_dict"):
+        return "it keeps its own position, as torchdata's StatefulDataLoader does, in the samples that it reads itself"
     if stock.collate_fn is not _torch_data().default_collate:
         return "its collate_fn is not torch's, and may make a sample depend on the others of its batch (padding)"
     return ""

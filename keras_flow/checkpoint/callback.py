@@ -1,19 +1,11 @@
 """`kf.callbacks.Checkpoint`: `fit` goes on where it was stopped, and makes each step once.
 
-A checkpoint in the middle of an epoch holds two sets of random states: those at the begin of the epoch, from which its
-order of rows and what its data draw follow, and those of the moment. A `fit` that goes on begins the epoch with the
-first, passes over the batches that were trained, and continues with the second.
-
-Example: 4 batches an epoch, killed in batch 2 of epoch 5; the last checkpoint was made after batch 1.
-
-    epochs 0 to 4    their iterators are made, in case the data count epochs; nothing is trained
-    epoch 5          batches 0 and 1 are read and dropped, 2 and 3 are trained
+What it saves is told here, and what a `fit` that goes on does with it in `going_on`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-from keras_flow.backends import agreement, hooking, random_states, row_order
+from keras_flow.backends import agreement, hooking
 from keras_flow.backends.active import backend
-from keras_flow.checkpoint import loading, manifest, names, saving
+from keras_flow.checkpoint import callback_states, going_on, loading, manifest, names, positions, saving
+from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.reader import Reader
 from keras_flow.errors import FlowError, warn
 from keras_flow.launch import preemption
-
-#: values of attributes that are kept for other callbacks
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -106,7 +95,12 @@ class Checkpoint(keras.callbacks.Callback):
         self._history = keras.callbacks.History()
         self._begun_with: list[dict[str, Any]] = []
         #: what a `fit` that goes on has still to do
-        self._left: _Left | None = None
+        self._left: going_on.Left | None = None
+        #: Keras's loop that trains, its data, and how many sources of data there were as `fit` began
+        self._loop: Any = None
+        self._source: positions.Source | None = None
+        self._sources = 0
+        self._lock = contextlib.ExitStack()
         hooking.install_each(_HOOKS)
 
     # ---- Keras's methods
@@ -121,11 +115,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._is_running()
         self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
-        self._begun_with = [_plain(each) for each in self._others]
+        self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = 0
         self._left, self._is_due, self._saving = None, False, None
+        self._loop, self._source, self._sources = None, None, positions.count()
         if self.save_on_signal:
             _save_on_signals()
+        self._hold()
         if self.resume:
             self._go_on()
 
@@ -134,9 +130,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._is_running()
         self._epoch, self._batch = epoch, 0
         if self._left is None or epoch != self._left.epoch:
-            self._epoch_states = _states()
+            self._epoch_states = going_on.states(self._source)
         else:
-            self._epoch_states = self._left.epoch_states
+            self._batch, self._epoch_states = self._left.batch, self._left.epoch_states
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Give the metrics of the epoch what they had."""
@@ -148,6 +144,8 @@ class Checkpoint(keras.callbacks.Callback):
         """Save every so many batches; what a thread could not write is raised."""
         self._since += batch + 1 - self._batch
         self._batch = batch + 1
+        if self._source is not None:
+            self._source.trained(self._batch)
         if self._left is not None and self._left.metrics:
             warn(
                 f"epoch {self._epoch} goes on from batch {self._left.batch}, and its metrics begin anew: they are made "
@@ -173,10 +171,45 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Wait for what is being written."""
         global _current
-        _current = None
+        _current, self._loop = None, None
+        self._lock.close()
+        if self._source is not None:
+            self._source.end()
+            self._source = None
         self._raise(wait=True)
 
+    def trains(self, batches: Any) -> bool:
+        """Whether it is this `fit` that reads: its data were there before it began, those of other loops were not."""
+        if self._loop is None:
+            return positions.source_of(batches.data_adapter).number < self._sources
+        return self._loop is batches
+
+    def steps(self, original: Callable[..., Iterator[Any]], batches: Any) -> Iterator[Any]:
+        """Return the steps of an epoch; where `fit` goes on, those that are left."""
+        if self._source is None:
+            self._loop, self._source = batches, positions.source_of(batches.data_adapter)
+            self._source.is_kept = True
+        left = self._left
+        if left is not None and not left.is_passed:
+            return left.steps(original, batches, self._source, self._trained())
+        return self._source.counted(original(batches))
+
     # ---- saving
+
+    def _hold(self) -> None:
+        """Take the lock of the directory for as long as `fit` runs: two jobs would mix their steps."""
+        self._lock.close()  # of a `fit` that was broken off
+        error = ""
+        if backend().world().process_index == 0:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._lock.enter_context(held(self.directory))
+            except FlowError as raised:
+                error = str(raised)
+            except OSError:  # it cannot be written: the first save says so
+                pass
+        if error := agreement.first_says(error):
+            raise FlowError(error)
 
     def _trained(self) -> keras.Model:
         """The model; on JAX one that trains gets its values back when it is asked for."""
@@ -202,17 +235,28 @@ class Checkpoint(keras.callbacks.Callback):
             "epoch": epoch,
             "batch": batch,
             "epoch_states": dict(epoch_states),
-            "states": _states(),
+            "states": going_on.states(None if batch else self._source),
+            "data": self._data_at(batch),
             "history": {"epoch": list(self._history.epoch), "logs": logs},
             "best": self.best,
+            "is_over": bool(getattr(model, "stop_training", False)) and not batch,
             "callbacks": [
-                [type(each).__name__, _state_of(each, begun)]
+                [type(each).__name__, callback_states.state_of(each, begun)]
                 for each, begun in zip(self._others, self._begun_with, strict=True)
             ],
         }
-        metrics = names.metrics_of(model) if batch else {}
+        beside = dict(names.metrics_of(model)) if batch else {}
+        beside |= callback_states.arrays_of(self._others)
         is_thread = self.asynchronous and not now
-        self._saving = saving.save_with(self.directory, model, None, is_thread, self.keep, {}, training, metrics)
+        self._saving = saving.save_with(self.directory, model, None, is_thread, self.keep, {}, training, beside)
+
+    def _data_at(self, batch: int) -> dict[str, Any] | None:
+        """Where the data are."""
+        if self._source is None:
+            return None
+        return self._source.said(
+            bool(batch) or self._loop.steps_per_epoch is not None, self._loop.data_adapter.num_batches
+        )
 
     def save_now(self) -> None:
         """Save between two steps, because the job is asked to end."""
@@ -231,11 +275,10 @@ class Checkpoint(keras.callbacks.Callback):
     # ---- going on
 
     def _go_on(self) -> None:
-        there = manifest.steps(self.directory) if backend().world().process_index == 0 else []
-        step = agreement.first_says(str(there[-1]) if there else "")
-        if not step:
+        step = loading.newest(self.directory)
+        if step is None:
             return
-        reader = Reader(*manifest.read(self.directory.absolute(), int(step)))
+        reader = Reader(*manifest.read(self.directory.absolute(), step))
         loading.load_from(reader, self._trained())
         training = reader.manifest.training
         if not training:  # saved outside of `fit`: the weights are those, and the epochs begin
@@ -247,79 +290,22 @@ class Checkpoint(keras.callbacks.Callback):
         kept = [name for name, _ in training["callbacks"]]
         if kept == [type(each).__name__ for each in self._others]:
             for each, (_, state) in zip(self._others, training["callbacks"], strict=True):
-                _set_state(each, state)
+                callback_states.set_state(each, state)
+            callback_states.set_arrays(self._others, reader)
         elif any(state for _, state in training["callbacks"]):
             warn(f"the checkpoint has callbacks {kept}, and this fit has others: what they counted is not given back")
-        if any(getattr(each, "restore_best_weights", False) for each in self._others):
-            warn("EarlyStopping(restore_best_weights=True): the best weights of before are in no checkpoint")
-        self._left = _Left(
-            training["epoch"], training["batch"], training["epoch_states"] or training["states"], training["states"]
-        )
-        self._left.metrics = {name: name for name in reader.manifest.tensors if name.startswith("@metrics/")}
-        self._left.reader = reader
+        if training.get("is_over"):  # a callback has ended it: no epoch is left
+            self._trained()._initial_epoch = (self.params or {})["epochs"]
+        self._left = going_on.Left(reader)
         if backend().world().process_index == 0:
-            where = f"epoch {training['epoch']}" + (f", batch {training['batch']}" if training["batch"] else "")
-            print(f"keras_flow: going on from {reader.folder}: {where} (both from 0)", file=sys.stderr, flush=True)
-
-
-class _Left:
-    """What a `fit` that goes on has still to do in its first epoch.
-
-    Args:
-        epoch: with which it goes on.
-        batch: how many batches of it were trained.
-        epoch_states: random states at its begin.
-        states: random states after these batches.
-    """
-
-    def __init__(self, epoch: int, batch: int, epoch_states: dict[str, Any], states: dict[str, Any]):
-        self.epoch, self.batch, self.epoch_states, self.states = epoch, batch, epoch_states, states
-        self.metrics: dict[str, str] = {}
-        self.reader: Reader | None = None
-
-    def fill_metrics(self, model: keras.Model) -> None:
-        """Give the metrics that are built their values."""
-        assert self.reader is not None
-        for name, variable in names.metrics_of(model).items():
-            if name in self.metrics:
-                loading.fill(variable, self.reader, self.metrics.pop(name))
+            batch = f", batch {self._left.batch}" if self._left.batch else ""
+            again = "; the batches before it are read again and dropped" if self._left.is_read_again else ""
+            where = f"epoch {self._left.epoch}{batch} (both from 0){again}"
+            print(f"keras_flow: going on from {reader.folder}: {where}", file=sys.stderr, flush=True)
 
 
 #: the callback of the `fit` that runs
 _current: Checkpoint | None = None
-
-
-def _states() -> dict[str, Any]:
-    return {"random": random_states.states(), "rows": row_order.state()}
-
-
-def _set_states(states: Mapping[str, Any]) -> None:
-    random_states.set_states(states["random"])
-    row_order.set_state(states["rows"])
-
-
-def _plain(callback: object) -> dict[str, Any]:
-    """The attributes of a callback that are numbers and texts, as JSON has them."""
-    found = {}
-    for name, value in vars(callback).items():
-        value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(value, _PLAIN) and not name.startswith("_"):
-            found[name] = value
-    return found
-
-
-def _state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """What a callback has counted: what its `get_state` says, or its attributes that have changed since it began."""
-    if hasattr(callback, "get_state"):
-        return json.loads(json.dumps(callback.get_state()))
-    return {name: value for name, value in _plain(callback).items() if name not in begun or begun[name] != value}
-
-
-def _set_state(callback: Any, state: Mapping[str, Any]) -> None:
-    if hasattr(callback, "set_state"):
-        callback.set_state(state)
-    else:
-        vars(callback).update(state)
 
 
 # ---- signals
@@ -361,8 +347,8 @@ def _all_begin(
     From here on the others come first, so that a checkpoint has what they did in the same batch and epoch.
     """
     global _current
+    _current = None
     if callback not in callbacks.callbacks:
-        _current = None
         original(callbacks, *args, **kwargs)
         return
     callbacks.callbacks.remove(callback)
@@ -371,57 +357,14 @@ def _all_begin(
     callback.begin(callbacks.callbacks)
 
 
-def _goes_on(*args: object, **kwargs: object) -> _Left | None:
-    return None if _current is None else _current._left
+def _trains(batches: object) -> Checkpoint | None:
+    """The callback, where it is its `fit` that reads."""
+    return _current if _current is not None and _current.trains(batches) else None
 
 
-def _epochs_before(left: _Left, original: Callable[..., Iterator[Any]], batches: Any) -> Iterator[Any]:
-    """Hook on `EpochIterator._enumerate_iterator`: pass over what was trained."""
-    first, left.epoch = left.epoch, -1
-    if first < 0:  # another loop, in a callback
-        yield from original(batches)
-        return
-    # of data that go on from epoch to epoch all is read; a shuffle that counts epochs begins them
-    is_read = batches.steps_per_epoch is not None or batches.num_batches is None
-    for _ in range(first):
-        with batches.catch_stop_iteration():
-            _pass_over(original(batches), None, batches.steps_per_execution if is_read else 0)
-    _set_states(left.epoch_states)
-    epoch = original(batches)
-    data = _pass_over(epoch, left.batch, batches.steps_per_execution)
-    if left.metrics and _current is not None:
-        _build_metrics(_current._trained(), data)
-    _set_states(left.states)
-    yield from epoch
-
-
-def _build_metrics(model: keras.Model, data: Any) -> None:
-    """Make the variables of metrics, which Keras on TensorFlow makes with the first step, from a batch."""
-    if names.metrics_are_built(model):
-        return
-    # of a model with a step of its own, and without a call, it is said after its first step
-    with contextlib.suppress(Exception):
-        model._symbolic_build(data_batch=data)
-
-
-def _pass_over(epoch: Iterator[Any], count: int | None, read: int) -> Any:
-    """Drop the first `count` batches of an epoch, or all; what was read last.
-
-    Args:
-        epoch: Keras's iterator, which yields the numbers of a step and what the step reads.
-        count: batches; None: all.
-        read: batches that a step reads; 0: the first step alone reads one, with which an iterator begins.
-    """
-    passed, data = 0, None
-    while count is None or passed < count:
-        step = next(epoch, None)
-        if step is None:
-            break
-        _, last, iterator = step
-        for _ in range(read if passed else max(read, 1)):
-            data = next(iterator, None)
-        passed = last + 1
-    return data
+def _steps(callback: Checkpoint, original: Callable[..., Iterator[Any]], batches: Any) -> Iterator[Any]:
+    """Hook on `EpochIterator._enumerate_iterator`: what was trained is passed over, and it is counted what is read."""
+    return callback.steps(original, batches)
 
 
 _HOOKS = (
@@ -435,8 +378,15 @@ _HOOKS = (
     hooking.Hook(
         "keras:EpochIterator",
         "_enumerate_iterator",
-        _epochs_before,
+        _steps,
         "kf.callbacks.Checkpoint: batches that were trained are passed over",
-        when=_goes_on,
+        when=_trains,
+    ),
+    hooking.Hook(
+        "keras:adapters",
+        "get_data_adapter",
+        positions.adapted,
+        "kf.callbacks.Checkpoint: data say where they are",
+        when=hooking.always,
     ),
 )

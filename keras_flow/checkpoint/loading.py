@@ -81,11 +81,17 @@ def load(
     where = Path(directory).absolute()
     if step == "latest":
         meeting.meet("kf.checkpoint.load")
-        there = manifest.steps(where) if backend().world().process_index == 0 else []
-        said = agreement.first_says(str(there[-1]) if there else "")
-        step = int(said) if said else "latest"
+        there = newest(where)
+        step = "latest" if there is None else there
     folder, found = manifest.read(where, step)
     return load_from(Reader(folder, found, check), model, strict, rename)
+
+
+def newest(directory: Path) -> int | None:
+    """The newest step of a directory, which process 0 looks up for all; None where there is none."""
+    there = manifest.steps(directory) if backend().world().process_index == 0 else []
+    said = agreement.first_says(str(there[-1]) if there else "")
+    return int(said) if said else None
 
 
 def load_from(
@@ -104,7 +110,7 @@ def fill_model(
     model: keras.Model, reader: Reader, what: str, strict: bool = True, rename: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """Give the variables of a model and its optimizer what a checkpoint has of them; as `put`."""
-    there = [name for name in reader.manifest.tensors if not name.startswith("@metrics/")]
+    there = [name for name in reader.manifest.tensors if not name.startswith(names.OF_FIT)]
     return put(reader, there, names.named(model), what, strict, rename)
 
 
@@ -158,12 +164,10 @@ def put(
 
 def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
     """Give a variable the value of a tensor; each rank's part is read for itself."""
-    import keras
-
-    dtype = manifest.numpy_dtype(keras.backend.standardize_dtype(variable.dtype))
+    dtype = manifest.numpy_dtype(names.dtype_of(variable))
 
     # several ranks of this process may hold the same part
-    @functools.lru_cache(maxsize=1)
+    @functools.cache
     def read(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
         return reader.read(name, [slice(*each) for each in bounds]).astype(dtype, copy=False)
 

@@ -24,7 +24,10 @@ from keras_flow.current.distribution import active
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
+#: how the names begin of what only a `fit` has: metrics in the middle of an epoch, and weights that callbacks keep
+METRICS, CALLBACKS = OF_FIT = ("@metrics/", "@callbacks/")
 #: Keras numbers layers of one class in a process: `dense`, `dense_1`
 _NUMBER = re.compile(r"_\d+(?=/|$|@|#)")
 
@@ -52,6 +55,13 @@ def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
     return {name: variable for name, variable in _own(model).items() if id(variable) in weights}
 
 
+def dtype_of(variable: keras.Variable | np.ndarray) -> str:
+    """Keras's name of the dtype of a variable, or of an array."""
+    import keras
+
+    return keras.backend.standardize_dtype(variable.dtype)
+
+
 def _own(model: keras.Model) -> dict[str, keras.Variable]:
     metrics = {id(variable) for variable in model.metrics_variables}
     found: dict[str, keras.Variable] = {}
@@ -70,7 +80,7 @@ def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
     """The variables of the model's metrics that are built, by `@metrics/` and their paths."""
     found: dict[str, keras.Variable] = {}
     for variable in model.metrics_variables:
-        _add(found, f"@metrics/{variable.path}", variable)
+        _add(found, f"{METRICS}{variable.path}", variable)
     return found
 
 

@@ -37,6 +37,10 @@ class Share:
     shape: tuple[int, ...]
     skipped: int = 0
 
+    def cut(self, shard: np.ndarray) -> np.ndarray:
+        """The block, of what its rank holds."""
+        return shard[self.skipped : self.skipped + self.shape[0]] if self.shape else shard
+
 
 def assigned(
     tensors: Mapping[str, tuple[Layout | None, Sequence[int], int]], ranks: Sequence[int]

@@ -26,6 +26,7 @@ from keras_flow import atomic, sbp
 from keras_flow.backends import agreement, meeting, random_states
 from keras_flow.backends.active import backend
 from keras_flow.checkpoint import manifest, names, pieces, writer
+from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.manifest import Chunk, Manifest, Tensor
 from keras_flow.current import joining, models
 from keras_flow.current.variable_layout import keras_layout
@@ -126,16 +127,16 @@ def save_with(
     keep: int | None,
     extra: Mapping[str, Any],
     training: Mapping[str, Any],
-    metrics: Mapping[str, keras.Variable],
+    beside: Mapping[str, keras.Variable | np.ndarray],
 ) -> Saved:
-    """`save`, with where `fit` is (`training`), and the variables of metrics in the middle of an epoch."""
+    """`save`, with where `fit` is (`training`), and what it has beside the model: by name, the same on all ranks."""
     begun = time.monotonic()
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
     if keep is not None and keep < 1:
         raise FlowError(f"keep={keep}: at least 1 checkpoint stays")
     here = backend().world()
-    variables = names.named(model) | dict(metrics)
+    variables = names.named(model) | dict(beside)
     step = _step_of(model) if step is None else int(step)
     folder = Path(directory).absolute() / manifest.folder_of(step)
     try:
@@ -144,15 +145,16 @@ def save_with(
         raise FlowError(f"extra= is saved as JSON: {error}") from error
     meeting.meet("kf.checkpoint.save")
     agreement.require_equal({"step": step, "variables": len(variables)}, "a checkpoint")
-    path, _, error = agreement.first_says(_started(folder) if here.process_index == 0 else "").partition("\n")
+    lock = contextlib.ExitStack()
+    path, _, error = agreement.first_says(_started(folder, lock) if here.process_index == 0 else "").partition("\n")
     if error:
-        raise FlowError(f"no checkpoint can be written in {str(folder.parent)!r}: {error}")
+        raise FlowError(error)
     writing = Path(path)
 
     layouts = {name: _layout(variable) for name, variable in variables.items()}
     who = pieces.assigned(
         {
-            name: (layouts[name], tuple(variable.shape), manifest.numpy_dtype(_dtype(variable)).itemsize)
+            name: (layouts[name], tuple(variable.shape), manifest.numpy_dtype(names.dtype_of(variable)).itemsize)
             for name, variable in variables.items()
         },
         range(here.size),
@@ -161,7 +163,7 @@ def save_with(
     said = Manifest(
         step=step,
         tensors={
-            name: Tensor(_dtype(variable), tuple(variable.shape), _layout_text(layouts[name]), ())
+            name: Tensor(names.dtype_of(variable), tuple(variable.shape), _layout_text(layouts[name]), ())
             for name, variable in variables.items()
         },
         saved=manifest.saved_by(backend().name, here.size, here.process_count),
@@ -175,14 +177,16 @@ def save_with(
 
         def run() -> None:
             try:
-                _apart(work)
+                with lock:
+                    _apart(work)
             except BaseException as error:
                 saved._error = error
 
         saved._thread = threading.Thread(target=run, name="keras_flow-checkpoint", daemon=False)
         saved._thread.start()
     else:
-        _together(work)
+        with lock:
+            _together(work)
         atomic.note(folder)
     saved.blocked_seconds = time.monotonic() - begun
     return saved
@@ -239,8 +243,7 @@ class _Writing:
             for part in self.parts:
                 held = part.held()
                 for piece, block in part.blocks:
-                    rows = slice(piece.skipped, piece.skipped + piece.shape[0]) if piece.shape else ()
-                    files[piece.rank].add(block, held[piece.rank][rows])
+                    files[piece.rank].add(block, piece.cut(held[piece.rank]))
             is_whole = True
         finally:
             for file in files.values():
@@ -314,18 +317,15 @@ def _parts(
         if not mine:
             continue
         shape = tuple(variable.shape)
-        blocks = [(piece, writer.FileBlock(name, _dtype(variable), piece.start, piece.shape, shape)) for piece in mine]
+        blocks = [
+            (piece, writer.FileBlock(name, names.dtype_of(variable), piece.start, piece.shape, shape)) for piece in mine
+        ]
         if not copies:
             yield _Mine(blocks, functools.partial(_held, variable, mine))
             continue
         held = _held(variable, mine)
         # of each rank what it writes: all blocks begin at the first row of what is kept
-        kept = {
-            piece.rank: np.array(
-                held[piece.rank][piece.skipped : piece.skipped + piece.shape[0]] if piece.shape else held[piece.rank]
-            )
-            for piece in mine
-        }
+        kept = {piece.rank: np.array(piece.cut(held[piece.rank])) for piece in mine}
         yield _Mine([(replace(piece, skipped=0), block) for piece, block in blocks], lambda kept=kept: kept)
 
 
@@ -343,12 +343,6 @@ def _layout(variable: keras.Variable) -> Any:
 
 def _layout_text(layout: Any) -> str:
     return "" if layout is None else sbp.text(layout.nd_sbp)
-
-
-def _dtype(variable: keras.Variable) -> str:
-    import keras
-
-    return keras.backend.standardize_dtype(variable.dtype)
 
 
 def _serialized(model: keras.Model) -> str:
@@ -369,8 +363,8 @@ def _step_of(model: keras.Model) -> int:
 # ---- folders
 
 
-def _started(folder: Path) -> str:
-    """Make the folder that is written, and remove those that nobody finished.
+def _started(folder: Path, lock: contextlib.ExitStack) -> str:
+    """Take the lock of the directory, make the folder that is written, and remove those that nobody finished.
 
     Returns:
         Its path and, in a second line, why it cannot be made.
@@ -379,12 +373,15 @@ def _started(folder: Path) -> str:
     writing = folder.with_name(f"{folder.name}{_UNDER_WAY}{uuid.uuid4().hex[:8]}")
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        lock.enter_context(held(parent))
         for left in parent.glob(f"step-*{_UNDER_WAY}*"):
             if time.time() - left.stat().st_mtime > joining.waiting_seconds():
                 _remove(left)
         writing.mkdir()
+    except FlowError as error:
+        return f"\n{error}"
     except OSError as error:
-        return f"\n{type(error).__name__}: {error.strerror}"
+        return f"\nno checkpoint can be written in {str(parent)!r}: {type(error).__name__}: {error.strerror}"
     return str(writing)
 
 

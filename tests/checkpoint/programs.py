@@ -12,18 +12,20 @@ import keras_flow as kf
 
 ROWS, BATCH = 38, 5  # the last batch has 3 rows
 LAYOUTS = ("dp4", "2x2", "1x4", "4x1", "one")
+#: those of the matrix: 2 ranks, 3 of 4, and splits that do not divide
+MATRIX = ("dp2", "1x2", "2x2", "1x3", "dp3", "one")
 #: sources of data, and whether an engine has them
 SOURCES = ("arrays", "dataset", "tf.data", "loader", "generator")
 
 
 def distribution(layout: str) -> Any:
     """The distribution of a name; of one rank where it is `one`."""
-    if layout == "dp4":
-        return kf.DataParallel()
+    if layout.startswith("dp"):
+        return kf.DataParallel(kf.Placement(range(int(layout[2:]))))
     if layout == "one":
         return kf.DataParallel(kf.Placement([0]))
     shape = [int(length) for length in layout.split("x")]
-    mesh = kf.Placement(np.arange(4).reshape(shape), axis_names=("data", "model"))
+    mesh = kf.Placement(np.arange(np.prod(shape)).reshape(shape), axis_names=("data", "model"))
     rules = {"up/kernel": {"model": "S(1)"}, "up/bias": {"model": "S(0)"}, "down/kernel": {"model": "S(0)"}}
     return kf.ModelParallel(mesh, rules=rules, batch_axes="data")
 
@@ -70,6 +72,37 @@ class _Dataset(keras.utils.PyDataset):
         self.turns += 1
 
 
+class StatefulDataset(keras.utils.PyDataset):
+    """Batches that a generator of its own draws, from one to the next; it counts what was read.
+
+    Args:
+        batches: how many an epoch has; None: there is no end.
+    """
+
+    def __init__(self, batches: int | None = 8) -> None:
+        super().__init__()
+        self.batches = batches
+        self.generator = np.random.default_rng(5)
+        self.read: list[int] = []
+
+    @property
+    def num_batches(self) -> int | None:
+        """As Keras wants it."""
+        return self.batches
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        self.read.append(index)
+        return self.generator.normal(size=(BATCH, 6)).astype("float32") + index, self.generator.integers(0, 3, BATCH)
+
+    def get_state(self) -> dict[str, Any]:
+        """What the next batch follows from."""
+        return self.generator.bit_generator.state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.generator.bit_generator.state = state
+
+
 def source(kind: str) -> dict[str, Any]:
     """What `fit` gets."""
     x, y = _arrays()
@@ -81,12 +114,21 @@ def source(kind: str) -> dict[str, Any]:
         import tensorflow as tf
 
         return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)}
-    if kind == "loader":
+    if kind == "dataset with state":
+        return {"x": StatefulDataset()}
+    if kind == "endless dataset with state":
+        return {"x": StatefulDataset(None), "steps_per_epoch": 7}
+    if "loader" in kind:
         import torch
+        from torchdata.stateful_dataloader import StatefulDataLoader
 
         torch.manual_seed(7)  # which Keras does where torch is its engine
         data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
-        return {"x": torch.utils.data.DataLoader(data, BATCH, shuffle=True)}
+        class_of = StatefulDataLoader if kind.startswith("stateful") else torch.utils.data.DataLoader
+        own = torch.Generator().manual_seed(3) if "own generator" in kind else None
+        return {"x": class_of(data, BATCH, shuffle=True, generator=own)}
+    if kind.startswith("grain"):
+        return _grain(kind, x, y)
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         generator = np.random.default_rng(4)
@@ -95,6 +137,20 @@ def source(kind: str) -> dict[str, Any]:
             yield x[rows], y[rows]
 
     return {"x": batches(), "steps_per_epoch": 7}
+
+
+def _grain(kind: str, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    import grain
+
+    rows = list(zip(x, y, strict=True))
+    if kind == "grain loader":
+        sampler = grain.samplers.IndexSampler(ROWS, shuffle=True, seed=3, num_epochs=1)
+        operations = [grain.transforms.Batch(BATCH)]
+        return {"x": grain.DataLoader(data_source=rows, sampler=sampler, operations=operations, worker_count=0)}
+    data = grain.MapDataset.source(rows).shuffle(seed=3)
+    if kind == "grain":
+        return {"x": data.batch(BATCH)}
+    return {"x": data.repeat().to_iter_dataset().batch(BATCH), "steps_per_epoch": 7}
 
 
 class Stop(keras.callbacks.Callback):
@@ -136,14 +192,22 @@ class Counter(keras.callbacks.Callback):
 
 
 def trained(
-    folder: str, layout: str, kind: str = "arrays", stop: int | None = None, save_freq: Any = 3, epochs: int = 3
+    folder: str,
+    layout: str,
+    kind: str = "arrays",
+    stop: int | None = None,
+    save_freq: Any = 3,
+    epochs: int = 3,
+    patience: int = 100,
 ) -> dict[str, Any]:
     """Train, going on from the checkpoints of a folder; weights, logs and counts, or nothing where it was stopped."""
     keras.utils.set_random_seed(7)
     model = make(layout)
     callback = kf.callbacks.Checkpoint(folder, save_freq=save_freq, save_on_signal=())
     counter = Counter()
-    early = keras.callbacks.EarlyStopping("loss", patience=100)
+    early = keras.callbacks.EarlyStopping("loss", patience=patience, restore_best_weights=patience < 100)
+    if patience < 100:
+        early.min_delta = 0.5  # nothing is better than the first epoch
     callbacks = [callback, counter, early, Stop(stop, callback)]
     try:
         history = model.fit(**source(kind), epochs=epochs, callbacks=callbacks, verbose=0)
@@ -176,6 +240,26 @@ def loaded(folder: str, layout: str, optimizer: str = "Adam") -> tuple[dict[str,
     model = make(layout, keras.optimizers.get(optimizer))
     found = kf.checkpoint.load(folder, model)
     return values(model), found.bytes_read
+
+
+def read_and_needed(folder: str, layout: str) -> tuple[int, int]:
+    """Load without hashes; the bytes that this process read, and those of the different parts that its ranks hold."""
+    from keras_flow.backends.active import backend
+    from keras_flow.checkpoint import manifest, names
+    from keras_flow.current.variable_layout import keras_layout
+
+    model = make(layout, keras.optimizers.get("Adam"))
+    read = kf.checkpoint.load(folder, model, check=False).bytes_read
+    needed, here = 0, backend().world()
+    for variable in names.named(model).values():
+        placed, size = keras_layout(variable), manifest.numpy_dtype(names.dtype_of(variable)).itemsize
+        if placed is None:
+            needed += int(np.prod(variable.shape)) * size
+            continue
+        ranks = [rank for rank in here.local_ranks if rank in placed.layout.placement.ranks]
+        parts = {str(placed.layout.local_slices(rank)): placed.layout.local_shape(rank) for rank in ranks}
+        needed += sum(int(np.prod(shape)) for shape in parts.values()) * size
+    return read, needed
 
 
 def values(model: keras.Model) -> dict[str, np.ndarray]:

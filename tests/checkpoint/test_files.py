@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -132,6 +134,75 @@ def test_a_thread_that_cannot_write_says_so_when_it_is_waited_for(tmp_path: Path
     with pytest.raises(FlowError, match="those before it are as they were"):
         saved.wait()
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_thread_that_cannot_write_ends_fit_at_the_next_batch(tmp_path: Path, monkeypatch: Any) -> None:
+    from keras_flow.checkpoint import writer
+
+    trained: list[int] = []
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def note(batch: int, logs: Any) -> None:
+        trained.append(batch)
+        if batch == 2:
+            monkeypatch.setattr(writer.File, "add", full)
+
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
+        model.compile("adam", "mse")
+    callbacks = [
+        kf.callbacks.Checkpoint(tmp_path, save_freq=1, save_on_signal=()),
+        keras.callbacks.LambdaCallback(on_train_batch_end=note),
+    ]
+    with pytest.raises(FlowError, match="No space left on device"):
+        model.fit(np.ones((32, 4)), np.ones((32, 6)), batch_size=4, callbacks=callbacks, verbose=0)
+    assert trained == [0, 1, 2, 3]
+    assert kf.checkpoint.inspect(tmp_path).step == 2
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: Any) -> None:
+    from keras_flow.checkpoint import lock
+
+    monkeypatch.setattr(lock, "WAITED", 0.2)
+    model = _saved(tmp_path)
+    other = os.open(tmp_path, os.O_RDONLY)  # another opening of the directory, as another job has it
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(FlowError, match="another job writes checkpoints in"):
+        kf.checkpoint.save(tmp_path, model, step=2)
+    with pytest.raises(FlowError, match="another job writes checkpoints in"):
+        model.fit(
+            np.ones((8, 4)),
+            np.ones((8, 6)),
+            callbacks=[kf.callbacks.Checkpoint(tmp_path, save_on_signal=(), resume=False)],
+            verbose=0,
+        )
+    os.close(other)
+    assert kf.checkpoint.save(tmp_path, model, step=2).wait().name == "step-00000002"
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path, monkeypatch: Any) -> None:
+    model = _saved(tmp_path)
+
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", forbidden)
+    with pytest.raises(FlowError, match=r"no checkpoint can be written in .*: PermissionError: Permission denied"):
+        kf.checkpoint.save(tmp_path, model, step=2)
+
+
+def test_more_ranks_than_elements(tmp_path: Path) -> None:
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, name="one")], name="net")
+        kf.checkpoint.save(tmp_path, model, step=1)
+        values = [np.asarray(each) for each in model.weights]
+        for each in model.weights:
+            each.assign(each + 1)
+    kf.checkpoint.load(tmp_path, model)
+    for value, each in zip(values, model.weights, strict=True):
+        np.testing.assert_array_equal(value, each)
 
 
 _WRITER = """

@@ -50,6 +50,32 @@ def test_every_engine_loads_what_another_saved(
             _equal(found, expected)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("layout", programs.MATRIX)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_matrix_of_layouts_and_engines(
+    engine: str, layout: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    expected = on_ranks(engine)(programs.saved, folder, layout)
+    for other in ENGINES:
+        for under in programs.MATRIX:
+            _equal(on_ranks(other)(programs.loaded, folder, under)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "layout", ["2x2", *(pytest.param(each, marks=pytest.mark.full) for each in programs.LAYOUTS[:-1])]
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_byte_is_read_twice_or_in_vain(
+    engine: str, layout: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    pool, folder = on_ranks(engine), str(tmp_path)
+    pool(programs.saved, folder, "1x4")
+    for read, needed in pool.on_each(programs.read_and_needed, folder, layout):
+        assert read == needed
+
+
 def test_torch_loads_what_jax_saved(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
     expected = on_ranks("jax")(programs.saved, str(tmp_path), "2x2")
     found, bytes_read = on_ranks("torch")(programs.loaded, str(tmp_path), "2x2")

@@ -24,6 +24,18 @@ CASES = [
     ("1x4", "arrays", (8, 8), 1),  # as the last batch of an epoch ends, before what comes at its end
 ]
 
+#: data that say where they are, and a DataLoader with a generator of its own
+SOURCES = (
+    "dataset with state",
+    "grain",
+    "stateful loader",
+    "endless dataset with state",
+    "endless grain",
+    "grain loader",
+    "stateful loader, own generator",
+    "loader, own generator",
+)
+
 
 #: of these, what is run each day on every engine
 _DAILY = 4
@@ -48,3 +60,27 @@ def test_a_stopped_program_ends_as_an_undisturbed_one(
     for stop in stops:
         assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, stop, save_freq) == {}
     assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, None, save_freq) == expected
+
+
+@pytest.mark.parametrize("kind", [*SOURCES[:2], *(pytest.param(kind, marks=pytest.mark.full) for kind in SOURCES[2:])])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_data_that_say_where_they_are_go_on_there(
+    engine: str, kind: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    pool = on_ranks(engine)
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), "dp4", kind, None, 3)
+    for stop in (5, 6, 7):  # in the first epoch, after what was saved there, and in the third
+        assert pool(programs.trained, str(tmp_path / "stopped"), "dp4", kind, stop, 3) == {}
+    assert pool(programs.trained, str(tmp_path / "stopped"), "dp4", kind, None, 3) == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_best_weights_and_an_early_end_are_kept(engine: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    pool, arguments = on_ranks(engine), ("2x2", "arrays")
+    # stopped after the second of 3 epochs; the weights are those after the first
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), *arguments, None, 3, 9, 1)
+    assert expected["epochs"] == [0, 1]
+    for stop in (10, -2):  # in the second epoch, and after what ends it
+        assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, stop, 3, 9, 1) == {}
+    for _ in range(2):  # what has come to its end stays so
+        assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, None, 3, 9, 1) == expected

@@ -1,0 +1,79 @@
+"""What other callbacks of a `fit` have counted, for its checkpoints: numbers and texts, and weights that they keep.
+
+get_state(), set_state(state)     a callback that has them says it itself
+best, wait, stopped_epoch         attributes that are numbers or texts, and have changed since it began
+best_weights                      attributes that are lists of arrays: tensors of the checkpoint
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_flow.checkpoint import names
+from keras_flow.checkpoint.as_json import decoded, encoded
+from keras_flow.checkpoint.reader import Reader
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def plain(callback: object) -> dict[str, Any]:
+    """The attributes of a callback that are numbers and texts, as JSON has them."""
+    found = {}
+    for name, value in vars(callback).items():
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, _PLAIN) and not name.startswith("_"):
+            found[name] = value
+    return found
+
+
+def state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
+    """What a callback has counted since it had the attributes `begun`.
+
+    Keras's own settings are left out: EarlyStopping turns the sign of its `min_delta` in the first epoch, again here.
+    """
+    if hasattr(callback, "get_state"):
+        return encoded(callback.get_state())
+    settings = {
+        name
+        for kind in type(callback).__mro__
+        if kind.__module__.partition(".")[0] == "keras"
+        for name in inspect.signature(kind).parameters
+    }
+    return {
+        name: value
+        for name, value in plain(callback).items()
+        if name not in settings and (name not in begun or begun[name] != value)
+    }
+
+
+def set_state(callback: Any, state: Mapping[str, Any]) -> None:
+    """Give a callback what it had counted."""
+    if hasattr(callback, "set_state"):
+        callback.set_state(decoded(state))
+    else:
+        vars(callback).update(state)
+
+
+def arrays_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, np.ndarray]:
+    """Name in the checkpoint -> an array that a callback keeps, as `get_weights` gives them."""
+    return {
+        f"{names.CALLBACKS}{number}/{type(callback).__name__}/{attribute}/{place}": array
+        for number, callback in enumerate(callbacks)
+        for attribute, value in vars(callback).items()
+        if isinstance(value, list) and value and all(isinstance(each, np.ndarray) for each in value)
+        for place, array in enumerate(value)
+    }
+
+
+def set_arrays(callbacks: Sequence[object], reader: Reader) -> None:
+    """Give callbacks the arrays that they kept."""
+    for name in reader.manifest.tensors:  # in the order in which they were saved
+        if name.startswith(names.CALLBACKS):
+            number, _, attribute, place = name.removeprefix(names.CALLBACKS).split("/")
+            kept = vars(callbacks[int(number)])
+            kept[attribute] = [*(kept[attribute] if int(place) else []), reader.read(name)]

@@ -1,0 +1,144 @@
+"""The first epoch of a `fit` that goes on: what was trained is passed over, in the order of rows that it had.
+
+A checkpoint in the middle of an epoch holds two sets of random states: those at the begin of the epoch, from which its
+order of rows and what its data draw follow, and those of the moment. A `fit` that goes on begins the epoch with the
+first, passes over the batches that were trained, and continues with the second.
+
+Example: 4 batches an epoch, killed in batch 2 of epoch 5; the last checkpoint was made after batch 1.
+
+    epochs 0 to 4    their iterators are made, in case the data count epochs; nothing is trained
+    epoch 5          batches 0 and 1 are read and dropped, 2 and 3 are trained
+
+Data that can say where they are (`positions`) go on there, and none of their batches is read twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+
+from keras_flow.backends import random_states, row_order
+from keras_flow.checkpoint import loading, names
+from keras_flow.checkpoint.positions import Source
+from keras_flow.checkpoint.reader import Reader
+
+
+def states(source: Source | None) -> dict[str, Any]:
+    """Random states, the order of rows, and what a source of data remembers between two epochs."""
+    between = None if source is None else source.between()
+    return {"random": random_states.states(), "rows": row_order.state(), "data": between}
+
+
+def set_states(given: Mapping[str, Any], source: Source | None = None) -> None:
+    """Give all of them what `states` said; the source only where there is one."""
+    random_states.set_states(given["random"])
+    row_order.set_state(given["rows"])
+    if source is not None and given.get("data") is not None:
+        source.set_between(given["data"])
+
+
+class Left:
+    """What a `fit` that goes on has still to do in its first epoch.
+
+    Args:
+        reader: of the checkpoint.
+
+    Attributes:
+        epoch: with which it goes on.
+        batch: how many batches of it were trained.
+        epoch_states: states at its begin.
+        metrics: names of the metrics that have not got back what they had.
+    """
+
+    def __init__(self, reader: Reader):
+        self._reader, training = reader, reader.manifest.training
+        self.epoch, self.batch = training["epoch"], training["batch"]
+        self.epoch_states = training["epoch_states"] or training["states"]
+        self._states, self._data = training["states"], training.get("data")
+        self.metrics = {name for name in reader.manifest.tensors if name.startswith(names.METRICS)}
+        self._is_passed = False
+
+    def fill_metrics(self, model: keras.Model) -> None:
+        """Give the metrics that are built their values."""
+        for name, variable in names.metrics_of(model).items():
+            if name in self.metrics:
+                self.metrics.remove(name)
+                loading.fill(variable, self._reader, name)
+
+    def steps(
+        self, original: Callable[..., Iterator[Any]], batches: Any, source: Source, model: keras.Model
+    ) -> Iterator[Any]:
+        """Return the steps of the epoch that are left.
+
+        Args:
+            original: Keras's method that gives the steps of an epoch: numbers, and the iterator that a step reads.
+            batches: whose method it is.
+            source: of the data.
+            model: that trains.
+        """
+        self._is_passed = True
+        # of data that go on from epoch to epoch all is read; a shuffle that counts epochs begins them
+        is_read = batches.steps_per_epoch is not None or batches.num_batches is None
+        size = batches.steps_per_execution
+        # those that say where they are, and not how many batches they have, begin each epoch anew
+        counts = not source.can_say or batches.num_batches is not None
+        for _ in range(self.epoch if counts else 0):
+            with batches.catch_stop_iteration():
+                _pass_over(source.counted(original(batches)), None, 0 if source.can_say else size, is_read)
+        set_states(self.epoch_states, source)
+        epoch, data = source.counted(original(batches)), None
+        if self._data is not None:
+            if self.metrics and not names.metrics_are_built(model):
+                with random_states.unchanged():
+                    data = next(iter(batches.data_adapter.get_numpy_iterator()), None)
+            _pass_over(epoch, self.batch, 0)
+            source.go_on(self._data)
+        else:
+            data = _pass_over(epoch, self.batch, size)
+        if self.metrics:
+            _build_metrics(model, data)
+        set_states(self._states)
+        yield from epoch
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the steps that are left were asked for."""
+        return self._is_passed
+
+    @property
+    def is_read_again(self) -> bool:
+        """Whether batches that were trained are read and dropped."""
+        return self.batch > 0 and self._data is None
+
+
+def _build_metrics(model: keras.Model, data: Any) -> None:
+    """Make the variables of metrics, which Keras on TensorFlow makes with the first step, from a batch."""
+    if names.metrics_are_built(model):
+        return
+    # of a model with a step of its own, and without a call, it is said after its first step
+    with contextlib.suppress(Exception):
+        model._symbolic_build(data_batch=data)
+
+
+def _pass_over(epoch: Iterator[Any], count: int | None, size: int, is_read: bool = True) -> Any:
+    """Drop the first `count` batches of an epoch, or all; what was read last.
+
+    Args:
+        epoch: Keras's iterator, which yields the numbers of a step and what the step reads.
+        count: batches; None: all.
+        size: batches that a step reads; 0: nothing is read.
+        is_read: every step reads; otherwise the first alone reads a batch, with which an iterator begins.
+    """
+    passed, data = 0, None
+    while count is None or passed < count:
+        step = next(epoch, None)
+        if step is None:
+            break
+        _, last, iterator = step
+        for _ in range(size if is_read else int(not passed and size > 0)):
+            data = next(iterator, None)
+        passed = last + 1
+    return data
