@@ -251,7 +251,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._saving = saving.save_with(self.directory, model, None, is_thread, self.keep, {}, training, beside)
 
     def _data_at(self, batch: int) -> dict[str, Any] | None:
-        """Where the data are."""
+        """Say where the data are, as JSON has it."""
         if self._source is None:
             return None
         return self._source.said(

@@ -1,4 +1,4 @@
-"""Where the data of a `fit` are, of sources that can say it: a fit that goes on reads no batch twice.
+"""Sources of data that can say where they are: a `fit` that goes on reads no batch of them twice.
 
     grain (DataLoader, MapDataset, IterDataset)    its iterator: get_state, set_state
     torchdata's StatefulDataLoader                 state_dict, load_state_dict
@@ -60,14 +60,14 @@ class Source:
     # ---- of each kind
 
     def between(self) -> Any:
-        """What it remembers between two epochs, as JSON has it."""
+        """Say what it remembers between two epochs, as JSON has it."""
         return None
 
     def set_between(self, state: Any) -> None:
         """Give it what `between` said."""
 
     def _state(self, batches: Iterator[Any]) -> Any:
-        """Where a pass is."""
+        """Say where a pass is."""
         raise NotImplementedError
 
     def _continued(self, state: Any, count: int) -> Iterator[Any]:
@@ -109,7 +109,7 @@ class Source:
         self._is_over = self._states is states
 
     def said(self, continues: bool, batches: int | None) -> dict[str, Any] | None:
-        """Where a `fit` goes on, as JSON has it; None: at the begin of an epoch, or nobody knows.
+        """Say where a `fit` goes on, as JSON has it; None: at the begin of an epoch, or nobody knows.
 
         Args:
             continues: a pass is not over at the end of an epoch (`steps_per_epoch`), or an epoch is under way.
@@ -166,7 +166,7 @@ class _PyDataset(Source):
 
 
 class _Unread(keras.utils.PyDataset):
-    """As many batches as a dataset has, and nothing in them."""
+    """A stand-in for a dataset: so many batches, and nothing in them."""
 
     def __init__(self, count: int | None):
         super().__init__()
