@@ -66,6 +66,7 @@ GROUPS = {
     "checkpoints": Group("Checkpoints", "Saved under one layout, loaded under any.", (), "checkpoint"),
     "callbacks": Group("Callbacks", "What `fit` gets in `callbacks=`.", (), "callbacks"),
     "boxing": Group("Boxing", "Plans that change a layout, and what they cost.", (), "boxing"),
+    "schedules": Group("Schedules", "In which order the ranks of a pipeline compute.", (), "schedules"),
     "notebook": Group("Notebooks and traces", "Ranks for cells, and what ran when.", ("trace",), "notebook"),
     "errors": Group(
         "Errors", "What keras_flow raises and warns of.", ("FlowError", "LayoutError", "LaunchError", "FlowWarning")

@@ -54,6 +54,7 @@ _MODULES = {
     "notebook": "keras_flow.notebook",
     "ops": "keras_flow.tensors.ops",
     "sbp": "keras_flow.sbp",
+    "schedules": "keras_flow.schedules",
 }
 
 __all__ = ["__version__", *_NAMES, *_MODULES]

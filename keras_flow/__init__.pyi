@@ -4,6 +4,7 @@ from keras_flow import checkpoint as checkpoint
 from keras_flow import comm as comm
 from keras_flow import notebook as notebook
 from keras_flow import sbp as sbp
+from keras_flow import schedules as schedules
 from keras_flow.comm.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from keras_flow.current.variable_layout import layout_of as layout_of
 from keras_flow.distributions.shard import shard as shard

@@ -6,18 +6,27 @@ marked `full`: `make test-changed` runs all of it that tests a changed file, `ma
     @sampling.one_in(3)                                                # this test is run if its name's hash says so
     @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))       # on one of the engines
     @pytest.mark.parametrize("name", sampling.some(NAMES, every=5))    # about every fifth name
+
+Of the tests that take long, which `slow.txt` names, about one in six is run.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 T = TypeVar("T")
+
+#: names of tests, a line each, written by tests/slow.py
+SLOW = Path(__file__).parent / "slow.txt"
+#: of them one in so many is run
+SLOW_EVERY = 6
 
 
 def number_of(name: str) -> int:
@@ -59,8 +68,16 @@ def each_on_one(engines: Sequence[str], values: Sequence[Any], every: int = 1) -
     ]
 
 
+@functools.cache
+def slow_tests() -> frozenset[str]:
+    """Return the names of the tests that take long."""
+    return frozenset(SLOW.read_text().splitlines())
+
+
 def is_run(item: pytest.Item) -> bool:
-    """Return whether `make test` runs a test, by its name and its marks `one_in` and `one_of`."""
+    """Return whether `make test` runs a test: by its name, its marks `one_in` and `one_of`, and what is slow."""
+    if item.nodeid in slow_tests() and not is_chosen(item.nodeid, SLOW_EVERY):
+        return False
     one_of, every = item.get_closest_marker("one_of"), item.get_closest_marker("one_in")
     name = item.nodeid
     if one_of is not None:  # the name without the engine, so that just one of its engines is chosen

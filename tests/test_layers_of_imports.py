@@ -190,6 +190,7 @@ ORDER = (
     ("errors", "units", "philox", "progress", "atomic"),
     ("permutation",),
     ("pictures",),
+    ("schedules",),
     ("sbp",),
     ("placements",),
     ("layout",),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests import sampling, who
+from tests import sampling, slow, who
 
 SOURCES = [
     str(path.relative_to(who.ROOT))
@@ -55,6 +56,25 @@ def test_one_engine_is_chosen_for_each_test_and_about_one_test_in_so_many() -> N
     assert all(len(found) == 1 for found in runs.values())
     assert 70 < len(runs) < 130
     assert {found[0] for found in runs.values()} == set(engines)
+
+
+def test_of_those_that_take_long_a_few_are_run_and_the_list_names_tests_that_there_are() -> None:
+    names = sampling.slow_tests()
+    is_run = [sampling.is_run(Item(name)) for name in names]  # type: ignore[arg-type]
+    assert 0 < sum(is_run) < len(names) / 3
+    for name in names:
+        path, _, test = name.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (who.ROOT / path).read_text(), name
+
+
+def test_the_list_of_those_that_take_long_follows_a_run(tmp_path: Path) -> None:
+    report = tmp_path / "times.xml"
+    cases = [("test_a", "b[torch]@torch", 9.0), ("test_a", "c", 0.1)]
+    rows = [f'<testcase classname="tests.x.{place}" name="{name}" time="{time}"/>' for place, name, time in cases]
+    report.write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
+    before = frozenset({"tests/x/test_a.py::c", "tests/x/test_d.py::e"})
+    found = slow.updated(before, slow.times(report))
+    assert found == ["tests/x/test_a.py::b[torch]", "tests/x/test_d.py::e"]
 
 
 def test_parts_of_all_tests_are_disjoint_and_complete() -> None:

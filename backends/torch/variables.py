@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 def from_logical(full: torch.Tensor, device_mesh: DeviceMesh, placements: layouts.TorchPlacements) -> DTensor:
     """A DTensor from a logical tensor that is equal on all ranks, without communication.
 
-    A piece keeps no reference to the whole.
+    A piece keeps no reference to the whole. A gradient by the whole is gathered: each rank has its own piece's alone.
     """
+    if full.requires_grad and torch.is_grad_enabled() and any(part.is_shard() for part in placements):
+        whole = local_tensors.from_local(full.contiguous(), full.shape, device_mesh, layouts.replicated(device_mesh))
+        return whole.redistribute(device_mesh, placements)
     local = full[layouts.local_slices(full.shape, device_mesh, placements)] if full.ndim else full
     if local.numel() != full.numel():
         local = local.clone(memory_format=torch.contiguous_format)

@@ -9,6 +9,7 @@ import keras
 from keras_flow.backends.active import tensor_engine
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
 from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.ranks import local_ranks
 
@@ -35,11 +36,11 @@ def global_tensor(value: object) -> GlobalTensor:
     array: Any = value.value if isinstance(value, keras.Variable) else value
     layout_and_shards = tensor_engine().from_engine(array)
     variable = keras_layout(value) if isinstance(value, keras.Variable) else None
-    if layout_and_shards is None and variable is not None and variable.distribution.has_one_rank:
-        # on a placement of one rank variables are plain tensors of Keras, which no engine calls distributed
-        (rank,) = variable.distribution.placement.ranks
-        shards = {rank: keras.ops.convert_to_tensor(value)} if rank in local_ranks() else {}
-        layout_and_shards = variable.layout, shards
+    if layout_and_shards is None and variable is not None:
+        # a plain tensor of Keras, which no engine calls distributed: on each rank the whole value
+        placement = variable.distribution.placement
+        shards = {rank: keras.ops.convert_to_tensor(value) for rank in local_ranks() if placement.contains(rank)}
+        layout_and_shards = Layout(placement, ["B"] * placement.ndim, array.shape), shards
     if layout_and_shards is None:
         raise FlowError(
             f"kf.global_tensor reads variables made under a keras_flow scope and the engine's distributed arrays; got "

@@ -9,8 +9,8 @@ import pytest
 from tests import sampling
 from tests.beside_fit.models import MODELS
 
-#: layout, whether in the scope, rows: each way once in the default suite
-SOME = [("data", False, 4), ("2x2", True, 3)]
+#: layout, whether in the scope, rows: the default suite has each way, rows that divide and rows that do not
+SOME = [("data", False, 4), ("2x2", True, 3), ("2x2", False, 4)]
 ALL = [(layout, inside, rows) for layout in ("data", "1x2", "2x2") for inside in (True, False) for rows in (4, 3)]
 #: engine -> the cases of the default suite, where not all: JAX compiles each
 ONLY = {"jax": ("by_layer", "penalty", "by_example", "own_loop")}

@@ -87,6 +87,7 @@ CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.visualize": lambda s, x: kf.visualize(x) is not None or 1,
     "kf.ops": lambda s, x: float(kf.ops.sum(x).numpy()),
     "kf.boxing": lambda s, x: kf.boxing.plan(x_layout(x), x_layout(x), "float32").total_bytes,
+    "kf.schedules": lambda s, x: kf.schedules.zbv(2, 4).makespan(),
     "kf.checkpoint": lambda s, x: kf.checkpoint.save(tempfile.mkdtemp(), s.model, step=1).step > 0,
     "kf.comm.all_gather": lambda s, x: kf.comm.all_gather(_per_rank(_ones())) and 1,
     "kf.comm.all_gather_into_tensor": lambda s, x: kf.comm.all_gather_into_tensor(_per_rank(_ones())) is not None,

@@ -21,6 +21,7 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
+from keras_flow.current.distribution import active
 
 
 @dataclass
@@ -86,10 +87,15 @@ class Does(keras.callbacks.Callback):
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as own:
-            folder = backend().agree_on(dict.fromkeys(kf.env.local_ranks(), own))[0]
+            folder = _agreed(own)
             self.model.save_weights(Path(folder) / "w.weights.h5")
             self.model.load_weights(Path(folder) / "w.weights.h5")
-            backend().agree_on(dict.fromkeys(kf.env.local_ranks(), True))  # before the folder goes
+            _agreed(True)  # before the folder goes
+
+
+def _agreed(value: Any) -> Any:
+    """Return the value of rank 0, in which all ranks take part; on one device, which one process trains, the own."""
+    return value if active() is None else backend().agree_on(dict.fromkeys(kf.env.local_ranks(), value))[0]
 
 
 def after(what: str, model: Any, x: Any) -> Any:

@@ -38,6 +38,12 @@ class Numbers:
     updates: dict[str, np.ndarray] = field(default_factory=dict)
     values: dict[str, tuple[np.ndarray, float]] = field(default_factory=dict)
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether any number is none."""
+        arrays = [*self.updates.values(), *(value for value, _ in self.values.values())]
+        return any(np.isnan(array).any() for array in arrays if array.dtype.kind == "f")
+
 
 @dataclass
 class Setting:

@@ -78,6 +78,19 @@ def test_a_variable_under_a_scope() -> None:
     assert np.array_equal(kernel.numpy(), keras.ops.convert_to_numpy(model.weights[0]))
 
 
+@on_engines_alone
+def test_variables_that_ranks_hold_whole() -> None:
+    """Counters, weights under data parallelism, integers of a quantized layer: on torch they are plain tensors."""
+    with kf.DataParallel(kf.Placement([0, 2, 3])).scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
+        model.quantize("int8")
+    variables = [kf.global_tensor(variable) for variable in model.layers[0].weights]
+    assert {(str(value.placement.ranks), sbp.text(value.sbp)) for value in variables} == {("(0, 2, 3)", "B")}
+    for value, variable in zip(variables, model.layers[0].weights, strict=True):
+        assert np.array_equal(value.numpy(), keras.ops.convert_to_numpy(variable))
+    assert "int8" in {value.dtype for value in variables}
+
+
 @on_engines
 def test_its_text_on_the_first_process() -> None:
     x = kf.randn(8, 4, placement=MESH, sbp="S(0),S(1)", seed=1)

@@ -1,0 +1,65 @@
+"""What a schedule leaves out: messages between ranks, and sums of gradients, each at its place in the ranks' lists.
+
+All messages and actions are put in one order: by the time at which they would begin, were all costs equal, a message
+when what it carries has been computed. Each rank's list is its part of that order. So ranks whose sends and receives
+wait for each other never wait in a circle, and a receive stands ahead of the action that needs it:
+
+    rank 0   0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...
+    rank 1   1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from keras_flow.schedules import timing
+from keras_flow.schedules.action import (
+    BACKWARD,
+    FORWARD,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
+    WEIGHTS,
+    Action,
+)
+from keras_flow.schedules.timing import Costs
+
+
+def lowered(
+    orders: Sequence[Sequence[Action]], rank_of: Mapping[int, int], stages: int
+) -> tuple[tuple[Action, ...], ...]:
+    """Return each rank's list with messages, and a sum of gradients behind a stage's last backward pass.
+
+    Args:
+        orders: each rank's actions.
+        rank_of: stage -> rank.
+        stages: how many there are.
+    """
+    costs = Costs.of(timing.EQUAL, stages, 1)
+    begun = timing.begins(orders, rank_of, stages, costs)
+    last = {action.stage: action for order in orders for action in order if action.kind in (BACKWARD, WEIGHTS)}
+    # time, what comes first at one time, what it belongs to; the rank on whose list it is, and what it is
+    events: list[tuple[float, int, Action, int, Action]] = []
+    for action, time in begun.items():
+        rank, end = rank_of[action.stage], time + costs[action]
+        events.append((time, 2, action, rank, action))
+        for other, sent, received in _messages(action, rank_of, stages):
+            events += [(end, 0, action, rank, sent), (end, 0, action, other, received)]
+        if last[action.stage] == action:
+            events.append((end, 1, action, rank, Action(action.stage, REDUCE_GRAD, -1)))
+    lists: list[list[Action]] = [[] for _ in orders]
+    for *_, rank, action in sorted(events):
+        lists[rank].append(action)
+    return tuple(map(tuple, lists))
+
+
+def _messages(action: Action, rank_of: Mapping[int, int], stages: int) -> Iterator[tuple[int, Action, Action]]:
+    """Yield the rank that gets what an action has computed, the send and the receive; nothing within a rank."""
+    stage, kind, part = action
+    to = stage + 1 if kind == FORWARD else stage - 1
+    if kind == WEIGHTS or not 0 <= to < stages or rank_of[to] == rank_of[stage]:
+        return
+    sends, receives = (SEND_F, RECV_F) if kind == FORWARD else (SEND_B, RECV_B)
+    yield rank_of[to], Action(stage, sends, part), Action(to, receives, part)
