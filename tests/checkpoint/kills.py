@@ -205,6 +205,7 @@ def train(folder: Path, plan: Plan | None, asynchronous: bool) -> None:
         "counted": counting.count,
     }
     (folder / f"end-{index}").write_text(json.dumps(end))
+    kf.comm.barrier()  # process 0 serves the others, which end in their own time
 
 
 # ---- around the job
