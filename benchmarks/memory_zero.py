@@ -1,12 +1,12 @@
-"""The part of `benchmarks/memory.py` on `zero=`: what a rank holds and receives, beside the formulas of ZeRO.
+"""`zero=`: what a rank holds and receives in a step, beside the formulas of ZeRO.
 
     python -m benchmarks.memory_zero [--backends jax,torch]
 
-Three dense layers of 1024 with float32 Adam, P bytes of weights, few rows. Held: bytes of weights and slots, by the
+16 dense layers of 1024 with float32 Adam, P bytes of weights, few rows. Held: bytes of weights and slots, by the
 engine's live arrays. Peak of a step by the engine's own counters: XLA's buffer assignment for one device (JAX), what a
-step allocates at most by the profiler, and what is held (torch); TensorFlow's ranks share an allocator, which cannot
-tell. Received: by a rank in a step, counted in XLA's compiled program, around the calls to torch.distributed, and in
-TensorFlow's partitioned graphs, as rings.
+step allocates at most by the profiler, and what is held (torch). Received: by a rank in a step, as rings, counted in
+XLA's compiled program and around the calls to torch.distributed. TensorFlow is left out: its ranks share an allocator;
+`tests/explainer` counts what they receive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-RANKS, STAGES, WIDTH, ROWS = (2, 4), (0, 1, 2), 1024, 8
+RANKS, STAGES, LAYERS, WIDTH, ROWS = (2, 4), (0, 1, 2), 16, 1024, 8
 
 
 def formula(stage: int, ranks: int) -> float:
@@ -30,7 +30,7 @@ def formula(stage: int, ranks: int) -> float:
 
 
 def table(backends: list[str]) -> str:
-    """The page's part."""
+    """The table of docs/memory.md."""
     lines = []
     for backend in backends:
         for ranks in RANKS:
@@ -42,7 +42,7 @@ def table(backends: list[str]) -> str:
                 print(lines[-1], file=sys.stderr)
     return f"""## Data parallel with `zero=`
 
-Three dense layers of {WIDTH}, float32 Adam, {ROWS} rows on each rank; in units of the weights' bytes P. Formulas: 4P
+{LAYERS} dense layers of {WIDTH}, float32 Adam, {ROWS} rows on each rank; in units of the weights' bytes P. Formulas: 4P
 without, 2P + 2P/N with stage 1, P + 3P/N with stage 2, and 2P(N - 1)/N received.
 
 | engine | ranks | zero | weights and slots held | peak of a step | received | formula: held with gradients | received |
@@ -77,7 +77,7 @@ def _measured(stage: int, folder: Path, engine: str) -> dict[str, float]:
     keras.utils.clear_session()
     distribution = kf.DataParallel(zero=stage)
     with distribution.scope():
-        layers = [keras.layers.Dense(WIDTH, name=f"dense{index}") for index in range(3)]
+        layers = [keras.layers.Dense(WIDTH, name=f"dense{index}") for index in range(LAYERS)]
         model = keras.Sequential([keras.Input((WIDTH,)), *layers])
         model.compile("adam", "mse", run_eagerly=False)
         x, y = np.ones((ROWS * ranks, WIDTH), "float32"), np.zeros((ROWS * ranks, WIDTH), "float32")
@@ -90,7 +90,7 @@ def _measured(stage: int, folder: Path, engine: str) -> dict[str, float]:
             for variables in (model.weights, model.optimizer.variables)
         ]
         found = {"weights": float(sizes[0]), "held": float(sum(sizes)), "peak": 0.0, "received": 0.0}
-        measured: Any = {"jax": _of_jax, "tensorflow": _of_tensorflow, "torch": _of_torch}[engine]
+        measured: Any = {"jax": _of_jax, "torch": _of_torch}[engine]
         return {**found, **measured(model, x, y, sum(sizes), sorted(set(folder.iterdir()) - before))}
 
 
@@ -102,10 +102,6 @@ def _of_jax(model: Any, x: Any, y: Any, held: int, files: list[Path]) -> dict[st
     received = sum(each["received"] for text in programs for each in collectives(text))  # type: ignore[misc]
     peak = max(int(re.search(r"Total bytes: (\d+)", text)[1]) for text in reports)  # type: ignore[index]
     return {"peak": float(peak), "received": received}
-
-
-def _of_tensorflow(model: Any, x: Any, y: Any, held: int, files: list[Path]) -> dict[str, float]:
-    return {}
 
 
 def _of_torch(model: Any, x: Any, y: Any, held: int, files: list[Path]) -> dict[str, float]:
@@ -132,7 +128,7 @@ def main(arguments: list[str]) -> int:
         Path(arguments[2]).write_text(json.dumps(found))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backends", default="jax,tensorflow,torch")
+    parser.add_argument("--backends", default="jax,torch")
     print(table(parser.parse_args(arguments).backends.split(",")))
     return 0
 

@@ -21,7 +21,7 @@ capabilities = Capabilities(
         reduces_out_of_place=True,
         update_tensors=0,  # of Adam's kernel; other updates take up to three blocks of 1 MiB
         cuts_gradients=True,
-        scattered_bytes=12 << 20,  # three buckets
+        scattered_bytes=8 << 20,  # two buckets
     ),
     refused={
         "string inputs": "torch has no string tensors",

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: bytes that travel together
 BUCKET_BYTES = 4 << 20
-#: buckets that may be on their way at a time: each is memory beside the gradients
-_UNDER_WAY = 2
+#: buckets that may be on their way while another is packed: each is twice its memory, beside the gradients
+_UNDER_WAY = 1
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ class Scatter:
 
 
 class Scatters:
-    """Scatters one after the other, of which a few are on their way at a time."""
+    """Scatters one after the other: the next is packed while one is on its way."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Scatter, Sequence[object]]] = []
         self.done: list[tuple[object, torch.Tensor]] = []
 
     def add(self, scatter: Scatter, whose: Sequence[object]) -> None:
-        """Wait for an earlier one where there are too many; `whose`: what `done` names each part by."""
+        """Wait for an earlier one where there are too many on their way; `whose`: what `done` names each part by."""
         self._waiting.append((scatter, whose))
         if len(self._waiting) > _UNDER_WAY:
             self._wait()
