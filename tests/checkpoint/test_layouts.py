@@ -36,6 +36,25 @@ def test_what_was_saved_under_one_layout_is_loaded_under_all(
             _equal(found, expected)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_slots_that_are_split_further_than_their_variable(
+    engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """Each rank writes its part of a slot, and reads it (`zero=`); other layouts read the whole."""
+    pool = on_ranks(engine)
+    for saved_under, loaded_under in (("dp4z2", "2x2"), ("dp4z1", "dp4z2"), ("2x2z2", "dp4"), ("dp4", "2x2z1")):
+        folder = str(tmp_path / f"{saved_under}-{loaded_under}")
+        expected = pool(programs.saved, folder, saved_under)
+        _equal(pool(programs.loaded, folder, loaded_under)[0], expected)
+        tensors = kf.checkpoint.inspect(folder).tensors
+        is_split = any(
+            len(tensor.chunks) > len(tensors[name.split("@")[0]].chunks)
+            for name, tensor in tensors.items()
+            if name.split("@")[0] in tensors
+        )
+        assert is_split == ("z" in saved_under)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("layout", programs.LAYOUTS)
 @pytest.mark.parametrize("engine", ENGINES)
