@@ -118,6 +118,9 @@ def why_whole(layout: Layout, axes: Sequence[str], min_size: int) -> str:
     ranks = math.prod(layout.placement.axis_size(axis) for axis in found)
     if ranks == 1 or math.prod(layout.local_shape(layout.placement.ranks[0])) // ranks < min_size:
         return ""
+    whole = [dim for dim in range(len(layout.shape)) if layout.parts_of_dim(dim) == 1]
+    if not whole:  # the bias of a layer that is split by columns, say: its slots are split as it is
+        return ""
     return (
         f"slots of variables of shape {list(layout.shape)} stay whole: none of their dims divides by the {ranks} ranks "
         f"of {found}"
