@@ -98,15 +98,17 @@ def _candidates(
 def _searched(
     places: list[int], microbatches: int, costs: Sequence[float], room: float, message: float
 ) -> Iterator[Schedule]:
-    """Yield what the rules of the search give for one placement of the stages, until one is at the bound."""
+    """Yield the shortest schedule by the rules of the search for one placement of the stages, where there is one."""
     ranks = max(places) + 1
     chunks = len(places) // ranks
     each = Costs.of(costs, len(places), chunks, message)
     least = bound(ranks, microbatches, costs, chunks)
+    best, shortest = None, float("inf")
     for rule in search.RULES:
-        orders = search.play(places, microbatches, each, int(room * chunks), rule)
-        if orders is not None:
-            schedule = Schedule(orders, "auto")
-            yield schedule
-            if schedule.makespan(costs, message) <= least + _ROUNDING:
-                return
+        time, orders = search.play(places, microbatches, each, int(room * chunks), rule) or (float("inf"), None)
+        if time < shortest - _ROUNDING:
+            best, shortest = orders, time
+        if shortest <= least + _ROUNDING:
+            break
+    if best is not None:
+        yield Schedule(best, "auto")

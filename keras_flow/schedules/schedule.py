@@ -13,7 +13,7 @@ from pathlib import Path
 from keras_flow import atomic
 from keras_flow.errors import FlowError
 from keras_flow.pictures.drawing import Drawing
-from keras_flow.schedules import lowering, timing
+from keras_flow.schedules import drawing, lowering, timing
 from keras_flow.schedules.action import BACKWARD, COMPUTED, FORWARD, INPUTS, WEIGHTS, Action
 from keras_flow.schedules.timing import EQUAL, Costs, ThreeCosts
 
@@ -84,7 +84,9 @@ class Schedule:
             costs: of F, I and W for one micro-batch: numbers for all stages of a rank together, or one for each stage.
             message: how long a message between ranks is on its way.
         """
-        return max(start + self._costs(costs)[action] for action, start in self.begins(costs, message).items())
+        each = self._costs(costs, message)
+        begun = timing.begins(self.orders, self.rank_of, self.stages, each)
+        return max(start + each[action] for action, start in begun.items())
 
     def begins(self, costs: ThreeCosts = EQUAL, message: float = 0.0) -> dict[Action, float]:
         """Return when each action begins; arguments as those of `makespan`."""
@@ -132,8 +134,6 @@ class Schedule:
 
     def draw(self, costs: ThreeCosts = EQUAL) -> Drawing:
         """Return a picture: a row for each rank, time to the right. Notebooks show it, its text is for a terminal."""
-        from keras_flow.schedules import drawing
-
         return drawing.draw(self, self._costs(costs), self.begins(costs))
 
     def to_csv(self, path: str | Path | None = None) -> str:
@@ -143,14 +143,10 @@ class Schedule:
             path: a file that it is written to as well.
         """
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self.orders_as_text())
+        csv.writer(text, lineterminator="\n").writerows(self.orders)
         if path is not None:
             atomic.write_text(Path(path), text.getvalue())
         return text.getvalue()
-
-    def orders_as_text(self) -> list[list[str]]:
-        """Return each rank's actions as texts."""
-        return [list(map(str, order)) for order in self.orders]
 
     def __repr__(self) -> str:
         counts = f"ranks={self.ranks}, stages={self.stages}, microbatches={self.microbatches}"

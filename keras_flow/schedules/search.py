@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
+from keras_flow.schedules import timing
 from keras_flow.schedules.action import FORWARD, INPUTS, WEIGHTS, Action
 from keras_flow.schedules.timing import Costs
 
@@ -39,8 +40,10 @@ RULES = tuple(
 )
 
 
-def play(places: Sequence[int], microbatches: int, costs: Costs, room: int, rule: Rule) -> list[list[Action]] | None:
-    """Return each rank's list by one rule; None where it comes to a halt.
+def play(
+    places: Sequence[int], microbatches: int, costs: Costs, room: int, rule: Rule
+) -> tuple[float, list[list[Action]]] | None:
+    """Return how long a step takes by one rule, and each rank's list; None where it comes to a halt.
 
     Args:
         places: each stage's rank.
@@ -53,7 +56,7 @@ def play(places: Sequence[int], microbatches: int, costs: Costs, room: int, rule
     for _ in range(3 * len(places) * microbatches):
         if not game.move():
             return None
-    return game.orders
+    return max(game.free), game.orders
 
 
 class _Game:
@@ -61,7 +64,8 @@ class _Game:
 
     def __init__(self, places: Sequence[int], microbatches: int, costs: Costs, room: int, rule: Rule):
         ranks = max(places) + 1
-        self.places, self.microbatches, self.costs, self.room, self.rule = places, microbatches, costs, room, rule
+        self.rank_of = dict(enumerate(places))
+        self.microbatches, self.costs, self.room, self.rule = microbatches, costs, room, rule
         self.own = [[stage for stage, rank in enumerate(places) if rank == one] for one in range(ranks)]
         self.orders: list[list[Action]] = [[] for _ in range(ranks)]
         self.free = [0.0] * ranks
@@ -77,13 +81,13 @@ class _Game:
         if best is None:
             return False
         begin, _, _, action = best
-        rank = self.places[action.stage]
+        rank = self.rank_of[action.stage]
         self.free[rank] = self.ended[action] = begin + self.costs[action]
         self.orders[rank].append(action)
         self.next[action.kind][action.stage] += 1
         self.held[rank] += {FORWARD: 1, INPUTS: 0, WEIGHTS: -1}[action.kind]
-        stages = range(max(0, action.stage - 1), min(len(self.places), action.stage + 2))
-        for other in {self.places[stage] for stage in stages}:
+        near = (action.stage - 1, action.stage, action.stage + 1)
+        for other in {self.rank_of[stage] for stage in near if stage in self.rank_of}:
             self.moves[other] = self._best(other)
         return True
 
@@ -96,7 +100,7 @@ class _Game:
                 if part >= self.microbatches or (kind == FORWARD and not self._has_room(rank, stage)):
                     continue
                 action = Action(stage, kind, part)
-                arrival = self._arrival(action)
+                arrival = timing.arrival(action, self.ended, self.rank_of, len(self.rank_of), self.costs.message)
                 if arrival is None:
                     continue
                 priority = -1 if kind == WEIGHTS and is_full else self.rule.first.index(kind)
@@ -104,23 +108,6 @@ class _Game:
                 nearer = -stage if kind == FORWARD else stage
                 found.append((max(self.free[rank], arrival), priority, nearer, action))
         return min(found, default=None)
-
-    def _arrival(self, action: Action) -> float | None:
-        """When all that an action needs is there; None while something is not computed."""
-        stage, kind, part = action
-        needed = {FORWARD: (stage - 1, FORWARD), INPUTS: (stage + 1, INPUTS), WEIGHTS: (stage, INPUTS)}[kind]
-        times = [0.0]
-        if 0 <= needed[0] < len(self.places):
-            end = self.ended.get(Action(*needed, part))
-            if end is None:
-                return None
-            times.append(end + (self.costs.message if self.places[needed[0]] != self.places[stage] else 0.0))
-        if kind == INPUTS:
-            end = self.ended.get(Action(stage, FORWARD, part))
-            if end is None:
-                return None
-            times.append(end)
-        return max(times)
 
     def _has_room(self, rank: int, stage: int) -> bool:
         if self.held[rank] >= self.room:

@@ -53,7 +53,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
         0 F0 F1 ·· ·· B0 B0 F2 B1 B1 ·· B2 B2
         1 ·· F0 B0 B0 F1 B1 B1 F2 B2 B2 ·· ··
     """
-    return _named(interleaved(ranks, microbatches, chunks=1), "1f1b")
+    return _in_turn("1f1b", ranks, microbatches, 1, ahead=1, kinds=_whole)
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -75,14 +75,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         0 F0 F1 f0 f1 ·· ·· b0 b0 ·· b1 b1 B0 B0 B1 B1
         1 ·· F0 F1 f0 b0 b0 f1 b1 b1 B0 B0 B1 B1 ·· ··
     """
-    _check(ranks, microbatches, chunks)
-    first = len(_rounds(ranks, microbatches)[0])
-    orders = []
-    for rank in range(ranks):
-        # with one stage a micro-batch comes back after p - 1 - r ranks; with several two of each rank are on their way
-        warm_up = (chunks - 1) * first + (2 if chunks > 1 else 1) * (ranks - 1 - rank)
-        orders.append(_in_turn(ranks, microbatches, chunks, rank, warm_up, lambda place: [BACKWARD]))
-    return Schedule(orders, "interleaved")
+    # with one stage a micro-batch comes back after p - 1 - r ranks; with several two of each rank are on their way
+    return _in_turn("interleaved", ranks, microbatches, chunks, ahead=2 if chunks > 1 else 1, kinds=_whole)
 
 
 def zb1p(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -93,7 +87,7 @@ def zb1p(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
     Args:
         ranks: how many.
         microbatches: into how many parts a batch is cut.
-        chunks: stages of a rank, laid as in `interleaved`.
+        chunks: how many stages each rank has, placed as in `interleaved`.
 
     Raises:
         FlowError: a number is not positive.
@@ -103,15 +97,7 @@ def zb1p(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
         0 F0 F1 ·· I0 W0 F2 I1 W1 I2 W2
         1 ·· F0 I0 F1 I1 W0 F2 I2 W1 W2
     """
-    _check(ranks, microbatches, chunks)
-    first = len(_rounds(ranks, microbatches)[0])
-    orders = []
-    for rank in range(ranks):
-        warm_up = (chunks - 1) * first + ranks - 1 - rank
-        orders.append(
-            _in_turn(ranks, microbatches, chunks, rank, warm_up, lambda place, late=rank: _split(place, late))
-        )
-    return Schedule(orders, "zb1p")
+    return _in_turn("zb1p", ranks, microbatches, chunks, ahead=1, kinds=_split)
 
 
 def zbv(ranks: int, microbatches: int) -> Schedule:
@@ -133,10 +119,6 @@ def zbv(ranks: int, microbatches: int) -> Schedule:
     """
     _check(ranks, microbatches)
     return Schedule([_v(ranks, rank, microbatches) for rank in range(ranks)], "zbv")
-
-
-def _named(schedule: Schedule, name: str) -> Schedule:
-    return Schedule(schedule.orders, name)
 
 
 def _check(ranks: int, microbatches: int, chunks: int = 1) -> None:
@@ -163,38 +145,44 @@ def _passes(ranks: int, microbatches: int, chunks: int, backward: bool) -> Itera
 
 
 def _in_turn(
-    ranks: int, microbatches: int, chunks: int, rank: int, warm_up: int, kinds: Callable[[int], list[str]]
-) -> list[Action]:
-    """One rank's list: so many forward passes, then forward and backward in turn, then what is left of backward.
+    name: str, ranks: int, microbatches: int, chunks: int, ahead: int, kinds: Callable[[int, int], list[str]]
+) -> Schedule:
+    """Some forward passes, then forward and backward in turn, then the backward passes that are left.
 
     Args:
+        name: of the schedule.
         ranks: how many.
         microbatches: likewise.
-        chunks: stages of a rank.
-        rank: whose list it is.
-        warm_up: forward passes before the first backward pass.
-        kinds: number of a backward pass -> its kinds: W among them is that of the first micro-batch that waits for it.
+        chunks: how many stages each rank has.
+        ahead: forward passes that a rank makes, before its first backward pass, for each rank behind it.
+        kinds: the rank and the number of a backward pass -> its kinds. W is that of the first micro-batch that waits
+            for it.
     """
-    forward = [Action(c * ranks + rank, FORWARD, m) for c, m in _passes(ranks, microbatches, chunks, False)]
-    backward = list(_passes(ranks, microbatches, chunks, True))
-    warm_up = min(warm_up, len(forward))
-    order, waiting = forward[:warm_up], []
-    for place, (chunk, part) in enumerate(backward):
-        order += forward[warm_up + place : warm_up + place + 1]
-        stage = chunk * ranks + rank
-        for kind in kinds(place):
-            if kind == WEIGHTS:
-                order.append(waiting.pop(0))
-            else:
-                order.append(Action(stage, kind, part))
+    _check(ranks, microbatches, chunks)
+    first = len(_rounds(ranks, microbatches)[0])
+    orders = []
+    for rank in range(ranks):
+        forward = [Action(c * ranks + rank, FORWARD, m) for c, m in _passes(ranks, microbatches, chunks, False)]
+        warm_up = min((chunks - 1) * first + ahead * (ranks - 1 - rank), len(forward))
+        order, waiting = forward[:warm_up], []
+        for place, (chunk, part) in enumerate(_passes(ranks, microbatches, chunks, True)):
+            order += forward[warm_up + place : warm_up + place + 1]
+            stage = chunk * ranks + rank
+            for kind in kinds(rank, place):
                 if kind == INPUTS:
                     waiting.append(Action(stage, WEIGHTS, part))
-    return order + waiting
+                order.append(waiting.pop(0) if kind == WEIGHTS else Action(stage, kind, part))
+        orders.append(order + waiting)
+    return Schedule(orders, name)
 
 
-def _split(place: int, late: int) -> list[str]:
-    """The backward pass by the inputs at once; one by the weights, once so many are behind."""
-    return [INPUTS, WEIGHTS] if place >= late else [INPUTS]
+def _whole(rank: int, place: int) -> list[str]:
+    return [BACKWARD]
+
+
+def _split(rank: int, place: int) -> list[str]:
+    """The backward pass by the inputs at once; one by the weights, once as many are behind as the rank's number."""
+    return [INPUTS, WEIGHTS] if place >= rank else [INPUTS]
 
 
 def _v(ranks: int, rank: int, microbatches: int) -> list[Action]:

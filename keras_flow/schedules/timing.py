@@ -112,7 +112,7 @@ def begins(
         for rank, order in enumerate(orders):
             while place[rank] < len(order):
                 action = order[place[rank]]
-                there = _there(action, ended, rank_of, stages, costs.message)
+                there = arrival(action, ended, rank_of, stages, costs.message)
                 if there is None:
                     break
                 begun[action] = max(free[rank], there)
@@ -127,10 +127,18 @@ def begins(
     return begun
 
 
-def _there(
+def arrival(
     action: Action, ended: Mapping[Action, float], rank_of: Mapping[int, int], stages: int, message: float
 ) -> float | None:
-    """When all that an action needs has arrived; None while something is not computed."""
+    """Return when all that an action needs has arrived; None while something is not computed.
+
+    Args:
+        action: which.
+        ended: when each action ended that has been computed.
+        rank_of: stage -> rank.
+        stages: how many there are.
+        message: how long a message between ranks is on its way.
+    """
     times: dict[int, float] = {}
     stages_needed = set()
     for needed in needs(action, stages):
