@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import keras
 import torch
 from keras import tree
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves
 from keras_flow.backends.torch import variables
@@ -69,9 +69,7 @@ def through_plain(value: object) -> object:
     if not isinstance(value, DTensor) or not value.requires_grad:
         return value
     plain = variables.to_logical(value)
-    mesh = value.device_mesh
-    again = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    again = again.redistribute(mesh, value.placements)
+    again = variables.from_logical(plain, value.device_mesh, value.placements)
     mask = get_keras_mask(value)
     if mask is not None:
         set_keras_mask(again, mask)

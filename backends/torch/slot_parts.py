@@ -208,7 +208,7 @@ def _gather(own: Sequence[torch.Tensor], parts: Sequence[SlotPart], into: Sequen
     for at in reversed(range(len(parts[0].axes))):
         axis, dim = parts[0].axes[at]
         count, group = mesh.size(axis), mesh.get_group(axis)
-        # rows of one variable lie as they are gathered: they need no other memory
+        # rows of a single variable are gathered in place
         if len(own) == 1 and dim == 0 and at == 0 and into[0].is_contiguous():
             dist.all_gather_single(into[0], own[0], group=group)
             return
