@@ -18,7 +18,8 @@ from keras_flow.errors import FlowError
 
 #: the key under which the kind of a value stands
 _KIND = "@kind"
-_PLAIN = (bool, int, float, str, type(None))
+#: what JSON has a form for
+PLAIN = (bool, int, float, str, type(None))
 
 
 def encoded(value: Any) -> Any:
@@ -29,7 +30,7 @@ def encoded(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, bytes):
         return {_KIND: "bytes", "hex": value.hex()}

@@ -15,10 +15,8 @@ import keras
 import numpy as np
 
 from keras_flow.checkpoint import names
-from keras_flow.checkpoint.as_json import decoded, encoded
+from keras_flow.checkpoint.as_json import PLAIN, decoded, encoded
 from keras_flow.checkpoint.reader import Reader
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def plain(callback: object) -> dict[str, Any]:
@@ -26,7 +24,7 @@ def plain(callback: object) -> dict[str, Any]:
     found = {}
     for name, value in vars(callback).items():
         value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(value, _PLAIN) and not name.startswith("_"):
+        if isinstance(value, PLAIN) and not name.startswith("_"):
             found[name] = value
     return found
 

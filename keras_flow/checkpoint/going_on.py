@@ -51,6 +51,7 @@ class Left:
         batch: how many batches of it were trained.
         epoch_states: states at its begin.
         metrics: names of the metrics that have not got back what they had.
+        is_passed: whether the steps that are left were asked for.
     """
 
     def __init__(self, reader: Reader):
@@ -59,7 +60,7 @@ class Left:
         self.epoch_states = training["epoch_states"] or training["states"]
         self._states, self._data = training["states"], training.get("data")
         self.metrics = {name for name in reader.manifest.tensors if name.startswith(names.METRICS)}
-        self._is_passed = False
+        self.is_passed = False
 
     def fill_metrics(self, model: keras.Model) -> None:
         """Give the metrics that are built their values."""
@@ -79,7 +80,7 @@ class Left:
             source: of the data.
             model: that trains.
         """
-        self._is_passed = True
+        self.is_passed = True
         # of data that go on from epoch to epoch all is read; a shuffle that counts epochs begins them
         is_read = batches.steps_per_epoch is not None or batches.num_batches is None
         size = batches.steps_per_execution
@@ -102,11 +103,6 @@ class Left:
             _build_metrics(model, data)
         set_states(self._states)
         yield from epoch
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether the steps that are left were asked for."""
-        return self._is_passed
 
     @property
     def is_read_again(self) -> bool:

@@ -56,30 +56,21 @@ def test_slots_that_are_split_further_than_their_variable(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", programs.LAYOUTS)
+@pytest.mark.parametrize(
+    ("layouts", "layout"),
+    [(layouts, layout) for layouts in (programs.LAYOUTS, programs.MATRIX) for layout in layouts],
+    ids=[f"{name}-{layout}" for name in ("LAYOUTS", "MATRIX") for layout in getattr(programs, name)],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_loads_what_another_saved(
-    engine: str, layout: str, on_ranks: Callable[..., Pool], tmp_path: Path
+    engine: str, layouts: tuple[str, ...], layout: str, on_ranks: Callable[..., Pool], tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
     expected = on_ranks(engine)(programs.saved, folder, layout)
     for other in ENGINES:
-        for under in programs.LAYOUTS:
+        for under in layouts:
             found, _ = on_ranks(other)(programs.loaded, folder, under)
             _equal(found, expected)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("layout", programs.MATRIX)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_matrix_of_layouts_and_engines(
-    engine: str, layout: str, on_ranks: Callable[..., Pool], tmp_path: Path
-) -> None:
-    folder = str(tmp_path)
-    expected = on_ranks(engine)(programs.saved, folder, layout)
-    for other in ENGINES:
-        for under in programs.MATRIX:
-            _equal(on_ranks(other)(programs.loaded, folder, under)[0], expected)
 
 
 @pytest.mark.parametrize(
