@@ -167,10 +167,10 @@ def _end_before_it_is_noticed(event: str, args: tuple[object, ...]) -> None:
 def _is_of_layouts(error: FlowError) -> bool:
     if isinstance(error, LayoutError):
         return True
-    if error.__cause__ is not None and not isinstance(error.__cause__, FlowError):
-        return False  # the file fails in another way, perhaps only here
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    if name == "keras_flow.user_file" and error.__cause__ is not None:
+        return isinstance(error.__cause__, FlowError)  # else the file fails in another way, perhaps only here
     return name.startswith(_OF_LAYOUTS)

@@ -44,6 +44,7 @@ if __name__ == "__main__":
         print("==", name, flush=True)
         if name == "nothing": told(train, {"hiden/kernel": {"model": kf.sbp.split(1)}})
         if name == "axis": told(sizes)
+        if name == "key": told(train, {"hidden/(kernel": {"model": kf.sbp.split(1)}})
         if name == "ranks": told(train, right, lambda: None, ((0, 1), (6, 7)))
         if name == "right": rehearsal.rehearse(train, (right,), {}, 4, 4)
         if name == "noticed": rehearsal.rehearse(train, ({"nothing": "B"}, noticed), {}, 4, 4)
@@ -56,7 +57,7 @@ if __name__ == "__main__":
 
 def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
-    cases = "nothing axis ranks right noticed catches other long"
+    cases = "nothing axis key ranks right noticed catches other long"
     process = programs.start([str(script), str(tmp_path / "file")], "torch", CASES=cases)
     code, out, err = programs.finish(process, 200)
     assert code == 0, err
@@ -65,6 +66,7 @@ def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
     for name, kind, text in (
         ("nothing", "LayoutError", "rule 'hiden/kernel' matched no variable; the nearest paths are 'sequential/hid"),
         ("axis", "LayoutError", "no axis 'modle': the placement's axes are ['data', 'model']"),
+        ("key", "FlowError", "rules: 'hidden/(kernel' is not a regular expression: missing ), unterminated subpattern"),
         ("ranks", "FlowError", "the placement needs ranks up to 7, torch has 4 (ranks 0 to 3)"),
     ):
         assert said[name].startswith(f"{kind}|"), said[name]
