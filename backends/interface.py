@@ -190,11 +190,13 @@ class RandomPart:
         shape: logical shape of the draw.
         slices: the elements, one slice for each dim.
         finish: what makes the engine's tensor of the caller from their values; None where the values are that.
+        rows: how many of dim 0 are made, where they begin at a scalar of the program that is being traced.
     """
 
     shape: tuple[int, ...]
     slices: tuple[slice, ...]
     finish: Callable[[Any], Any] | None = None
+    rows: int | None = None
 
     @classmethod
     def whole(cls, shape: Sequence[int], finish: Callable[[Any], Any] | None = None) -> RandomPart:
@@ -218,6 +220,28 @@ class Replica:
     gradients_of: Callable[[Callable[..., Any], bool], Callable[..., tuple[Any, list[Any]]]]
     averages: bool = False
     no_sync: Callable[[], AbstractContextManager[object]] | None = None
+
+
+class StageProgram(Protocol):
+    """A stage of a pipeline, as an engine computes it."""
+
+    def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
+        """Compute the stage without gradients; what the function returns."""
+        ...
+
+    def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
+        """Compute the stage; also what its backward pass needs."""
+        ...
+
+    def backward(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
+        """Gradients by the weights, and by the tensors that were received.
+
+        Args:
+            held: what `forward` returned.
+            from_next: gradients by the tensors sent, from the stage that got them; None where it has none.
+            scale: the gradient by the sum of the stage's losses.
+        """
+        ...
 
 
 class TensorEngine(CollectiveEngine, Protocol):
@@ -417,6 +441,89 @@ class Backend(TensorEngine, Protocol):
 
     def double_precision(self) -> AbstractContextManager[object]:
         """Inside, the engine computes in float64 where it is asked to."""
+        ...
+
+    # ---- stages.py
+    def stage_program(self, function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+        """What computes a stage of a pipeline, and its gradients, on a rank.
+
+        Args:
+            function: of weights, tensors and others; returns what has gradients, the sum of the losses last, and all
+                else.
+            rank: whose device computes.
+            compiled: whether to compile, where the engine does.
+        """
+        ...
+
+    def compiled(self, function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
+        """A function of values that is computed on the device of a rank, without gradients."""
+        ...
+
+    def on(self, rank: int, structure: Any) -> Any:
+        """A structure of tensors, of numbers too, on the device of a rank of this process."""
+        ...
+
+    def add(self, total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+        """The sums of gradients, one by one; None for those that there are not."""
+        ...
+
+    def read(self, variable: keras.Variable) -> Any:
+        """The value of a variable, where it is."""
+        ...
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Give a variable a value that was computed on its device."""
+        ...
+
+    def apply_gradients(
+        self, optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+    ) -> None:
+        """Update weights that are on several ranks, in one step of the optimizer.
+
+        Args:
+            optimizer: whose slots lie where their variables do.
+            parts: of each rank of this process the weights, and a gradient for each.
+            is_compiled: whether to compile, where the engine does.
+        """
+        ...
+
+    def step_function(self, model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
+        """What Keras's loop of this engine calls.
+
+        Args:
+            model: whose loop.
+            name: `"train"`, `"test"` or `"predict"`.
+            step: of a batch; returns logs, or outputs.
+        """
+        ...
+
+    def send_tensors(self, tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+        """Begin to send a list of tensors, or lists of them, to a rank of another process; returns what waits.
+
+        Args:
+            tensors: some may be None.
+            rank: who gets them.
+            tag: tells messages apart that are on their way between two ranks.
+            key: messages of one key have the same shapes, which are told with the first.
+        """
+        ...
+
+    def receive_tensors(self, rank: int, tag: int, key: object) -> Callable[[], Any]:
+        """Begin to receive what a rank of another process sends; returns what waits for it and gives it."""
+        ...
+
+    def sum_over_processes(self, value: Any) -> Any:
+        """The sum of a scalar over all processes, in each."""
+        ...
+
+    def from_process_of(self, rank: int, value: Any, is_like: bool) -> Any:
+        """A structure of tensors of the process that drives a rank, in all processes.
+
+        Args:
+            rank: who has it.
+            value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
+            is_like: whether all processes know the shapes.
+        """
         ...
 
     # ---- replica.py

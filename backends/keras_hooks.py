@@ -107,6 +107,10 @@ def _entered(
         if distribution.has_one_rank and model.built:
             with _keras_alone(distribution):
                 return original(model, *args, **kwargs)
+        own_steps = distribution.own_steps(model) if model.built else None
+        if own_steps is not None:
+            with own_steps, holding(None), logical_random.as_under(distribution):
+                return original(model, *args, **kwargs)
         with distribution.uneven_notice.expecting(_batch_size(original, given)):
             result = original(model, *args, **kwargs)
         if original.__name__ == "fit":

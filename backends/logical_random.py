@@ -31,8 +31,10 @@ import numpy as np
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.interface import RandomPart
+from keras_flow.current import microbatch
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import draw_seed, in_symbolic_scope
+from keras_flow.current.models import layer_in_call
 
 #: without its annotations, which have the None of backends that lack an operation
 ops: Any = keras.ops
@@ -317,7 +319,9 @@ class _ElementDraw:
         block = _block.get()
         if block is not None and block[0] == tuple(shape):
             return cls(backend().random_words(block[2]), RandomPart(*block[:2]))
-        part = backend().random_part(lengths, inputs, noise_shape, is_whole)
+        part = _part_of_microbatch(lengths, inputs, noise_shape, is_whole)
+        if part is None:
+            part = backend().random_part(lengths, inputs, noise_shape, is_whole)
         return None if part is None else cls(backend().random_words(_seed_state(seed)), part)
 
     def fractions(self, tag: int = 0) -> Any:
@@ -356,6 +360,31 @@ class _ElementDraw:
     def finished(self, values: Any) -> Any:
         """What the caller gets of values that were computed for the elements drawn here."""
         return values if self._part.finish is None else self._part.finish(values)
+
+
+def _part_of_microbatch(
+    shape: tuple[int, ...], inputs: Any, noise_shape: Sequence[int | None] | None, is_whole: bool
+) -> RandomPart | None:
+    """The elements of a draw within a stage of a pipeline: those of the rows that are computed; None elsewhere.
+
+    Draws of another length than the rows' are for all of them.
+    """
+    here = microbatch.current()
+    if here is None or is_whole or not shape or not isinstance(shape[0], int):
+        return None
+    own = int(shape[0] if inputs is None else inputs.shape[0])
+    if own % here.count or (inputs is not None and (shape[0] != own or has_one_mask(noise_shape, own))):
+        return RandomPart.whole(shape)
+    rows, slices = here.of(own)
+    return RandomPart((rows, *shape[1:]), (slices, *(slice(0, length) for length in shape[1:])), rows=own)
+
+
+def has_one_mask(noise_shape: Sequence[int | None] | None, own: int) -> bool:
+    """Whether all rows have one mask. Of a single row, a spatial dropout asks for the same shape."""
+    if not noise_shape or noise_shape[0] != 1:
+        return False
+    # one row asks for [1, ...] too: then only the layer's own noise_shape tells the two apart
+    return own != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
 def _seed_state(seed: object) -> Any:

@@ -20,6 +20,7 @@ _NAMES = {
     "Layout": "keras_flow.layout",
     "LayoutError": "keras_flow.errors",
     "ModelParallel": "keras_flow.parallel.model_parallel",
+    "PipelineParallel": "keras_flow.parallel.pipeline_parallel",
     "Placement": "keras_flow.placements",
     "GlobalTensor": "keras_flow.tensors.global_tensor",
     "arange": "keras_flow.tensors.creation",

@@ -19,6 +19,7 @@ from keras_flow.launch.run import run as run
 from keras_flow.layout import Layout as Layout
 from keras_flow.parallel.data_parallel import DataParallel as DataParallel
 from keras_flow.parallel.model_parallel import ModelParallel as ModelParallel
+from keras_flow.parallel.pipeline_parallel import PipelineParallel as PipelineParallel
 from keras_flow.placements import Placement as Placement
 from keras_flow.runtime import env as env
 from keras_flow.runtime.init import init as init

@@ -40,15 +40,34 @@ def random_words(state: jax.Array) -> tuple[Any, Any]:
 
 def random_fractions(words: tuple[Any, Any], tag: int, part: RandomPart) -> jax.Array:
     """`philox.fractions` of the elements of a part, float32."""
+    first = _first_row(part)
+    if first is not None:  # the rows of a micro-batch, whose place the program is told as it runs
+        return _fractions(*_seed(words), tag, _own_shape(part), first)
     if part != RandomPart.whole(part.shape, part.finish):
         # a block of a new variable, for one device: its seed is known, and NumPy compiles nothing
         return jnp.asarray(philox.fractions(words[0] | tag << 32, words[1], part.shape, part.slices))
-    return _fractions(jnp.asarray(words[0], jnp.uint32), jnp.asarray(words[1], jnp.uint32), tag, part.shape)
+    return _fractions(*_seed(words), tag, part.shape)
 
 
 def random_offsets(words: tuple[Any, Any], part: RandomPart, span: int) -> jax.Array:
     """`philox.offsets` of the elements of a part, int32: JAX has no longer integers by default."""
-    return _offsets(jnp.asarray(words[0], jnp.uint32), jnp.asarray(words[1], jnp.uint32), part.shape, span)
+    first = _first_row(part)
+    return _offsets(*_seed(words), part.shape if first is None else _own_shape(part), span, first)
+
+
+def _seed(words: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(words[0], jnp.uint32), jnp.asarray(words[1], jnp.uint32)
+
+
+def _first_row(part: RandomPart) -> Any:
+    """The row at which a part begins, where that is a scalar of the program; None for all other parts."""
+    return part.slices[0].start if part.slices and isinstance(part.slices[0].start, Tracer) else None
+
+
+def _own_shape(part: RandomPart) -> tuple[int, ...]:
+    """The lengths of a part of which the first row is a scalar of the program."""
+    assert part.rows is not None
+    return (part.rows, *part.shape[1:])
 
 
 def reorder(x: jax.Array, keys: jax.Array, axis: int) -> jax.Array:
@@ -57,30 +76,40 @@ def reorder(x: jax.Array, keys: jax.Array, axis: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _fractions(seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, ...]) -> jax.Array:
-    word = _words(seed, stream, tag, shape)
+def _fractions(
+    seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, ...], first: jax.Array | None = None
+) -> jax.Array:
+    word = _words(seed, stream, tag, shape, first)
     return (word & philox.FRACTION_BITS).astype(jnp.float32) * np.float32(2.0**-23)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _offsets(seed: jax.Array, stream: jax.Array, shape: tuple[int, ...], span: int) -> jax.Array:
-    high, _ = _product(_words(seed, stream, 0, shape), span)
+def _offsets(
+    seed: jax.Array, stream: jax.Array, shape: tuple[int, ...], span: int, first: jax.Array | None = None
+) -> jax.Array:
+    high, _ = _product(_words(seed, stream, 0, shape, first), span)
     return high.astype(jnp.int32)
 
 
-def _words(seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, ...]) -> jax.Array:
-    """A random word for each element, uint32."""
+def _words(
+    seed: jax.Array, stream: jax.Array, tag: int, shape: tuple[int, ...], first: jax.Array | None = None
+) -> jax.Array:
+    """A random word for each element, uint32; `first`: the row in the batch of the first one here."""
     if not shape:
         return _words(seed, stream, tag, (1,))[0]
     lines = (*shape[:-1], philox.counters_of_line(shape[-1]))
     if np.prod(lines, dtype=np.float64) >= 2.0**32:
         raise FlowError(f"a random draw of shape {list(shape)} has more elements than the 2**34 that can be numbered")
     column = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    if first is not None and len(shape) == 1:
+        column = column + first.astype(jnp.uint32)
     # the counter of an element is that of its line's beginning, plus one for every four columns
     counter, stride = column >> 2, lines[-1]
     for dim in reversed(range(len(shape) - 1)):
         counter = counter + lax.broadcasted_iota(jnp.uint32, shape, dim) * np.uint32(stride)
         stride *= shape[dim]
+    if first is not None and len(shape) > 1:
+        counter = counter + first.astype(jnp.uint32) * np.uint32(stride // shape[0])
     zero = jnp.zeros(shape, jnp.uint32)
     state, key = [counter, zero, zero + stream, zero], [seed, jnp.uint32(tag)]
     for _ in range(philox.ROUNDS):

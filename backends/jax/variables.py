@@ -85,7 +85,7 @@ def laid_by_another(variable: keras.Variable, value: object) -> Distribution | N
     if layout is None or not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return None
     here = active()
-    return here if here is not layout.distribution else None
+    return here if here is not layout.distribution.whole else None
 
 
 def read_here(

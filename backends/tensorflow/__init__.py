@@ -47,6 +47,18 @@ from keras_flow.backends.tensorflow.random import random_words as random_words
 from keras_flow.backends.tensorflow.random import reorder as reorder
 from keras_flow.backends.tensorflow.replica import make_replica as make_replica
 from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
+from keras_flow.backends.tensorflow.stages import add as add
+from keras_flow.backends.tensorflow.stages import apply_gradients as apply_gradients
+from keras_flow.backends.tensorflow.stages import compiled as compiled
+from keras_flow.backends.tensorflow.stages import from_process_of as from_process_of
+from keras_flow.backends.tensorflow.stages import on as on
+from keras_flow.backends.tensorflow.stages import read as read
+from keras_flow.backends.tensorflow.stages import receive_tensors as receive_tensors
+from keras_flow.backends.tensorflow.stages import send_tensors as send_tensors
+from keras_flow.backends.tensorflow.stages import stage_program as stage_program
+from keras_flow.backends.tensorflow.stages import step_function as step_function
+from keras_flow.backends.tensorflow.stages import sum_over_processes as sum_over_processes
+from keras_flow.backends.tensorflow.stages import write as write
 from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy
 from keras_flow.backends.tensorflow.tensors import from_engine as from_engine
 from keras_flow.backends.tensorflow.tensors import on_rank as on_rank

@@ -269,7 +269,7 @@ def _is_known(value: object) -> bool:
 
 def _layout_for(variable: keras.Variable, distribution: Distribution) -> KerasLayout:
     placed = keras_layout(variable)
-    if placed is not None and placed.distribution is distribution:
+    if placed is not None and placed.distribution.whole is distribution:
         return placed
     return distribution.get_variable_layout(variable) if placed is None else KerasLayout(placed.given, distribution)
 

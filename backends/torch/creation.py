@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import keras
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
 from keras_flow.backends.torch import layouts, local_tensors
+from keras_flow.current.keras_places import draw_seed
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.keras_places import torch_random as keras_random
 
@@ -76,6 +78,13 @@ def drawn(
         return initializer(shape, dtype=dtype)
     finally:
         _target.reset(token)
+
+
+def skip(initializer: object) -> None:
+    """Let the seed of an initialiser go on as if it had drawn the value of a variable that another rank has."""
+    seed = getattr(initializer, "seed", None)
+    if isinstance(seed, keras.random.SeedGenerator):
+        draw_seed(seed)
 
 
 def drawn_variable(*args: object, **kwargs: object) -> Target | None:

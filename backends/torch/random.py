@@ -16,7 +16,6 @@ from keras_flow.backends.torch import device_draws, layouts, local_tensors
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
 from keras_flow.current.keras_places import engine_core as core
-from keras_flow.current.models import layer_in_call
 
 
 def dropout(
@@ -44,18 +43,10 @@ def dropout(
     # the mask of all rows, of which this rank takes its own
     shape = (step.inside.logical(inputs.shape[0]), *inputs.shape[1:])
     own = int(inputs.shape[0])
-    if noise_shape is not None and noise_shape[0] == own and not has_one_mask(noise_shape, own):
+    if noise_shape is not None and noise_shape[0] == own and not logical_random.has_one_mask(noise_shape, own):
         noise_shape = (shape[0], *noise_shape[1:])
     mask = original(torch.ones(shape, dtype=inputs.dtype, device=inputs.device), rate, noise_shape, seed)
     return inputs * mask[step.inside.own(shape[0])]
-
-
-def has_one_mask(noise_shape: Sequence[int | None] | None, own: int) -> bool:
-    """Whether all rows have one mask. On a rank with one row, a spatial dropout asks for the same shape."""
-    if not noise_shape or noise_shape[0] != 1:
-        return False
-    # one row asks for [1, ...] too: then only the layer's own noise_shape tells the two apart
-    return own != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
 def draw(
@@ -92,7 +83,7 @@ def random_part(
     rows, own = step.inside, int(shape[0] if inputs is None else inputs.shape[0])
     logical = rows.logical(own)
     # a noise shape may name the rows of the whole batch, or 1 for one mask for all
-    if inputs is not None and (shape[0] not in (own, logical) or has_one_mask(noise_shape, own)):
+    if inputs is not None and (shape[0] not in (own, logical) or logical_random.has_one_mask(noise_shape, own)):
         return RandomPart.whole(shape)
     inner = shape[1:]
     return RandomPart((logical, *inner), (rows.own(logical), *(slice(0, length) for length in inner)))

@@ -70,6 +70,10 @@ def initialize_with_initializer(
     Then this rank makes only its piece, where that is possible.
     """
     layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
+    if _is_elsewhere(layout):
+        creation.skip(initializer)
+        _set(variable, _absent(variable))
+        return
     # whole on every rank: data parallel, or nothing of it is split
     if not _as_dtensor(variable._dtype, variable._shape, layout):
         original(variable, initializer)
@@ -98,7 +102,9 @@ def initialize(
     if variable._shape is None:
         variable._shape = tuple(tensor.shape)
     layout = _layout_at_creation(variable, tuple(tensor.shape), distribution)
-    if not _as_dtensor(variable._dtype, tensor.shape, layout):
+    if _is_elsewhere(layout):
+        _set(variable, _absent(variable))
+    elif not _as_dtensor(variable._dtype, tensor.shape, layout):
         original(variable, to_logical(tensor))
     else:
         _set(variable, _distribute(tensor.detach(), layout))
@@ -158,13 +164,44 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     stored: torch.Tensor | None = variable._value
     if stored is None:
         return  # made later, with this layout
+    if before is not None and _is_of_stage(before):  # one rank has the value
+        stored = _from_rank(variable, before.layout.placement.ranks[0])
+    if _is_elsewhere(layout):
+        if before is None:
+            _value_of_rank_0(variable, stored.detach(), layout.distribution)
+        _set(variable, _absent(variable))
+        return
     full: torch.Tensor = to_logical(stored.detach())
     if not isinstance(stored, DTensor) and before is None:
         full = _value_of_rank_0(variable, full, layout.distribution)
     if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=creator() is None):
         _set(variable, _distribute(full, layout))
-    elif isinstance(stored, DTensor) or full is not stored:
-        variable._value = torch.nn.Parameter(full.clone(), requires_grad=stored.requires_grad)
+    elif isinstance(stored, DTensor) or full is not variable._value:
+        variable._value = torch.nn.Parameter(full.clone(), requires_grad=variable._value.requires_grad)
+
+
+def _is_of_stage(layout: KerasLayout) -> bool:
+    """Whether a variable belongs to a stage of a pipeline, so that the ranks of other stages do not have it."""
+    return layout.distribution.whole is not layout.distribution
+
+
+def _is_elsewhere(layout: KerasLayout) -> bool:
+    """Whether a variable belongs to a stage of other ranks."""
+    return _is_of_stage(layout) and not layouts.is_member(layout.layout.placement)
+
+
+def _absent(variable: keras.Variable) -> torch.Tensor:
+    """What stands for a value that another rank has: its shape, without memory. To compute with it is an error."""
+    return torch.empty(tuple(variable._shape), dtype=core.to_torch_dtype(variable._dtype), device="meta")
+
+
+def _from_rank(variable: keras.Variable, rank: int) -> torch.Tensor:
+    """The value that one rank has, on all; a collective."""
+    stored = variable._value.detach()
+    value = torch.empty_like(stored, device=core.get_device()) if stored.is_meta else stored.clone().contiguous()
+    if torch_distributed.is_initialized():
+        torch_distributed.broadcast(value, rank)
+    return value
 
 
 def as_view(variable: keras.Variable, consistent: bool) -> bool:
@@ -191,6 +228,8 @@ def is_split_over_processes(variable: keras.Variable) -> bool:
     value, layout = variable._value, keras_layout(variable)
     if isinstance(value, DTensor):
         return any(part.is_shard() for part in value.placements)
+    if layout is not None and _is_of_stage(layout):
+        return True
     if layout is None or value is None or layouts.is_member(layout.distribution.placement) or _stays_plain(variable):
         return False
     has_parts = len(layout.distribution.placement.ranks) > 1 and value.is_floating_point()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import keras
@@ -81,6 +81,21 @@ class Distribution(KerasDistribution):
     random = "stock"
     strategy: str | None = None
     zero_stage = 0
+
+    _whole: Distribution | None = None
+
+    @property
+    def whole(self) -> Distribution:
+        """The distribution that this one is a part of: of a pipeline's stage the pipeline, otherwise itself."""
+        return self._whole or self
+
+    @whole.setter
+    def whole(self, whole: Distribution) -> None:
+        self._whole = whole
+
+    def own_steps(self, model: keras.Model) -> AbstractContextManager[object] | None:
+        """Inside, Keras's loops run steps that this distribution makes; None where the engine's are run."""
+        return None
 
     @property
     def num_model_replicas(self) -> int:

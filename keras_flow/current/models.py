@@ -41,7 +41,7 @@ def remembered(model: keras.Layer) -> Distribution | None:
     for variable in model.variables:
         layout = keras_layout(variable)
         if layout is not None:
-            return layout.distribution
+            return layout.distribution.whole
     return None
 
 

@@ -83,7 +83,7 @@ def _listed_are_laid(model: keras.Model, distribution: Distribution) -> bool:
 def is_laid(variable: keras.Variable, distribution: Distribution) -> bool:
     """Return whether a variable has its layout from this distribution."""
     layout = keras_layout(variable)
-    return layout is not None and layout.distribution is distribution
+    return layout is not None and layout.distribution.whole is distribution
 
 
 def _has_layouts(model: keras.Model, distribution: Distribution) -> bool:
@@ -162,7 +162,7 @@ def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> boo
         wanted = of_variable.distribution.slot_layout(of_variable) if of_variable is not None else None
         found = keras_layout(slot)
         if found is not None and (
-            found.distribution is distribution
+            found.distribution.whole is distribution
             if wanted is None
             else found.distribution is wanted.distribution and found.layout == wanted.layout
         ):

@@ -1,0 +1,236 @@
+"""Stages of a pipeline on JAX: a compiled program for each stage and pass, on the device of its rank."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from keras_flow.backends.jax.devices import rank_devices
+from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
+
+
+class StageProgram:
+    """A stage as compiled programs.
+
+    Args:
+        function: of weights, tensors and others; returns what has gradients, and all else.
+        rank: whose device computes.
+        compiled: whether to compile.
+    """
+
+    def __init__(self, function: Callable[..., Any], rank: int, compiled: bool):
+        self._rank = rank
+        jit = jax.jit if compiled else _as_it_is
+        self._run = jit(function)
+        self._forward = jit(functools.partial(_with_pullback, function))
+        self._backward = jit(_pulled_back)
+
+    def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
+        """Compute the stage without gradients."""
+        return self._run(*on(self._rank, (list(weights), list(tensors), others)))
+
+    def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
+        """Compute the stage; also what its backward pass needs."""
+        (outputs, rest), pullback = self._forward(*on(self._rank, (list(weights), list(tensors), others)))
+        return outputs, rest, (pullback, outputs)
+
+    def backward(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
+        """Gradients by the weights, and by the tensors that were received.
+
+        Args:
+            held: what `forward` returned.
+            from_next: gradients by the tensors sent, from the stage that got them; None for no such.
+            scale: the gradient by the sum of the stage's losses.
+        """
+        pullback, outputs = held
+        given = [None] * (len(outputs) - 1) if from_next is None else from_next
+        cotangents = [
+            jnp.zeros_like(output) if gradient is None else gradient
+            for output, gradient in zip(outputs[:-1], given, strict=True)
+        ]
+        cotangents.append(jnp.full_like(outputs[-1], scale))
+        return self._backward(pullback, on(self._rank, cotangents))
+
+
+def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+    """A stage's function as what computes it, and its gradients, on a rank."""
+    return StageProgram(function, rank, compiled)
+
+
+def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
+    """A function of values that is computed on the device of a rank."""
+    program = jax.jit(function) if is_compiled else function
+    return lambda *values: program(*on(rank, values))
+
+
+def on(rank: int, structure: Any) -> Any:
+    """A structure of arrays on the device of a rank."""
+    return jax.device_put(structure, rank_devices()[rank])
+
+
+def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """The sums of gradients, one by one."""
+    return _added(list(total), list(more))
+
+
+def read(variable: keras.Variable) -> jax.Array:
+    """The value of a variable, where it is."""
+    return variable._value
+
+
+def write(variable: keras.Variable, value: jax.Array) -> None:
+    """Give a variable a value that was computed on its device."""
+    variable._value = value
+
+
+def apply_gradients(
+    optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+) -> None:
+    """Update the weights of each rank, by a program of its own.
+
+    Args:
+        optimizer: whose slots lie where their variables do.
+        parts: of each rank the weights, and a gradient for each.
+        is_compiled: whether to compile.
+    """
+    slots = list(optimizer.variables)
+    homes = [_rank_of(slot) for slot in slots]
+    shared = [slot for slot, home in zip(slots, homes, strict=True) if home is None]
+    shared_values = [read(slot) for slot in shared]
+    new_shared = shared_values
+    for rank, variables, gradients in parts:
+        own = [slot for slot, home in zip(slots, homes, strict=True) if home == rank]
+        program = _update_program(optimizer, tuple(variables), tuple(own), tuple(shared), is_compiled)
+        weights, new_slots, new_shared = program(
+            *on(rank, ([read(each) for each in variables], [read(each) for each in own], shared_values, gradients))
+        )
+        for variable, value in (*zip(variables, weights, strict=True), *zip(own, new_slots, strict=True)):
+            write(variable, value)
+    # counters and rates: every program has moved them on alike
+    for slot, value, before in zip(shared, new_shared, shared_values, strict=True):
+        write(slot, jax.device_put(value, before.sharding))
+
+
+def _update_program(optimizer: Any, *which: Any) -> Callable[..., Any]:
+    variables, own, shared, is_compiled = which
+    programs = optimizer.__dict__.setdefault("_keras_flow_updates", {})
+    key = (*(tuple(map(id, each)) for each in (variables, own, shared)), is_compiled)
+    if key not in programs:
+
+        def update(weights: Any, slots: Any, others: Any, gradients: Any) -> Any:
+            mapping = [
+                *zip(variables, weights, strict=True),
+                *zip(own, slots, strict=True),
+                *zip(shared, others, strict=True),
+            ]
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                optimizer.apply(gradients, list(variables))
+            values = {id(variable): value for variable, value in mapping}
+
+            def now(variable: keras.Variable) -> Any:
+                value = scope.get_current_value(variable)
+                return values[id(variable)] if value is None else value
+
+            return [[now(variable) for variable in group] for group in (variables, own, shared)]
+
+        programs[key] = jax.jit(update) if is_compiled else update
+    return programs[key]
+
+
+def _rank_of(variable: keras.Variable) -> int | None:
+    """The rank whose stage a variable belongs to; None for what belongs to none."""
+    layout = keras_layout(variable)
+    if layout is None or layout.distribution.whole is layout.distribution or not len(variable.shape):
+        return None
+    return layout.layout.placement.ranks[0]
+
+
+def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What Keras's loop calls: a step on each of `steps_per_execution` batches, with the state that JAX's loop hands on.
+
+    Args:
+        model: whose loop.
+        name: `"train"`, `"test"` or `"predict"`.
+        step: of a batch.
+    """
+
+    def groups() -> list[list[keras.Variable]]:
+        every: Any = model
+        lists = [every.trainable_variables, every.non_trainable_variables]
+        if name == "train":
+            lists.append(every.optimizer.variables)
+        if name != "predict":
+            lists.append(every.metrics_variables)
+        return lists
+
+    def function(state: Any, iterator: Any) -> tuple[Any, Any]:
+        for variables, values in zip(groups(), state, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                write(variable, value)
+        outputs = None
+        for number in range(model.steps_per_execution if name != "predict" else 1):
+            try:
+                data = next(iterator)
+            except StopIteration:
+                if number == 0:
+                    raise
+                break
+            outputs = step(data)
+        return outputs, tuple([read(variable) for variable in variables] for variables in groups())
+
+    return function
+
+
+def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+    """Refuse: other processes get nothing here."""
+    raise FlowError(_ONE_PROCESS)
+
+
+def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
+    """Refuse: other processes send nothing here."""
+    raise FlowError(_ONE_PROCESS)
+
+
+def sum_over_processes(value: Any) -> Any:
+    """Refuse: there is one process."""
+    raise FlowError(_ONE_PROCESS)
+
+
+def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
+    """Refuse: there is one process."""
+    raise FlowError(_ONE_PROCESS)
+
+
+_ONE_PROCESS = (
+    "a pipeline on JAX runs in one process that drives all its ranks: start one, `keras-flow launch --nproc_per_node 1 "
+    "--devices_per_proc N`, or use the torch backend, which has a process for each rank"
+)
+
+
+def _with_pullback(function: Callable[..., Any], weights: Any, tensors: Any, others: Any) -> Any:
+    def differentiated(weights: Any, tensors: Any) -> Any:
+        return function(weights, tensors, others)
+
+    outputs, pullback, rest = jax.vjp(differentiated, weights, tensors, has_aux=True)
+    return (outputs, rest), pullback
+
+
+def _pulled_back(pullback: Callable[..., Any], cotangents: Any) -> Any:
+    return pullback(cotangents)
+
+
+@jax.jit
+def _added(total: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
+    return jax.tree.map(jnp.add, total, more)
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+

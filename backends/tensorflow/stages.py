@@ -1,0 +1,193 @@
+"""Stages of a pipeline on TensorFlow: the forward and backward pass of a `tf.function`, on the device of its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from keras_flow.backends.tensorflow import trainer
+from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.errors import FlowError
+
+
+class StageProgram:
+    """A stage as a graph, whose gradient TensorFlow makes.
+
+    Args:
+        function: of weights, tensors and others; returns what has gradients, and all else.
+        rank: whose device computes.
+        compiled: whether to make a graph.
+    """
+
+    def __init__(self, function: Callable[..., Any], rank: int, compiled: bool):
+        self._rank = rank
+        self._function = tf.function(function, autograph=False) if compiled else function
+
+    def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
+        """Compute the stage without gradients."""
+        with tf.device(rank_devices()[self._rank]):
+            return self._function(list(weights), list(tensors), on(self._rank, others))
+
+    def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
+        """Compute the stage; also the tape for its backward pass."""
+        # a tape tells tensors apart: one that is given twice would have two gradients added up
+        sources = ([tf.identity(value) for value in weights], [tf.identity(value) for value in tensors])
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            outputs, rest = self.run(*sources, others)
+        return outputs, rest, (tape, outputs, sources)
+
+    def backward(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
+        """Gradients by the weights, and by the tensors that were received.
+
+        Args:
+            held: what `forward` returned.
+            from_next: gradients by the tensors sent, from the stage that got them; None for no such.
+            scale: the gradient by the sum of the stage's losses.
+        """
+        tape, outputs, sources = held
+        given = [None] * (len(outputs) - 1) if from_next is None else from_next
+        with tf.device(rank_devices()[self._rank]):
+            upstream = [
+                tf.zeros_like(output) if gradient is None else gradient
+                for output, gradient in zip(outputs[:-1], given, strict=True)
+            ]
+            upstream.append(tf.fill(outputs[-1].shape, tf.cast(scale, outputs[-1].dtype)))
+            weights, tensors = tape.gradient(outputs, sources, output_gradients=upstream)
+            return [_dense(each) for each in weights], [_dense(each) for each in tensors]
+
+
+def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+    """A stage's function as what computes it, and its gradients, on a rank."""
+    return StageProgram(function, rank, compiled)
+
+
+def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
+    """A function of values that is computed on the device of a rank."""
+    program = tf.function(function, autograph=False) if is_compiled else function
+
+    def call(*values: Any) -> Any:
+        with tf.device(rank_devices()[rank]):
+            return program(*on(rank, values))
+
+    return call
+
+
+def on(rank: int, structure: Any) -> Any:
+    """A structure of tensors on the device of a rank; numbers become tensors, which a graph does not fix."""
+    with tf.device(rank_devices()[rank]):
+        return tree.map_structure(_here, structure)
+
+
+def _here(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, str):
+        return leaf
+    if isinstance(leaf, tf.Tensor):
+        return tf.identity(leaf)
+    return tf.constant(leaf, tf.float32 if isinstance(leaf, float) else None)
+
+
+def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """The sums of gradients, one by one; None for those that there are not."""
+    sums = []
+    for one, other in zip(total, more, strict=True):
+        with tf.device(None if one is None else one.device):
+            sums.append(other if one is None else one if other is None else one + other)
+    return sums
+
+
+def read(variable: keras.Variable) -> tf.Tensor:
+    """The value of a variable, on its device."""
+    value: Any = variable._value
+    with tf.device(value.device):
+        return tf.convert_to_tensor(value)
+
+
+def write(variable: keras.Variable, value: tf.Tensor) -> None:
+    """Give a variable a value."""
+    stored: Any = variable._value
+    with tf.device(stored.device):
+        stored.assign(value)
+
+
+def apply_gradients(
+    optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+) -> None:
+    """Update the weights of all ranks in one graph: TensorFlow computes each where its variable is.
+
+    Args:
+        optimizer: whose slots lie where their variables do.
+        parts: of each rank the weights, and a gradient for each.
+        is_compiled: whether to make a graph.
+    """
+    pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True)]
+    pairs = [(variable, gradient) for variable, gradient in pairs if gradient is not None]
+    if not pairs:
+        return
+    variables, gradients = ([pair[place] for pair in pairs] for place in (0, 1))
+    if not is_compiled:
+        optimizer.apply(gradients, variables)
+        return
+    programs = optimizer.__dict__.setdefault("_keras_flow_updates", {})
+    key = tuple(id(variable) for variable in variables)
+    if key not in programs:
+
+        def update(gradients: Any) -> None:
+            optimizer.apply(gradients, variables)
+
+        programs[key] = tf.function(update, autograph=False)
+    programs[key](gradients)
+
+
+def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What Keras's loop calls: `steps_per_execution` steps on an iterator; for `predict` all batches of a list.
+
+    Args:
+        model: whose loop.
+        name: `"train"`, `"test"` or `"predict"`.
+        step: of a batch.
+    """
+    if name != "predict":
+        return trainer.in_turn(model, lambda data, _: step(data))
+
+    def function(batches: list[Any]) -> Any:
+        outputs = [step(data) for data in batches]
+        return outputs[0] if len(outputs) == 1 else tree.map_structure(lambda *rows: tf.concat(rows, 0), *outputs)
+
+    return function
+
+
+def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+    """Refuse: other processes get nothing here."""
+    raise FlowError(_ONE_PROCESS)
+
+
+def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
+    """Refuse: other processes send nothing here."""
+    raise FlowError(_ONE_PROCESS)
+
+
+def sum_over_processes(value: Any) -> Any:
+    """Refuse: there is one process."""
+    raise FlowError(_ONE_PROCESS)
+
+
+def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
+    """Refuse: there is one process."""
+    raise FlowError(_ONE_PROCESS)
+
+
+_ONE_PROCESS = (
+    "a pipeline on TensorFlow runs in one process that drives all its ranks: start one, `keras-flow launch "
+    "--nproc_per_node 1 --devices_per_proc N`, or use the torch backend, which has a process for each rank"
+)
+
+
+def _dense(gradient: Any) -> Any:
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+

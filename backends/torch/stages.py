@@ -1,0 +1,273 @@
+"""Stages of a pipeline on torch: autograd on this rank, activations by messages of `torch.distributed`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import torch
+import torch.distributed as torch_distributed
+from keras import tree
+
+from keras_flow.backends.torch import layouts
+from keras_flow.current.keras_places import engine_core as core
+
+#: key of a message -> the dtypes and shapes of its tensors, which are told once
+_known: dict[object, Any] = {}
+#: tensors of one message at most, which have tags of their own
+_MOST = 64
+
+
+class StageProgram:
+    """A stage as it is: torch computes and differentiates what runs.
+
+    Args:
+        function: of weights, tensors and others; returns what has gradients, and all else.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+
+    def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
+        """Compute the stage without gradients."""
+        with torch.no_grad():
+            return self._function(list(weights), list(tensors), on(0, others))
+
+    def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
+        """Compute the stage; also what its backward pass needs."""
+        sources = [value.detach().requires_grad_() for value in (*weights, *tensors)]
+        with torch.enable_grad():
+            outputs, rest = self._function(sources[: len(weights)], sources[len(weights) :], on(0, others))
+        rest = tree.map_structure(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, rest)
+        return [output.detach() for output in outputs], rest, (outputs, sources, len(weights))
+
+    def backward(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
+        """Gradients by the weights, and by the tensors that were received.
+
+        Args:
+            held: what `forward` returned.
+            from_next: gradients by the tensors sent, from the stage that got them; None for no such.
+            scale: the gradient by the sum of the stage's losses.
+        """
+        outputs, sources, weights = held
+        given = [None] * (len(outputs) - 1) if from_next is None else from_next
+        pairs = [*zip(outputs[:-1], given, strict=True), (outputs[-1], torch.full_like(outputs[-1], scale))]
+        used = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
+        if not used:
+            return [None] * weights, [None] * (len(sources) - weights)
+        found = torch.autograd.grad(
+            [output for output, _ in used], sources, [gradient for _, gradient in used], allow_unused=True
+        )
+        return list(found[:weights]), list(found[weights:])
+
+
+def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+    """A stage's function as what computes it, and its gradients."""
+    return StageProgram(function)
+
+
+def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
+    """A function of values that is computed without gradients."""
+
+    def call(*values: Any) -> Any:
+        with torch.no_grad():
+            return function(*on(rank, values))
+
+    return call
+
+
+def on(rank: int, structure: Any) -> Any:
+    """A structure with its arrays as tensors; a process drives one rank."""
+    return tree.map_structure(
+        lambda leaf: core.convert_to_tensor(leaf) if hasattr(leaf, "shape") and not torch.is_tensor(leaf) else leaf,
+        structure,
+    )
+
+
+def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """The sums of gradients, one by one; None for those that there are not."""
+    return [
+        other if one is None else one if other is None else one.add_(other)
+        for one, other in zip(total, more, strict=True)
+    ]
+
+
+def read(variable: keras.Variable) -> torch.Tensor:
+    """The value of a variable."""
+    return variable._value.detach()
+
+
+def write(variable: keras.Variable, value: torch.Tensor) -> None:
+    """Give a variable a value."""
+    with torch.no_grad():
+        variable.assign(value)
+
+
+def apply_gradients(
+    optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+) -> None:
+    """Update the weights of this rank.
+
+    Args:
+        optimizer: of which this rank has the slots of its weights.
+        parts: of this rank the weights, and a gradient for each.
+        is_compiled: nothing is.
+    """
+    pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True) if pair[1] is not None]
+    if pairs:
+        with torch.no_grad():
+            optimizer.apply([gradient for _, gradient in pairs], [variable for variable, _ in pairs])
+        return
+    # a rank without weights that are trained: its counters move on as those of the others do
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            each._iterations.assign_add(1)
+
+
+def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What Keras's loop calls: a step on a batch, which stands in a list.
+
+    Args:
+        model: whose loop.
+        name: `"train"`, `"test"` or `"predict"`.
+        step: of a batch.
+    """
+    return lambda data: step(data[0])
+
+
+# ---- messages
+
+
+def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+    """Begin to send a structure of tensors to a rank; returns what waits until it has left.
+
+    Args:
+        tensors: None, or lists of tensors, some of which may be None.
+        rank: who gets them.
+        tag: tells messages apart that are on their way between two ranks.
+        key: messages of one key have the same shapes, which are told with the first.
+    """
+    flat = [None if leaf is None else leaf.contiguous() for leaf in tree.flatten(tensors)]
+    works, sent = [], []
+    told = ("to", rank, key)
+    if told not in _known:
+        _known[told] = True
+        text = json.dumps([_structure(tensors), [_described(leaf) for leaf in flat]]).encode()
+        header = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        sent += [torch.tensor([len(text)]), header]
+    sent += [leaf for leaf in flat if leaf is not None]
+    for leaf in sent:
+        works.append(torch_distributed.isend(leaf, rank, tag=tag))
+
+    def wait() -> None:
+        for work in works:
+            work.wait()
+        sent.clear()
+
+    return wait
+
+
+def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
+    """Begin to receive what a rank sends; returns what waits for it and gives it."""
+    told = ("from", rank, key)
+    if told in _known:
+        structure, described = _known[told]
+        tensors, works = _receive(described, rank, tag)
+
+        def wait() -> Any:
+            for work in works:
+                work.wait()
+            return _packed(structure, tensors)
+
+        return wait
+
+    def first() -> Any:
+        length = torch.zeros(1, dtype=torch.int64)
+        torch_distributed.recv(length, rank, tag=tag)
+        header = torch.zeros(int(length), dtype=torch.uint8)
+        torch_distributed.recv(header, rank, tag=tag)
+        structure, described = _known[told] = json.loads(bytes(header.tolist()).decode())
+        tensors, works = _receive(described, rank, tag)
+        for work in works:
+            work.wait()
+        return _packed(structure, tensors)
+
+    return first
+
+
+def _receive(described: Sequence[Any], rank: int, tag: int) -> tuple[list[Any], list[Any]]:
+    tensors = [
+        None if each is None else torch.empty(each[1], dtype=core.to_torch_dtype(each[0]), device=core.get_device())
+        for each in described
+    ]
+    return tensors, [torch_distributed.irecv(leaf, rank, tag=tag) for leaf in tensors if leaf is not None]
+
+
+def _described(leaf: torch.Tensor | None) -> Any:
+    return None if leaf is None else [keras.backend.standardize_dtype(leaf.dtype), list(leaf.shape)]
+
+
+def _structure(tensors: Any) -> Any:
+    """None, or the lengths of lists, which JSON can tell."""
+    if not isinstance(tensors, list | tuple):
+        return None
+    return [_structure(each) for each in tensors]
+
+
+def _packed(structure: Any, flat: Sequence[Any]) -> Any:
+    values = iter(flat)
+
+    def packed(each: Any) -> Any:
+        return next(values) if each is None else [packed(inner) for inner in each]
+
+    return packed(structure)
+
+
+def sum_over_processes(value: Any) -> Any:
+    """The sum of a scalar over all processes, in each."""
+    total = core.convert_to_tensor(value, dtype="float32").detach().clone()
+    if torch_distributed.is_initialized():
+        torch_distributed.all_reduce(total)
+    return total
+
+
+def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
+    """A structure of tensors of the process that drives a rank, in all processes.
+
+    Args:
+        rank: who has it.
+        value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
+        is_like: whether all processes know the shapes.
+    """
+    mine = layouts.this_rank() == rank
+    if not is_like:
+        text = json.dumps(_described_structure(value)).encode() if mine else b""
+        length = torch.tensor([len(text)])
+        torch_distributed.broadcast(length, rank)
+        header = torch.frombuffer(bytearray(text), dtype=torch.uint8) if mine else torch.zeros(int(length), dtype=torch.uint8)
+        torch_distributed.broadcast(header, rank)
+        value = value if mine else _empty(json.loads(bytes(header.tolist()).decode()))
+    flat = [leaf.contiguous() if mine else torch.empty_like(leaf) for leaf in tree.flatten(value)]
+    for leaf in flat:
+        torch_distributed.broadcast(leaf, rank)
+    return tree.pack_sequence_as(value, flat)
+
+
+def _described_structure(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"dict": {name: _described_structure(each) for name, each in value.items()}}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_described_structure(each) for each in value]}
+    return {"tensor": _described(value)}
+
+
+def _empty(described: Any) -> Any:
+    ((kind, inner),) = described.items()
+    if kind == "tensor":
+        dtype, shape = inner
+        return torch.empty(shape, dtype=core.to_torch_dtype(dtype), device=core.get_device())
+    if kind == "dict":
+        return {name: _empty(each) for name, each in inner.items()}
+    return (tuple if kind == "tuple" else list)(_empty(each) for each in inner)

@@ -1,0 +1,46 @@
+"""The micro-batch that is being computed: rows of the batch that a stage of a pipeline computes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+_current: ContextVar[Microbatch | None] = ContextVar("keras_flow_microbatch", default=None)
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Rows of a batch.
+
+    Attributes:
+        start: the first of them: a number, or a scalar of the program that is being traced.
+        count: how many.
+        rows: of the batch.
+    """
+
+    start: Any
+    count: int
+    rows: int
+
+    def of(self, length: int) -> tuple[int, slice]:
+        """The length of a dim 0 in the batch that has `length` here, and what is here; a layer may merge dims."""
+        each = length // self.count
+        return self.rows * each, slice(self.start * each, self.start * each + length)
+
+
+def current() -> Microbatch | None:
+    """The micro-batch that is being computed, or None."""
+    return _current.get()
+
+
+@contextmanager
+def computing(part: Microbatch | None) -> Iterator[None]:
+    """Inside, the rows of a micro-batch are computed."""
+    token = _current.set(part)
+    try:
+        yield
+    finally:
+        _current.reset(token)

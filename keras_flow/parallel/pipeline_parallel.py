@@ -1,0 +1,280 @@
+"""Pipeline parallel: a model is cut into stages, each on a rank of its own, and a batch into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import keras
+
+from keras_flow import schedules
+from keras_flow.backends import row_interaction
+from keras_flow.backends.active import backend
+from keras_flow.current import dry_run
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
+from keras_flow.distributions.distribution import FlowDistribution, require_placement
+from keras_flow.errors import FlowError, warn
+from keras_flow.layout import Layout
+from keras_flow.parallel.tools import ExplainedDistribution
+from keras_flow.pipelines import cutting, graph, stages
+from keras_flow.pipelines.pipeline import Pipeline
+from keras_flow.placements import Placement
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_TABLES = {
+    "gpipe": schedules.gpipe,
+    "1f1b": schedules.one_f_one_b,
+    "interleaved": schedules.interleaved,
+    "zb1p": schedules.zb1p,
+    "zbv": schedules.zbv,
+}
+
+
+class PipelineParallel(ExplainedDistribution):
+    """A model in stages, each on one rank; the numbers of a step are those of one device on the whole batch.
+
+    Losses are divided by the numbers of the whole batch, gradients of all micro-batches are added before one update,
+    clipping takes the norm of all stages, dropout masks are those of one device, and metrics count every row once.
+
+    Args:
+        placement: the ranks, along one axis; None takes all of the job.
+        stages: how many: the model is cut by cost, so that the slowest stage is as fast as it can be. Or for each stage
+            the patterns (regular expressions) of its layers' paths. None takes as many as there are ranks, times
+            `chunks`.
+        microbatches: into how many parts a batch is cut, by the balanced split; None takes twice the stages.
+        schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb1p"`, `"zbv"`, a `kf.schedules.Schedule`, or the path of its
+            CSV file.
+        chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two.
+        pipe_axis: the axis of the placement along which the stages are.
+        remat: `"stage"`: a stage's activations are not held but computed again for its backward pass.
+        batch_normalization: `"refuse"`, or `"microbatch"`: BatchNormalization takes the statistics of each micro-batch,
+            and moves its averages once for each. That is another number than one device's.
+        random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
+            the micro-batches.
+
+    Raises:
+        FlowError: a placement with other axes, a schedule that does not fit the ranks, stages that cannot be cut.
+
+    Example:
+        >>> import keras, numpy as np, keras_flow as kf
+        >>> ranks = kf.init(4)
+        >>> if kf.env.process_count() == 1:
+        ...     with kf.PipelineParallel(kf.Placement([0, 1], axis_names=("pipe",)), microbatches=4).scope():
+        ...         model = keras.Sequential(
+        ...             [keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, kernel_initializer="ones")]
+        ...         )
+        ...         model.compile(keras.optimizers.SGD(0.1), "mse")
+        ...     history = model.fit(np.ones((8, 2)), np.zeros((8, 1)), batch_size=8, verbose=0)
+    """
+
+    mirrored_view = True
+
+    def __init__(
+        self,
+        placement: Placement | None = None,
+        *,
+        stages: int | Sequence[Sequence[str]] | None = None,
+        microbatches: int | None = None,
+        schedule: str | Path | schedules.Schedule = "1f1b",
+        chunks: int | None = None,
+        pipe_axis: str = "pipe",
+        remat: str | None = None,
+        batch_normalization: str = "refuse",
+        random: str | None = None,
+    ):
+        if placement is None:
+            world = dry_run.world() or backend().world()
+            placement = Placement(range(world.size), axis_names=(pipe_axis,))
+        require_placement(placement, type(self).__name__)
+        if placement.axis_names != (pipe_axis,):
+            raise FlowError(
+                f"PipelineParallel takes a placement with the one axis {pipe_axis!r}, got {list(placement.axis_names)}: "
+                f"kf.Placement({list(placement.ranks)}, axis_names=({pipe_axis!r},)). Stages that are data- or "
+                "tensor-parallel themselves are not there yet"
+            )
+        if remat not in (None, "stage"):
+            raise FlowError(f'remat is None or "stage", got {remat!r}')
+        if batch_normalization not in ("refuse", "microbatch"):
+            raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
+        self.schedule = _schedule_of(schedule, placement.size, stages, microbatches, chunks)
+        self.patterns = None if stages is None or isinstance(stages, int) else [list(each) for each in stages]
+        self.remat = remat
+        self.batch_normalization_view = batch_normalization
+        #: rank -> what lays the variables of its stages
+        self._parts: dict[int, FlowDistribution] = {}
+        self._rank_of_layer: WeakKeyDictionary[keras.Layer, int] = WeakKeyDictionary()
+        self._pipelines: WeakKeyDictionary[keras.Model, Pipeline] = WeakKeyDictionary()
+        super().__init__(placement, random=random)
+        for rank in placement.ranks:
+            part = FlowDistribution(Placement([rank]), random=self.random)
+            part.whole = self
+            self._parts[rank] = part
+
+    # ---- where variables are
+
+    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
+        """The layout of a variable: on the rank of its layer's stage; until that is known, and for all else, on all."""
+        rank = self._rank_of(layer)
+        if rank is None and backend().capabilities.drives_all_ranks:
+            rank = self._rank_of_stage(self.schedule.stages - 1)
+        if rank is None:
+            return KerasLayout(VariableLayout(Layout(self.placement, {}, shape), "default"), self)
+        part = self._parts[rank]
+        return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), "its stage"), part)
+
+    def _rank_of(self, layer: keras.Layer | None) -> int | None:
+        if layer is None:
+            return None
+        rank = self._rank_of_layer.get(layer)
+        if rank is None and self.patterns is not None:
+            stage = cutting.stage_of_path(getattr(layer, "path", "") or layer.name, self.patterns)
+            rank = None if stage is None else self._rank_of_stage(stage)
+        return rank
+
+    def _rank_of_stage(self, stage: int) -> int:
+        return self.placement.ranks[self.schedule.rank_of[stage]]
+
+    def adopt(self, model: keras.Model, *others: object) -> bool:
+        """Cut the model into stages, and bring each variable to the rank of its stage; whether any moved."""
+        if model.built:
+            self._cut(model)
+        changed = super().adopt(model, *others)
+        moved = False
+        for layer in model._flatten_layers():
+            rank = self._rank_of_layer.get(layer)
+            for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
+                found = keras_layout(variable)
+                if rank is not None and found is not None and found.distribution is not self._parts[rank]:
+                    backend().place(variable, self.layout_for(variable.path, tuple(variable.shape), layer))
+                    moved = True
+        optimizer = getattr(model, "optimizer", None)
+        if moved and optimizer is not None:
+            self.lay_optimizer(optimizer)
+        if moved:
+            backend().forget_steps(model)
+        return changed or moved
+
+    def own_steps(self, model: keras.Model) -> AbstractContextManager[object] | None:
+        """Inside, Keras's loops run the pipeline's steps."""
+        return self._running(model)
+
+    @contextmanager
+    def _running(self, model: keras.Model) -> Iterator[None]:
+        self._refuse(model)
+        pipeline = self._cut(model)
+        optimizer: Any = getattr(model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)  # while hooks say where its slots are
+        steps = {"train": pipeline.train, "test": pipeline.test, "predict": pipeline.predict}
+        for name, step in steps.items():
+            setattr(model, f"{name}_function", backend().step_function(model, name, step))
+        yield
+
+    # ---- stages
+
+    def _cut(self, model: keras.Model) -> Pipeline:
+        found = self._pipelines.get(model)
+        if found is not None:
+            return found
+        calls = graph.of(model)
+        count = self.schedule.stages
+        stage_of_call = (
+            cutting.by_cost(calls, count) if self.patterns is None else cutting.by_patterns(calls, self.patterns)
+        )
+        cutting.check(calls, stage_of_call, count)
+        self._look_at_rows(calls)
+        made = stages.cut(calls, stage_of_call, [self._rank_of_stage(stage) for stage in range(count)])
+        for stage in made:
+            for layer in stage.layers:
+                for inner in layer._flatten_layers():
+                    self._rank_of_layer.setdefault(inner, stage.rank)
+        pipeline = self._pipelines[model] = Pipeline(model, calls, made, self.schedule, self.remat == "stage")
+        return pipeline
+
+    def _look_at_rows(self, calls: graph.Graph) -> None:
+        """Refuse layers in which the rows of a batch interact: a stage sees those of a micro-batch."""
+        own: dict[str, None] = {}
+        for call in calls.calls:
+            layer = call.operation
+            if not isinstance(layer, keras.Layer):
+                continue
+            for inner in layer._flatten_layers():
+                if isinstance(inner, keras.layers.BatchNormalization) and self.batch_normalization_view == "refuse":
+                    raise FlowError(
+                        f"layer {inner.path!r} takes the statistics of all rows of a batch, of which a stage sees a "
+                        "micro-batch at a time. Use GroupNormalization or LayerNormalization, or say "
+                        'batch_normalization="microbatch", which is another number than one device\'s'
+                    )
+                if getattr(inner, "stateful", False):
+                    raise FlowError(f"layer {inner.path!r} is stateful: its rows go on with those of the batch before")
+            interaction = row_interaction.of_layer(layer)
+            if interaction is None or isinstance(layer, keras.layers.BatchNormalization):
+                continue
+            if interaction.kind not in ("own code", "function", "quantization", "unknown"):
+                raise FlowError(f"{interaction.text}, of which a stage sees the rows of a micro-batch only")
+            own[interaction.text] = None
+        if own:
+            warn(
+                f"PipelineParallel: {'; '.join(own)}. A stage gives it a micro-batch at a time: each row must not depend "
+                "on the others"
+            )
+
+    def _refuse(self, model: Any) -> None:
+        for name in ("train_step", "compute_loss", "test_step", "predict_step"):
+            if getattr(type(model), name) is not getattr(keras.Model, name):
+                raise FlowError(
+                    f"model {model.name!r} has a {name} of its own, which computes a whole batch; a pipeline computes "
+                    "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "
+                    "kf.ModelParallel"
+                )
+
+
+def _schedule_of(
+    given: str | Path | schedules.Schedule,
+    ranks: int,
+    stages: int | Sequence[Sequence[str]] | None,
+    microbatches: int | None,
+    chunks: int | None,
+) -> schedules.Schedule:
+    """The schedule that a user asks for, with as many stages as there are."""
+    count = None if stages is None else stages if isinstance(stages, int) else len(stages)
+    if isinstance(given, str) and given in _TABLES:
+        of_rank = chunks or (2 if given in ("zbv", "interleaved") else 1)
+        if count is not None and count != ranks * of_rank:
+            if chunks is not None or count % ranks:
+                raise FlowError(
+                    f"{count} stages on {ranks} rank{'s' if ranks > 1 else ''}: schedule={given!r} gives each rank "
+                    f"{of_rank}, which makes {ranks * of_rank} stages"
+                )
+            of_rank = count // ranks
+        parts = microbatches or 2 * ranks * of_rank
+        if given in ("gpipe", "1f1b", "zbv"):
+            fits = of_rank == (2 if given == "zbv" else 1)
+            if not fits:
+                raise FlowError(
+                    f"schedule={given!r} gives each rank {'two stages' if given == 'zbv' else 'one stage'}, not "
+                    f'{of_rank}; take stages={ranks * (2 if given == "zbv" else 1)}, or schedule="interleaved"'
+                )
+            made = _TABLES[given](ranks, parts)
+        else:
+            made = _TABLES[given](ranks, parts, of_rank)  # type: ignore[call-arg]
+    elif isinstance(given, schedules.Schedule):
+        made = given
+    elif isinstance(given, str | Path) and str(given).endswith(".csv"):
+        made = schedules.from_csv(Path(given))
+    else:
+        raise FlowError(
+            f"schedule={given!r} is none of {', '.join(map(repr, _TABLES))}, no kf.schedules.Schedule and no .csv file"
+        )
+    if made.ranks != ranks:
+        raise FlowError(f"the schedule is for {made.ranks} ranks, the placement has {ranks}")
+    if count is not None and count != made.stages:
+        raise FlowError(f"the schedule has {made.stages} stages, stages= says {count}")
+    if microbatches is not None and microbatches != made.microbatches:
+        raise FlowError(f"the schedule is for {made.microbatches} micro-batches, microbatches={microbatches}")
+    return made

@@ -1,0 +1,125 @@
+"""What goes from stage to stage: within a rank as it is, within a process by a copy, between processes by messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_flow.backends.active import backend
+from keras_flow.pipelines.stages import Stage
+from keras_flow.schedules import Schedule
+from keras_flow.schedules.action import RECV_B, RECV_F, SEND_F
+
+#: what is on its way: the stage that gets it, `RECV_F` or `RECV_B`, and the micro-batch
+Key = tuple[int, str, int]
+
+
+class Exchange:
+    """The tensors between stages.
+
+    Args:
+        ranks: the rank of each stage.
+
+    Attributes:
+        own: the ranks of this process.
+        is_alone: whether it drives all.
+    """
+
+    def __init__(self, ranks: Sequence[int]):
+        self._ranks = list(ranks)
+        self.own = set(backend().world().local_ranks)
+        self.is_alone = set(ranks) <= self.own and backend().world().process_count == 1
+        self._ready: dict[Key, Any] = {}
+        self._leaving: dict[Key, Any] = {}
+        self._coming: dict[Key, Any] = {}
+        self._sent: list[Any] = []
+
+    def is_own(self, stage: int) -> bool:
+        """Whether this process computes a stage."""
+        return self._ranks[stage] in self.own
+
+    def ranks_of(self, schedule: Schedule) -> list[int]:
+        """The rank of each list of a schedule."""
+        found = dict.fromkeys(range(schedule.ranks), 0)
+        for stage, place in schedule.rank_of.items():
+            found[place] = self._ranks[stage]
+        return list(found.values())
+
+    # ---- activations and their gradients
+
+    def give(self, stage: int, kind: str, number: int, value: Any) -> None:
+        """Take what a stage will receive; it leaves with the schedule's send, where it leaves the rank."""
+        if stage < 0:
+            return  # of the first stage: the model's inputs
+        source = stage - 1 if kind == RECV_F else stage + 1
+        stays = self._ranks[source] == self._ranks[stage]
+        (self._ready if stays else self._leaving)[stage, kind, number] = value
+
+    def send(self, stage: int, kind: str, number: int, signature: object) -> None:
+        """Send what a stage has given; `signature` tells the shapes of one batch from those of another."""
+        to, received = (stage + 1, RECV_F) if kind == SEND_F else (stage - 1, RECV_B)
+        key = (to, received, number)
+        value = self._leaving.pop(key)
+        if self.is_own(to):
+            self._ready[key] = backend().on(self._ranks[to], value)
+        else:
+            self._sent.append(backend().send_tensors(value, self._ranks[to], _tag(key), (key, signature)))
+
+    def receive(self, stage: int, kind: str, number: int, signature: object) -> None:
+        """Begin to receive what a stage will need."""
+        source = stage - 1 if kind == RECV_F else stage + 1
+        if not self.is_own(source):
+            key = (stage, kind, number)
+            self._coming[key] = backend().receive_tensors(self._ranks[source], _tag(key), (key, signature))
+
+    def has(self, stage: int, kind: str, number: int) -> bool:
+        """Whether a rank of this process has sent it."""
+        return (stage, kind, number) in self._ready
+
+    def take(self, stage: int, kind: str, number: int) -> Any:
+        """What a stage has received, waiting until it is there."""
+        key = (stage, kind, number)
+        return self._coming.pop(key)() if key in self._coming else self._ready.pop(key)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has left."""
+        for wait in self._sent:
+            wait()
+        self._sent.clear()
+
+    # ---- weights of several stages
+
+    def weights_of(self, stages: Sequence[Stage]) -> dict[int, list[Any]]:
+        """The values of the trainable weights of each stage; of those that another rank has, copies."""
+        return {
+            stage.number: [
+                backend().on(stage.rank, backend().read(variable)) for variable in stage.trainable
+            ]
+            for stage in stages
+        }
+
+    # ---- numbers for all ranks
+
+    def sum_on(self, rank: int, values: Sequence[Any]) -> Any:
+        """The sum of scalars of all ranks, on a rank."""
+        total: Any = keras.ops.zeros((), "float32")
+        if self.is_alone:
+            total = backend().on(rank, total)
+            for value in values:
+                total = total + backend().on(rank, value)
+            return total
+        for value in values:
+            total = total + value
+        return backend().sum_over_processes(total)
+
+    def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:
+        """A structure of tensors that one rank has, on every process; `is_like`: all have tensors of its shapes."""
+        return value if self.is_alone else backend().from_process_of(rank, value, is_like)
+
+
+def _tag(key: Key) -> int:
+    """A number of the message, different for all that are on their way between two ranks."""
+    stage, kind, number = key
+    return 2 * (stage * 4096 + number) + (kind == RECV_B)

@@ -1,0 +1,75 @@
+"""Keras's masks of a model's outputs for the whole batch, before any layer computes.
+
+The loss of a micro-batch is a share of the batch's, and the share depends on how many entries the mask leaves in all.
+Layers make masks of the model's inputs (an Embedding of its ids, a Masking of its values) and hand them on, so they are
+known without what the layers compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import tree
+
+from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
+from keras_flow.errors import FlowError
+from keras_flow.pipelines.graph import Graph, filled
+
+
+def put(tensor: Any, mask: Any) -> None:
+    """Give a tensor its mask."""
+    set_keras_mask(tensor, mask)
+
+
+def of_outputs(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+    """Return the mask of each of the model's outputs, flat, as arrays of the whole batch; None where there is none.
+
+    Args:
+        graph: the model's calls.
+        inputs: the model's inputs, flat, host arrays.
+
+    Raises:
+        FlowError: a mask is made of what a layer computes.
+    """
+    values: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    found: dict[int, Any] = {}
+    for call in graph.calls:
+        layer = call.operation
+        if not isinstance(layer, keras.Layer) or not layer.supports_masking:
+            continue
+        first = call.args[0] if call.args else None
+        refs = tree.flatten(first)
+        previous = tree.map_structure(lambda ref: found.get(getattr(ref, "key", -1)), first)
+        own = _known(graph, first, values)
+        try:
+            mask = layer.compute_mask(own, previous)
+        except Exception as error:
+            raise FlowError(
+                f"layer {layer.path!r} makes a mask of what an earlier layer computes, so that how many entries it "
+                "leaves is not known before the first backward pass of a pipeline. Make the mask of the model's inputs"
+            ) from error
+        if mask is None:
+            continue
+        for key, each in zip(call.outputs, tree.flatten(mask), strict=False):
+            if each is not None and not isinstance(each, keras.KerasTensor):
+                found[key] = keras.ops.convert_to_numpy(each)
+            elif each is not None:
+                raise FlowError(
+                    f"layer {layer.path!r} makes a mask of what {len(refs)} earlier layers compute, so that how many "
+                    "entries it leaves is not known before the first backward pass of a pipeline. Make the mask of "
+                    "the model's inputs"
+                )
+    return [found.get(key) for key in graph.output_keys]
+
+
+def _known(graph: Graph, structure: Any, values: dict[int, Any]) -> Any:
+    """The tensors of a call: those of the model's inputs, and for others what is known of their shapes."""
+    everything = {key: values.get(key, tensor) for key, tensor in enumerate(graph.tensors)}
+    return filled(structure, everything)
+
+
+def of_tensor(tensor: Any) -> Any:
+    """The mask of a tensor, or None."""
+    return get_keras_mask(tensor)

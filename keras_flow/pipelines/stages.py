@@ -1,0 +1,124 @@
+"""`Stage`: the calls that one rank computes, what they read from the stage before and give to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
+from keras_flow.pipelines.graph import Call, Graph
+
+
+@dataclass
+class Stage:
+    """Consecutive calls of a model.
+
+    Attributes:
+        number: its place.
+        rank: the rank that computes it.
+        calls: in their order.
+        inputs: keys of the model's inputs that it reads.
+        received: keys of the tensors that it gets from the stage before, some of them only to hand them on.
+        sent: keys of those that the next stage gets; of the last stage the model's outputs.
+        trainable: weights with gradients that its layers use.
+        state: all other variables of its layers.
+        layer: what computes the calls.
+    """
+
+    number: int
+    rank: int
+    calls: list[Call]
+    inputs: tuple[int, ...]
+    received: tuple[int, ...]
+    sent: tuple[int, ...]
+    trainable: list[keras.Variable] = field(default_factory=list)
+    state: list[keras.Variable] = field(default_factory=list)
+    layer: StageLayer | None = None
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        """The layers that it calls, each once."""
+        found = {id(call.operation): call.operation for call in self.calls if isinstance(call.operation, keras.Layer)}
+        return list(found.values())
+
+    def look_at_variables(self) -> None:
+        """Take the variables that its layers have now; a layer may be frozen between two fits."""
+        every = {id(variable): variable for layer in self.layers for variable in layer.variables}
+        trained = {id(variable) for layer in self.layers for variable in layer.trainable_variables}
+        self.trainable = [variable for key, variable in every.items() if key in trained]
+        self.state = [variable for key, variable in every.items() if key not in trained]
+
+
+class StageLayer(keras.Layer):
+    """The calls of a stage as a layer, so that those inside learn from its call whether they train."""
+
+    def __init__(self, stage: Stage, model: keras.Model):
+        super().__init__(name=f"stage_{stage.number}", dtype=model.dtype_policy)
+        self._stage = stage
+        self._inner = stage.layers
+        # tensors arrive as they left the stage before
+        self._convert_input_args = False
+        self.supports_masking = True
+        self.built = True
+
+    def call(self, tensors: list[Any], training: bool | None = None) -> list[Any]:
+        """Compute the calls from the model's inputs and what was received, in this order."""
+        known = dict(zip((*self._stage.inputs, *self._stage.received), tensors, strict=True))
+        for call in self._stage.calls:
+            known.update(zip(call.outputs, call.run(known), strict=True))
+        return [known[key] for key in self._stage.sent]
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+        """None: the masks are those of the layers inside."""
+
+    def run(
+        self, tensors: Sequence[Any], masks: Sequence[Any], training: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Compute the stage.
+
+        Args:
+            tensors: the model's inputs that it reads, then what it received.
+            masks: Keras's mask of each, or None.
+            training: whether layers train.
+
+        Returns:
+            The tensors of `sent`, and the mask of each, or None.
+        """
+        for tensor, mask in zip(tensors, masks, strict=True):
+            if mask is not None:
+                set_keras_mask(tensor, mask)
+        outputs = self(list(tensors), training=training)
+        return outputs, [get_keras_mask(tensor) for tensor in outputs]
+
+
+def cut(graph: Graph, stage_of_call: Sequence[int], ranks: Sequence[int]) -> list[Stage]:
+    """Return the stages of a model.
+
+    Args:
+        graph: its calls.
+        stage_of_call: the stage of each.
+        ranks: the rank of each stage.
+    """
+    count = len(ranks)
+    made_in = {key: stage for call, stage in zip(graph.calls, stage_of_call, strict=True) for key in call.outputs}
+    last_use = dict.fromkeys(graph.output_keys, count)  # what the model returns leaves the last stage
+    for call, stage in zip(graph.calls, stage_of_call, strict=True):
+        for key in call.inputs:
+            last_use[key] = max(last_use.get(key, 0), stage)
+    crossing = [
+        tuple(sorted(key for key, made in made_in.items() if made <= place < last_use.get(key, -1)))
+        for place in range(count)
+    ]
+    stages = []
+    for number, rank in enumerate(ranks):
+        calls = [call for call, stage in zip(graph.calls, stage_of_call, strict=True) if stage == number]
+        read = {key for call in calls for key in call.inputs}
+        is_last = number == count - 1
+        inputs = tuple(key for key in graph.inputs if key in read or (is_last and key in graph.output_keys))
+        received = () if number == 0 else crossing[number - 1]
+        sent = tuple(dict.fromkeys(graph.output_keys)) if is_last else crossing[number]
+        stages.append(Stage(number, rank, calls, inputs, received, sent))
+    return stages
