@@ -55,6 +55,7 @@ _MODULES = {
     "notebook": "keras_flow.notebook",
     "ops": "keras_flow.tensors.ops",
     "sbp": "keras_flow.sbp",
+    "scope": "keras_flow.parallel.scope",
     "schedules": "keras_flow.schedules",
 }
 

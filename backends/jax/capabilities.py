@@ -8,6 +8,7 @@ capabilities = Capabilities(
     several_axes_on_one_dim=True,
     uneven_batches="parallel",
     lays_by_keras=True,
+    masks_reach_metrics=False,  # they are attributes, which predictions lose as they leave the differentiated function
     refused={"string inputs": "JAX has no string arrays"},
     traffic=StepTraffic(adds_before_summing=False, batch_statistics_vectors=(3, 1)),  # XLA on CPU never scatters a sum
     memory=StepMemory({"gelu": 2, "silu": 2}, max_pool_gradient_bytes=4, reduces_out_of_place=True),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from keras_flow.backends.jax.devices import rank_devices
-from keras_flow.current.variable_layout import keras_layout
+from keras_flow.current.variable_layout import stage_rank
 from keras_flow.errors import FlowError
 
 
@@ -100,7 +100,7 @@ def apply_gradients(
         is_compiled: whether to compile.
     """
     slots = list(optimizer.variables)
-    homes = [_rank_of(slot) for slot in slots]
+    homes = [stage_rank(slot) for slot in slots]
     shared = [slot for slot, home in zip(slots, homes, strict=True) if home is None]
     shared_values = [read(slot) for slot in shared]
     new_shared = shared_values
@@ -143,16 +143,8 @@ def _update_program(optimizer: Any, *which: Any) -> Callable[..., Any]:
     return programs[key]
 
 
-def _rank_of(variable: keras.Variable) -> int | None:
-    """The rank whose stage a variable belongs to; None for what belongs to none."""
-    layout = keras_layout(variable)
-    if layout is None or layout.distribution.whole is layout.distribution or not len(variable.shape):
-        return None
-    return layout.layout.placement.ranks[0]
-
-
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: a step on each of `steps_per_execution` batches, with the state that JAX's loop hands on.
+    """What Keras's loop calls: a step on each of `steps_per_execution` batches; the state goes in and out.
 
     Args:
         model: whose loop.
@@ -173,15 +165,18 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
         for variables, values in zip(groups(), state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 write(variable, value)
-        outputs = None
-        for number in range(model.steps_per_execution if name != "predict" else 1):
+        results = []
+        for number in range(model.steps_per_execution):
             try:
                 data = next(iterator)
             except StopIteration:
                 if number == 0:
                     raise
                 break
-            outputs = step(data)
+            results.append(step(data))
+        outputs = results[-1]
+        if name == "predict" and len(results) > 1:
+            outputs = jax.tree.map(lambda *rows: jnp.concatenate(rows), *results)
         return outputs, tuple([read(variable) for variable in variables] for variables in groups())
 
     return function
@@ -232,5 +227,3 @@ def _added(total: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
-
-

@@ -239,6 +239,8 @@ def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -
         return _bits_by_rows(words, tag, part, dtype)
     if not part.shape:
         return _bits(words, tag, RandomPart.whole((1,)), dtype)[0]
+    if part.rows is not None:
+        return _bits_from(words, tag, part, dtype)
     rows = part.slices[0]
     lines = (*part.shape[:-1], philox.counters_of_line(part.shape[-1]))
     # parts are whole rows, which are a range of counters; of a vector they may begin within one
@@ -249,6 +251,22 @@ def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -
         return flat[rows.start - 4 * first : rows.stop - 4 * first]
     padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])
     return tf.slice(padded, [0] * len(lines), [rows.stop - rows.start, *part.shape[1:]])
+
+
+def _bits_from(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -> tf.Tensor:
+    """The words of rows that begin where a scalar of the graph says."""
+    assert part.rows is not None
+    first, inner = tf.cast(part.slices[0].start, "uint64"), part.shape[1:]
+    if not inner:  # a vector: four neighbours have one counter, and the rows may begin within one
+        counters = philox.counters_of_line(part.rows + 3)
+        flat = _words_from(words, tag, tf.stack([first // 4, words[1]]), counters, dtype)
+        return tf.slice(flat, [tf.cast(first % 4, "int32")], [part.rows])
+    line = philox.counters_of_line(inner[-1])
+    stride = math.prod((*inner[:-1], line))
+    counter = tf.stack([first * tf.constant(stride, "uint64"), words[1]])
+    flat = _words_from(words, tag, counter, part.rows * stride, dtype)
+    padded = tf.reshape(flat, [part.rows, *inner[:-1], 4 * line])
+    return tf.slice(padded, [0] * len(part.shape), [part.rows, *inner])
 
 
 def _bits_by_rows(words: tuple[Any, Any], tag: int, part: _RowsOnMesh, dtype: tf.DType) -> tf.Tensor:

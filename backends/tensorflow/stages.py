@@ -189,5 +189,3 @@ _ONE_PROCESS = (
 
 def _dense(gradient: Any) -> Any:
     return None if gradient is None else tf.convert_to_tensor(gradient)
-
-

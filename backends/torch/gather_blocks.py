@@ -15,6 +15,7 @@ import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.torch import layouts
+from keras_flow.current.variable_layout import stage_rank
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Asking:
         """
         # this rank has all of it
         if not _is_split(tensor):
-            return tensor.to_local().detach().cpu()
+            return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().cpu()
         if not self.has(tensor):
             raise FlowError(
                 "rank 0, which writes the files of all ranks, cannot read a split tensor of shape "
@@ -109,7 +110,7 @@ def answer(variables: Sequence[keras.Variable]) -> None:
         if number.item() == _END:
             return
         tensor = variables[int(number)]._value
-        for index, block in _own_blocks(tensor):
+        for index, block in _own_blocks(tensor, variables[int(number)]):
             bounds = [bound for part in index for bound in (part.start, part.stop)]
             torch_distributed.send(torch.tensor([1, *bounds]), 0)
             # as bytes, whatever the dtype is
@@ -122,9 +123,15 @@ def _ask(number: int) -> None:
     torch_distributed.broadcast(torch.tensor([number]), src=0)
 
 
-def _own_blocks(tensor: torch.Tensor) -> Iterator[tuple[Index, torch.Tensor]]:
+def _own_blocks(tensor: torch.Tensor, variable: keras.Variable | None = None) -> Iterator[tuple[Index, torch.Tensor]]:
     """This rank's piece, unless a rank before it holds the same: blocks of rows."""
-    if not isinstance(tensor, DTensor):  # this rank is not in the placement
+    if not isinstance(tensor, DTensor):  # this rank is not in the placement, or its stage has the variable whole
+        if stage_rank(variable) is not None and not tensor.is_meta:
+            local = tensor.detach().cpu()
+            if local.ndim:
+                yield from _rows(local, 0, tensor.shape[1:])
+            else:
+                yield (), local
         return
     coordinates = tensor.device_mesh.get_coordinate()
     assert coordinates is not None
@@ -132,18 +139,28 @@ def _own_blocks(tensor: torch.Tensor) -> Iterator[tuple[Index, torch.Tensor]]:
     if any(at for at, part in zip(coordinates, tensor.placements, strict=True) if part.is_replicate()):
         return
     first, *others = layouts.local_slices(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = tensor.to_local().detach().cpu()
-    # rows whose bytes fill a block; a row that is larger goes alone
+    for (rows, *_), block in _rows(tensor.to_local().detach().cpu(), first.start, ()):
+        yield (rows, *others), block
+
+
+def _rows(local: torch.Tensor, first: int, inner: Sequence[int]) -> Iterator[tuple[Index, torch.Tensor]]:
+    """Blocks of rows of a tensor, whose bytes fill one; a row that is larger goes alone."""
     rows = max(1, _BLOCK * len(local) // max(1, local.numel() * local.element_size()))
     for start in range(0, len(local), rows):
         block = local[start : start + rows].contiguous()
-        yield (slice(first.start + start, first.start + start + len(block)), *others), block
+        index = slice(first + start, first + start + len(block))
+        yield (index, *(slice(0, length) for length in inner)), block
 
 
 def _is_split(value: object) -> TypeGuard[DTensor]:
+    """Whether other ranks have parts of a value, or all of it: that of a pipeline's stage."""
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return True
     return isinstance(value, DTensor) and any(part.is_shard() for part in value.placements)
 
 
 def _key(tensor: DTensor) -> int:
     """What a variable's value and the same detached have in common."""
+    if tensor.is_meta:  # no memory, and never detached
+        return id(tensor)
     return tensor._local_tensor.untyped_storage().data_ptr()  # no public way without autograd

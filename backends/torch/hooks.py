@@ -82,6 +82,13 @@ def _variables() -> tuple[Hook, ...]:
             when=layout_over_ranks,
         ),
         Hook(
+            "keras.Variable",
+            "__array__",
+            saving.read_stage,
+            "numpy(), get_weights and saving of a pipeline's weights, of which one rank has the values",
+            when=saving.of_stage,
+        ),
+        Hook(
             "torch.distributed.tensor",
             "DTensor.__array__",
             saving.to_array,

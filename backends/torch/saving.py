@@ -10,16 +10,18 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import agreement, meeting, shared_files
 from keras_flow.backends.torch import gather_blocks, layouts, reading_dtensors, variables
 from keras_flow.current import keras_places
+from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.variable_layout import stage_rank
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
 
 #: this rank is writing alone: nothing inside may be a collective; what it asks the other ranks with
 _alone: ContextVar[gather_blocks.Asking | None] = ContextVar("keras_flow_asking", default=None)
@@ -73,6 +75,29 @@ def to_array(
         reading_dtensors.meet_to_read(tensor)
     value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
     return value.astype(dtype) if dtype is not None else value
+
+
+def of_stage(value: object, *args: object, **kwargs: object) -> int | None:
+    """Condition of hooks on what reads variables: the rank of the pipeline's stage that one belongs to."""
+    return stage_rank(value) if layouts.has_peers() else None
+
+
+def read_stage(
+    rank: int,
+    original: Callable[..., object],
+    variable: keras.Variable,
+    dtype: np.dtype | None = None,
+    copy: object = None,
+) -> np.ndarray:
+    """Hook on `Variable.__array__`: the value that one rank has, on all; a collective."""
+    asking = _alone.get()
+    if asking is None:
+        meeting.meet(meeting.READS)
+        value = variables.from_rank(variable, rank)
+    else:
+        value = asking.whole(variable._value)
+    array = np.asarray(core.convert_to_numpy(value))
+    return array if dtype is None else array.astype(dtype)
 
 
 def _computes(layer: keras.Layer) -> bool:

@@ -246,7 +246,11 @@ def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
         text = json.dumps(_described_structure(value)).encode() if mine else b""
         length = torch.tensor([len(text)])
         torch_distributed.broadcast(length, rank)
-        header = torch.frombuffer(bytearray(text), dtype=torch.uint8) if mine else torch.zeros(int(length), dtype=torch.uint8)
+        header = (
+            torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            if mine
+            else torch.zeros(int(length), dtype=torch.uint8)
+        )
         torch_distributed.broadcast(header, rank)
         value = value if mine else _empty(json.loads(bytes(header.tolist()).decode()))
     flat = [leaf.contiguous() if mine else torch.empty_like(leaf) for leaf in tree.flatten(value)]

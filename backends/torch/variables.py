@@ -20,7 +20,7 @@ from keras_flow.backends.torch.step import current_step
 from keras_flow.current import keras_places
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.keras_places import engine_core as core
-from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout, stage_rank
 from keras_flow.errors import warn
 from keras_flow.layout import Layout
 
@@ -148,6 +148,8 @@ def assign(stored: DTensor, original: Callable[..., object], variable: keras.Var
 def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
     """Give this rank its part of a value."""
     stored = variable._value
+    if stored.is_meta:  # of another rank's stage
+        return
     own, index = stored, [slice(0, length) for length in stored.shape]
     if isinstance(stored, DTensor):
         own, index = stored.to_local(), layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)
@@ -164,8 +166,8 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     stored: torch.Tensor | None = variable._value
     if stored is None:
         return  # made later, with this layout
-    if before is not None and _is_of_stage(before):  # one rank has the value
-        stored = _from_rank(variable, before.layout.placement.ranks[0])
+    if before is not None and before.distribution.stage_rank is not None:  # one rank has the value
+        stored = from_rank(variable, before.distribution.stage_rank)
     if _is_elsewhere(layout):
         if before is None:
             _value_of_rank_0(variable, stored.detach(), layout.distribution)
@@ -180,14 +182,10 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._value = torch.nn.Parameter(full.clone(), requires_grad=variable._value.requires_grad)
 
 
-def _is_of_stage(layout: KerasLayout) -> bool:
-    """Whether a variable belongs to a stage of a pipeline, so that the ranks of other stages do not have it."""
-    return layout.distribution.whole is not layout.distribution
-
-
 def _is_elsewhere(layout: KerasLayout) -> bool:
     """Whether a variable belongs to a stage of other ranks."""
-    return _is_of_stage(layout) and not layouts.is_member(layout.layout.placement)
+    rank = layout.distribution.stage_rank
+    return rank is not None and rank != layouts.this_rank()
 
 
 def _absent(variable: keras.Variable) -> torch.Tensor:
@@ -195,7 +193,7 @@ def _absent(variable: keras.Variable) -> torch.Tensor:
     return torch.empty(tuple(variable._shape), dtype=core.to_torch_dtype(variable._dtype), device="meta")
 
 
-def _from_rank(variable: keras.Variable, rank: int) -> torch.Tensor:
+def from_rank(variable: keras.Variable, rank: int) -> torch.Tensor:
     """The value that one rank has, on all; a collective."""
     stored = variable._value.detach()
     value = torch.empty_like(stored, device=core.get_device()) if stored.is_meta else stored.clone().contiguous()
@@ -228,7 +226,7 @@ def is_split_over_processes(variable: keras.Variable) -> bool:
     value, layout = variable._value, keras_layout(variable)
     if isinstance(value, DTensor):
         return any(part.is_shard() for part in value.placements)
-    if layout is not None and _is_of_stage(layout):
+    if stage_rank(variable) is not None:
         return True
     if layout is None or value is None or layouts.is_member(layout.distribution.placement) or _stays_plain(variable):
         return False
@@ -341,10 +339,10 @@ def whole(variables: Iterable[keras.Variable], here: bool) -> Iterator[None]:
     """Gather variables on all ranks; where `here`, the program inside finds plain tensors and needs no collectives."""
     gathered = []
     for variable in variables:
-        stored = variable._value
-        if isinstance(stored, DTensor):
+        stored, rank = variable._value, stage_rank(variable)
+        if isinstance(stored, DTensor) or rank is not None:
             # on all ranks, since it is a collective; the value is kept where it is wanted alone
-            full = to_logical(stored.detach())
+            full = to_logical(stored.detach()) if rank is None else from_rank(variable, rank)
             if here:
                 gathered.append((variable, torch.nn.Parameter(full, requires_grad=stored.requires_grad)))
     with holding(gathered):

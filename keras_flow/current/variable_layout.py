@@ -76,6 +76,12 @@ def keras_layout(variable: object) -> KerasLayout | None:
     return layout if isinstance(layout, KerasLayout) else None
 
 
+def stage_rank(variable: object) -> int | None:
+    """The rank of the pipeline's stage that a variable belongs to; None for all others."""
+    layout = keras_layout(variable)
+    return None if layout is None else layout.distribution.stage_rank
+
+
 def layout_of(variable: keras.Variable) -> VariableLayout:
     """The layout of a variable, and the rule that gave it.
 

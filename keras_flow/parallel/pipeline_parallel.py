@@ -14,10 +14,12 @@ from keras_flow import schedules
 from keras_flow.backends import row_interaction
 from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
+from keras_flow.current.creator import creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions.distribution import FlowDistribution, require_placement
 from keras_flow.errors import FlowError, warn
 from keras_flow.layout import Layout
+from keras_flow.parallel import said_ranks
 from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.pipelines import cutting, graph, stages
 from keras_flow.pipelines.pipeline import Pipeline
@@ -93,7 +95,7 @@ class PipelineParallel(ExplainedDistribution):
         require_placement(placement, type(self).__name__)
         if placement.axis_names != (pipe_axis,):
             raise FlowError(
-                f"PipelineParallel takes a placement with the one axis {pipe_axis!r}, got {list(placement.axis_names)}: "
+                f"PipelineParallel takes a placement with one axis, {pipe_axis!r}, not {list(placement.axis_names)}: "
                 f"kf.Placement({list(placement.ranks)}, axis_names=({pipe_axis!r},)). Stages that are data- or "
                 "tensor-parallel themselves are not there yet"
             )
@@ -101,8 +103,11 @@ class PipelineParallel(ExplainedDistribution):
             raise FlowError(f'remat is None or "stage", got {remat!r}')
         if batch_normalization not in ("refuse", "microbatch"):
             raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
+        self._asked = (schedule, stages, microbatches, chunks)
         self.schedule = _schedule_of(schedule, placement.size, stages, microbatches, chunks)
         self.patterns = None if stages is None or isinstance(stages, int) else [list(each) for each in stages]
+        #: layer -> the rank that `kf.scope.placement` said as it was made
+        self._said: WeakKeyDictionary[keras.Layer, int] = WeakKeyDictionary()
         self.remat = remat
         self.batch_normalization_view = batch_normalization
         #: rank -> what lays the variables of its stages
@@ -111,26 +116,33 @@ class PipelineParallel(ExplainedDistribution):
         self._pipelines: WeakKeyDictionary[keras.Model, Pipeline] = WeakKeyDictionary()
         super().__init__(placement, random=random)
         for rank in placement.ranks:
-            part = FlowDistribution(Placement([rank]), random=self.random)
-            part.whole = self
-            self._parts[rank] = part
+            self._parts[rank] = self._part(rank)
+            self._parts[rank].stage_rank = rank
+        # what no stage has (counters, metrics) is on every process, and of a process on one rank
+        drives_all = backend().capabilities.drives_all_ranks
+        self._home = self._part(self._rank_of_stage(self.schedule.stages - 1)) if drives_all else self
+
+    def _part(self, rank: int) -> FlowDistribution:
+        """What lays variables on one rank."""
+        part = FlowDistribution(Placement([rank]), random=self.random)
+        part.whole = self
+        return part
 
     # ---- where variables are
 
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
         """The layout of a variable: on the rank of its layer's stage; until that is known, and for all else, on all."""
-        rank = self._rank_of(layer)
-        if rank is None and backend().capabilities.drives_all_ranks:
-            rank = self._rank_of_stage(self.schedule.stages - 1)
-        if rank is None:
-            return KerasLayout(VariableLayout(Layout(self.placement, {}, shape), "default"), self)
-        part = self._parts[rank]
-        return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), "its stage"), part)
+        made_by = creator()
+        rank = self._rank_of(layer or (made_by.layer if made_by else None))
+        part, source = (self._home, "default") if rank is None else (self._parts[rank], "its stage")
+        return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
 
     def _rank_of(self, layer: keras.Layer | None) -> int | None:
         if layer is None:
             return None
-        rank = self._rank_of_layer.get(layer)
+        if layer not in self._said and said_ranks.current() is not None:
+            self._said[layer] = said_ranks.current()
+        rank = self._said.get(layer, self._rank_of_layer.get(layer))
         if rank is None and self.patterns is not None:
             stage = cutting.stage_of_path(getattr(layer, "path", "") or layer.name, self.patterns)
             rank = None if stage is None else self._rank_of_stage(stage)
@@ -182,19 +194,54 @@ class PipelineParallel(ExplainedDistribution):
         if found is not None:
             return found
         calls = graph.of(model)
-        count = self.schedule.stages
-        stage_of_call = (
-            cutting.by_cost(calls, count) if self.patterns is None else cutting.by_patterns(calls, self.patterns)
-        )
-        cutting.check(calls, stage_of_call, count)
+        schedule = self.schedule
+        ranks = [self._rank_of_stage(stage) for stage in range(schedule.stages)]
+        said = {number: self._said_rank(call.operation) for number, call in enumerate(calls.calls)}
+        if any(rank is not None for rank in said.values()):
+            stage_of_call, ranks = cutting.by_ranks(calls, said)
+            schedule = self._schedule_on(ranks)
+        elif self.patterns is not None:
+            stage_of_call = cutting.by_patterns(calls, self.patterns)
+        else:
+            stage_of_call = cutting.by_cost(calls, schedule.stages)
+        cutting.check(calls, stage_of_call, schedule.stages)
         self._look_at_rows(calls)
-        made = stages.cut(calls, stage_of_call, [self._rank_of_stage(stage) for stage in range(count)])
+        made = stages.cut(calls, stage_of_call, ranks)
         for stage in made:
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._rank_of_layer.setdefault(inner, stage.rank)
-        pipeline = self._pipelines[model] = Pipeline(model, calls, made, self.schedule, self.remat == "stage")
+        pipeline = self._pipelines[model] = Pipeline(model, calls, made, schedule, self.remat == "stage")
         return pipeline
+
+    def _said_rank(self, operation: object) -> int | None:
+        """The rank that was said as a layer, or one inside it, was made."""
+        if not isinstance(operation, keras.Layer):
+            return None
+        found = [self._said[layer] for layer in operation._flatten_layers() if layer in self._said]
+        return found[0] if found else None
+
+    def refuse_rank(self, rank: int) -> None:
+        """Refuse a rank that the placement does not have.
+
+        Raises:
+            FlowError: naming those that it has.
+        """
+        if rank not in self.placement.ranks:
+            raise FlowError(f"kf.scope.placement: rank {rank} is not of the pipeline's {list(self.placement.ranks)}")
+
+    def _schedule_on(self, ranks: Sequence[int]) -> schedules.Schedule:
+        """The schedule of stages that were placed by hand: as asked for, if they lie as its stages do."""
+        schedule, _, microbatches, chunks = self._asked
+        parts = microbatches or 2 * len(ranks)
+        places = list(dict.fromkeys(ranks))
+        try:
+            made = _schedule_of(schedule, len(places), len(ranks), microbatches, chunks)
+        except FlowError:
+            made = None
+        if made is not None and [places[made.rank_of[stage]] for stage in range(len(ranks))] == list(ranks):
+            return made
+        return schedules.gpipe_on([places.index(rank) for rank in ranks], parts)
 
     def _look_at_rows(self, calls: graph.Graph) -> None:
         """Refuse layers in which the rows of a batch interact: a stage sees those of a micro-batch."""
@@ -215,13 +262,16 @@ class PipelineParallel(ExplainedDistribution):
             interaction = row_interaction.of_layer(layer)
             if interaction is None or isinstance(layer, keras.layers.BatchNormalization):
                 continue
+            # what an activity regularizer gives is a mean over rows: the pipeline weighs it by those of a micro-batch
+            if interaction.kind == "added loss" and layer.activity_regularizer is not None:
+                continue
             if interaction.kind not in ("own code", "function", "quantization", "unknown"):
                 raise FlowError(f"{interaction.text}, of which a stage sees the rows of a micro-batch only")
             own[interaction.text] = None
         if own:
             warn(
-                f"PipelineParallel: {'; '.join(own)}. A stage gives it a micro-batch at a time: each row must not depend "
-                "on the others"
+                f"PipelineParallel: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not "
+                "depend on the others"
             )
 
     def _refuse(self, model: Any) -> None:

@@ -81,6 +81,23 @@ def by_patterns(graph: Graph, patterns: Sequence[Sequence[str]]) -> list[int]:
     return following_inputs(graph, {number: stage_of_path(path, patterns) for number, path in enumerate(paths)})
 
 
+def by_ranks(graph: Graph, said: Mapping[int, int | None]) -> tuple[list[int], list[int]]:
+    """Return the stage of each call, and the rank of each stage: where the rank changes, a new stage begins.
+
+    Args:
+        graph: the calls.
+        said: the rank of a call, by its number; None where nothing is said: it follows its inputs.
+    """
+    ranks: list[int] = []
+    stages: dict[int, int | None] = {}
+    for number in range(len(graph.calls)):
+        rank = said.get(number)
+        if rank is not None and (not ranks or ranks[-1] != rank):
+            ranks.append(rank)
+        stages[number] = None if rank is None else len(ranks) - 1
+    return following_inputs(graph, stages), ranks
+
+
 def stage_of_path(path: str, patterns: Sequence[Sequence[str]]) -> int | None:
     """The first stage that has a pattern which is found in a layer's path, or None."""
     for stage, expressions in enumerate(patterns):

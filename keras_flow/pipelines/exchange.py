@@ -94,9 +94,7 @@ class Exchange:
     def weights_of(self, stages: Sequence[Stage]) -> dict[int, list[Any]]:
         """The values of the trainable weights of each stage; of those that another rank has, copies."""
         return {
-            stage.number: [
-                backend().on(stage.rank, backend().read(variable)) for variable in stage.trainable
-            ]
+            stage.number: [backend().on(stage.rank, backend().read(variable)) for variable in stage.trainable]
             for stage in stages
         }
 

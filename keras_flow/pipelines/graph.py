@@ -49,9 +49,13 @@ class Call:
         """The layer's path, or the operation's name."""
         return getattr(self.operation, "path", "") or self.operation.name
 
-    def run(self, tensors: Mapping[int, Any]) -> list[Any]:
+    def run(self, tensors: Mapping[int, Any], training: bool | None) -> list[Any]:
         """Compute it from the tensors known so far."""
-        return tree.flatten(self.operation(*filled(self.args, tensors), **filled(self.kwargs, tensors)))
+        kwargs = filled(self.kwargs, tensors)
+        # as a functional model does: what `fit` says goes before what the graph's own calls said
+        if training is not None and "training" in getattr(self.operation, "_call_context_args", ()):
+            kwargs["training"] = training
+        return tree.flatten(self.operation(*filled(self.args, tensors), **kwargs))
 
 
 @dataclass
@@ -96,13 +100,13 @@ def of(model: keras.Model) -> Graph:
     graph = Graph()
     keys = [graph.new(tensor) for tensor in function.inputs]
     graph.inputs = tuple(keys)
-    known = _walk(graph, function, keys, {})
+    known = _walk(graph, function, keys)
     graph.outputs = _with_refs(function._outputs_struct, known)
     return graph
 
 
-def _walk(graph: Graph, function: Any, keys: Sequence[int], said: Mapping[str, Any]) -> dict[int, int]:
-    """Append the calls of a graph; tensors -> keys. `said`: what the call of a model inside says, as `training`."""
+def _walk(graph: Graph, function: Any, keys: Sequence[int]) -> dict[int, int]:
+    """Append the calls of a graph; tensors -> keys."""
     known = {id(tensor): key for tensor, key in zip(function.inputs, keys, strict=True)}
     for depth in sorted(function._nodes_by_depth, reverse=True):
         for node in function._nodes_by_depth[depth]:
@@ -112,20 +116,14 @@ def _walk(graph: Graph, function: Any, keys: Sequence[int], said: Mapping[str, A
             inputs = [ref.key for ref in (*_refs(args), *_refs(kwargs))]
             inner = _graph_inside(node.operation, kwargs, graph, inputs)
             if inner is not None:
-                inside = _walk(graph, inner, inputs, {**said, **_said_by(kwargs)})
+                inside = _walk(graph, inner, inputs)
                 found = [inside[id(tensor)] for tensor in tree.flatten(inner._outputs_struct)]
                 known.update(zip(map(id, node.outputs), found, strict=True))
                 continue
-            named = getattr(node.operation, "_call_context_args", ())
-            kwargs = {**{name: value for name, value in said.items() if name in named}, **kwargs}
             outputs = [graph.new(tensor) for tensor in node.outputs]
             known.update(zip(map(id, node.outputs), outputs, strict=True))
             graph.calls.append(Call(node.operation, args, kwargs, tuple(inputs), tuple(outputs)))
     return known
-
-
-def _said_by(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name == "training" and value is not None}
 
 
 def _graph_inside(operation: Any, kwargs: Mapping[str, Any], graph: Graph, inputs: Sequence[int]) -> Any:

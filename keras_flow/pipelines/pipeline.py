@@ -13,7 +13,7 @@ and metrics are then computed from the outputs of all rows, as one device does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from keras_flow.backends.active import backend
 from keras_flow.current import microbatch, models
 from keras_flow.current.microbatch import Microbatch
 from keras_flow.distributions.distribution import is_seed
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, warn
 from keras_flow.layout import balanced
 from keras_flow.pipelines import exchange, losses, masks
 from keras_flow.pipelines.graph import Graph, filled
@@ -50,6 +50,8 @@ class Pipeline:
     def __init__(self, model: keras.Model, graph: Graph, stages: Sequence[Stage], schedule: Schedule, remat: bool):
         self.model, self.graph, self.stages, self.schedule, self.remat = model, graph, list(stages), schedule, remat
         self.exchange = exchange.Exchange([stage.rank for stage in stages])
+        self._trained = self._said_added = False
+        self._schedules = {schedule.microbatches: schedule}
         self._programs: dict[Any, Any] = {}
         self._finish: dict[Any, Any] = {}
         for stage in self.stages:
@@ -65,13 +67,19 @@ class Pipeline:
     def train(self, data: Any) -> dict[str, Any]:
         """One training step on a batch; the logs."""
         batch = self._batch(data)
+        if batch.rows < self.schedule.microbatches and not self._trained:
+            raise FlowError(
+                f"a batch of {batch.rows} rows cannot be cut into {self.schedule.microbatches} micro-batches: each has "
+                f"one row at least. Take a larger batch_size, or microbatches={batch.rows}"
+            )
+        self._trained = True
         for stage in self.stages:
             stage.look_at_variables()
         optimizer: Any = self.model.optimizer
         run = _Run(self, batch, training=True, scale=_loss_scale(optimizer))
-        run.follow(self.schedule)
+        run.follow(self._schedule(len(batch.parts)))
         run.keep_state()
-        update(self, optimizer, run.gradients)
+        update(self, optimizer, run.gradients, run.scale)
         return self._logs(batch, run)
 
     def test(self, data: Any) -> dict[str, Any]:
@@ -81,14 +89,21 @@ class Pipeline:
 
     def predict(self, data: Any) -> Any:
         """One step of `predict`; the model's outputs, on every rank."""
-        batch = _Batch(self, data, self.schedule.microbatches)
+        batch = _Batch(self, data)
         run = self._forward(batch)
         outputs = run.outputs() if self.last.rank in self.exchange.own else None
         return self.exchange.from_rank(self.last.rank, outputs)
 
+    def _schedule(self, microbatches: int) -> Schedule:
+        """The schedule for so many micro-batches: without the actions of those that there are not."""
+        if microbatches not in self._schedules:
+            orders = [[each for each in order if each.microbatch < microbatches] for order in self.schedule.orders]
+            self._schedules[microbatches] = Schedule(orders, self.schedule.name)
+        return self._schedules[microbatches]
+
     def _batch(self, data: Any) -> _Batch:
         """A batch for a step with a loss or metrics, whose objects Keras makes with the first one."""
-        batch = _Batch(self, data, self.schedule.microbatches)
+        batch = _Batch(self, data)
         model: Any = self.model
         if not all(part is None or part.built for part in (model._compile_loss, model._compile_metrics)):
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
@@ -152,14 +167,18 @@ class Pipeline:
         assert stage.layer is not None
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, microbatch.computing(part):
             outputs, found = stage.layer.run([*others["inputs"], *received], others["masks"], training)
-            extra = _sum([ops.sum(loss) for loss in scope.losses])
+            # Keras divides what an activity regularizer gives by the rows that it sees
+            extra = _sum([ops.sum(loss) for loss in self._added(stage, scope.losses)]) * (count / rows)
             # those of weights do not depend on rows: the first micro-batch counts them
-            regular = _sum([variable.regularizer(variable.value) for variable in stage.trainable if variable.regularizer])
+            regular = _sum(
+                [variable.regularizer(variable.value) for variable in stage.trainable if variable.regularizer]
+            )
             extra = extra + others["first"] * regular
             loss = extra
             is_last = stage is self.last
             if is_last and learns:
-                y_pred = losses.scaled(self.model, filled(self.graph.outputs, dict(zip(stage.sent, outputs))), others["shares"])
+                y_pred = filled(self.graph.outputs, dict(zip(stage.sent, outputs, strict=True)))
+                y_pred = losses.scaled(self.model, y_pred, others["shares"])
                 value = self.model._compile_loss(others["y"], y_pred, others["weights"])
                 loss = loss + (0.0 if value is None else value)
         state = [scope.get_current_value(variable) for variable in stage.state]
@@ -169,6 +188,17 @@ class Pipeline:
         fixed = [None if has and not is_last else tensor for tensor, has in zip(outputs, has_gradient, strict=True)]
         return [*sent, loss], {"fixed": fixed, "masks": found, "state": state, "extra": extra}
 
+    def _added(self, stage: Stage, found: Sequence[Any]) -> Sequence[Any]:
+        """What layers have added to the loss: a mean over rows each, as an activity regularizer is one."""
+        known = sum(inner.activity_regularizer is not None for inner in stage.inner_layers)
+        if len(found) > known and not self._said_added:
+            self._said_added = True
+            warn(
+                f"PipelineParallel: a layer of stage {stage.number} calls add_loss, and sees a micro-batch at a time. "
+                "It is taken for a mean over rows: that of the batch is the mean of all, weighed by their rows"
+            )
+        return found
+
     # ---- losses and metrics of the whole batch
 
     def _logs(self, batch: _Batch, run: _Run) -> dict[str, Any]:
@@ -177,15 +207,17 @@ class Pipeline:
         extra = self.exchange.sum_on(self.last.rank, run.extra)
         logs = None
         if self.last.rank in self.exchange.own:
-            finish = self._finish.get("logs")
-            if finish is None:
-                finish = self._finish["logs"] = backend().compiled(
-                    self._finished, self.last.rank, not model.run_eagerly
-                )
+            if not self._finish:
+                for hides in (False, True):
+                    function = functools.partial(self._finished, hides)
+                    self._finish[hides] = backend().compiled(function, self.last.rank, not model.run_eagerly)
+            finish = self._finish
             outputs = [[part[place] for part in run.parts] for place in range(len(self.last.sent))]
             found = [[part[place] for part in run.masks] for place in range(len(self.last.sent))]
             values = [backend().read(variable) for variable in variables]
-            logs, new = finish(values, batch.data, outputs, found, extra)
+            # a program for each of the two: in JAX's training step masks do not reach the metrics
+            hides = run.training and not backend().capabilities.masks_reach_metrics
+            logs, new = finish[hides](values, batch.data, outputs, found, extra)
             for variable, value in zip(variables, new, strict=True):
                 backend().write(variable, value)
         if self.exchange.is_alone:
@@ -195,18 +227,21 @@ class Pipeline:
             backend().write(variable, value)
         return model.get_metrics_result()
 
-    def _finished(self, values: Sequence[Any], data: Any, outputs: Any, found: Any, extra: Any) -> Any:
+    def _finished(
+        self, hides_masks: bool, values: Sequence[Any], data: Any, outputs: Any, found: Any, extra: Any
+    ) -> Any:
         """Logs, and the new state of metrics, from the outputs of all micro-batches."""
         model: Any = self.model
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         variables = model.metrics_variables
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
-            known = {
-                key: _joined(parts, own) for key, parts, own in zip(self.last.sent, outputs, found, strict=True)
-            }
+            known = {key: _joined(parts, own) for key, parts, own in zip(self.last.sent, outputs, found, strict=True)}
             y_pred = filled(self.graph.outputs, known)
             loss = model._compile_loss(y, y_pred, weights) if model._compile_loss is not None else None
             loss = extra if loss is None else loss + extra
+            if hides_masks:
+                known = {key: _joined(parts, [None]) for key, parts in zip(self.last.sent, outputs, strict=True)}
+                y_pred = filled(self.graph.outputs, known)
             model._loss_tracker.update_state(loss, sample_weight=tree.flatten(x)[0].shape[0])
             logs = model.compute_metrics(x, y, y_pred, sample_weight=weights)
         new = [scope.get_current_value(variable) for variable in variables]
@@ -216,17 +251,12 @@ class Pipeline:
 class _Batch:
     """A batch, cut into micro-batches by the balanced split: 13 rows in four are 4, 3, 3 and 3."""
 
-    def __init__(self, pipeline: Pipeline, data: Any, microbatches: int):
+    def __init__(self, pipeline: Pipeline, data: Any):
         self.data = tree.map_structure(_host, data)
         self.x, self.y, self.weights = keras.utils.unpack_x_y_sample_weight(self.data)
         self.inputs = pipeline.inputs_of(self.x)
         self.rows = int(self.inputs[0].shape[0])
-        count = microbatches
-        if self.rows < count:
-            raise FlowError(
-                f"a batch of {self.rows} rows cannot be cut into {count} micro-batches: each has one row at least. Take "
-                f"a larger batch, or microbatches={self.rows}; of a last batch that is short, drop_remainder"
-            )
+        count = min(pipeline.schedule.microbatches, self.rows)  # of a last batch that is short there are fewer
         self.parts = [slice(*balanced(self.rows, count, number)) for number in range(count)]
         self.signature = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in self.inputs)
 
@@ -271,7 +301,9 @@ class _Run:
     def outputs(self) -> Any:
         """The model's outputs for all rows, from the last stage."""
         columns = zip(*self.parts, strict=True)
-        known = {key: ops.concatenate(list(column), 0) for key, column in zip(self.pipeline.last.sent, columns, strict=True)}
+        known = {
+            key: ops.concatenate(list(column), 0) for key, column in zip(self.pipeline.last.sent, columns, strict=True)
+        }
         return filled(self.pipeline.graph.outputs, known)
 
     # ---- the order of work
@@ -279,7 +311,13 @@ class _Run:
     def follow(self, schedule: Schedule) -> None:
         """Run the lists of the ranks of this process, each action when what it needs is there."""
         own = self.pipeline.exchange.own
-        self._go({rank: order for rank, order in zip(self.pipeline.exchange.ranks_of(schedule), schedule.lowered(), strict=True) if rank in own})
+        self._go(
+            {
+                rank: order
+                for rank, order in zip(self.pipeline.exchange.ranks_of(schedule), schedule.lowered(), strict=True)
+                if rank in own
+            }
+        )
 
     def forward_only(self) -> None:
         """Run all forward passes: each stage the micro-batches in their order."""
@@ -427,6 +465,8 @@ class _Run:
 
 def _loss_scale(optimizer: Any) -> float:
     """By what a loss is multiplied before its gradient is taken."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.loss_scale_factor is None:
+        return 1.0
     scaled = optimizer.scale_loss(ops.ones((), "float32"))
     return float(ops.convert_to_numpy(scaled))
 
@@ -456,12 +496,3 @@ def _joined(parts: Sequence[Any], found: Sequence[Any]) -> Any:
     if all(mask is not None for mask in found):
         masks.put(joined, ops.concatenate(list(found), 0))
     return joined
-
-
-def actions(schedule: Schedule) -> Iterator[Action]:
-    """All actions of a schedule."""
-    for order in schedule.orders:
-        yield from order
-
-
-Step = Callable[[Any], Any]

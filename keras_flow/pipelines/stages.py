@@ -44,6 +44,11 @@ class Stage:
         found = {id(call.operation): call.operation for call in self.calls if isinstance(call.operation, keras.Layer)}
         return list(found.values())
 
+    @property
+    def inner_layers(self) -> list[keras.Layer]:
+        """Its layers, and those inside them."""
+        return [inner for layer in self.layers for inner in layer._flatten_layers()]
+
     def look_at_variables(self) -> None:
         """Take the variables that its layers have now; a layer may be frozen between two fits."""
         every = {id(variable): variable for layer in self.layers for variable in layer.variables}
@@ -68,15 +73,13 @@ class StageLayer(keras.Layer):
         """Compute the calls from the model's inputs and what was received, in this order."""
         known = dict(zip((*self._stage.inputs, *self._stage.received), tensors, strict=True))
         for call in self._stage.calls:
-            known.update(zip(call.outputs, call.run(known), strict=True))
+            known.update(zip(call.outputs, call.run(known, training), strict=True))
         return [known[key] for key in self._stage.sent]
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         """None: the masks are those of the layers inside."""
 
-    def run(
-        self, tensors: Sequence[Any], masks: Sequence[Any], training: bool
-    ) -> tuple[list[Any], list[Any]]:
+    def run(self, tensors: Sequence[Any], masks: Sequence[Any], training: bool) -> tuple[list[Any], list[Any]]:
         """Compute the stage.
 
         Args:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 ops: Any = keras.ops
 
 
-def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[Any]]) -> None:
+def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[Any]], scale: float) -> None:
     """Update the weights of all stages.
 
     Args:
         pipeline: whose.
         optimizer: the model's, built.
         gradients: stage -> one for each of its trainable weights; those of this process's stages.
+        scale: by what they are multiplied.
     """
     exchange = pipeline.exchange
     found: dict[int, tuple[int, keras.Variable, Any]] = {}
@@ -33,33 +34,53 @@ def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[
             if before is not None and gradient is not None:
                 gradient = backend().add([before], [backend().on(rank, gradient)])[0]
             found[id(variable)] = (rank, variable, before if gradient is None else gradient)
-    factor = _factor(pipeline, optimizer, [gradient for *_, gradient in found.values() if gradient is not None])
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    values = [gradient for *_, gradient in found.values() if gradient is not None]
+    is_finite, factor = _factor(pipeline, inner, scale, values, judges=inner is not optimizer)
+    if inner is not optimizer:
+        _move_scale(optimizer, is_finite)
+    if not is_finite:
+        return
     parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {
         stage.rank: ([], []) for stage in pipeline.stages if stage.rank in exchange.own
     }
     for rank, variable, gradient in found.values():
         parts[rank][0].append(variable)
-        parts[rank][1].append(gradient if factor is None or gradient is None else gradient * factor)
-    backend().apply_gradients(
-        optimizer, [(rank, *part) for rank, part in parts.items()], not pipeline.model.run_eagerly
-    )
+        parts[rank][1].append(gradient if factor == 1.0 or gradient is None else gradient * factor)
+    backend().apply_gradients(inner, [(rank, *part) for rank, part in parts.items()], not pipeline.model.run_eagerly)
 
 
-def _factor(pipeline: Pipeline, optimizer: Any, gradients: Sequence[Any]) -> float | None:
-    """By what all gradients are multiplied; None for nothing.
+def _factor(
+    pipeline: Pipeline, optimizer: Any, scale: float, gradients: Sequence[Any], judges: bool
+) -> tuple[bool, float]:
+    """Whether all gradients are finite, where that is asked, and by what they are multiplied.
 
-    The optimizer sees the gradients of one rank at a time. So those are clipped by the norm of all beforehand, and
-    where one of any stage is not finite none is, so that a scaled loss is judged once.
+    The optimizer sees the gradients of one rank at a time. So they are clipped by the norm of all beforehand, and a
+    scaled loss is judged once for all stages.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    limit = inner.global_clipnorm
-    is_scaled = inner is not optimizer
-    if limit is None and not is_scaled:
-        return None
-    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in gradients]
-    total = pipeline.exchange.sum_on(pipeline.last.rank, squares)
-    scale = float(ops.convert_to_numpy(optimizer.scale_loss(ops.ones((), "float32"))))
-    norm = math.sqrt(float(ops.convert_to_numpy(total))) / scale
-    if not math.isfinite(norm):
-        return math.nan
-    return None if limit is None or norm <= limit else limit / norm
+    # an optimizer of its own takes its `loss_scale_factor` off itself
+    own = 1.0 if optimizer.loss_scale_factor is None else float(optimizer.loss_scale_factor)
+    if optimizer.global_clipnorm is None and not judges:
+        return True, 1.0
+    squares = [ops.sum(ops.square(ops.cast(gradient, "float32") / scale)) for gradient in gradients]
+    total = float(ops.convert_to_numpy(pipeline.exchange.sum_on(pipeline.last.rank, squares)))
+    if judges and not math.isfinite(total):
+        return False, 1.0
+    norm, limit = math.sqrt(total), optimizer.global_clipnorm
+    return True, own / scale * (1.0 if limit is None or norm <= limit else limit / norm)
+
+
+def _move_scale(optimizer: Any, is_finite: bool) -> None:
+    """Move the scale of a `LossScaleOptimizer` as it does: half after an overflow, twice after so many steps without.
+
+    Its own method does that in a branch of the engine's, around the update.
+    """
+    steps = int(ops.convert_to_numpy(optimizer.step_counter.value))
+    if not is_finite:
+        optimizer.dynamic_scale.assign(optimizer.dynamic_scale / 2.0)
+        optimizer.step_counter.assign(0)
+    elif steps == optimizer.dynamic_growth_steps - 1:
+        optimizer.dynamic_scale.assign(optimizer.dynamic_scale * 2.0)
+        optimizer.step_counter.assign(0)
+    else:
+        optimizer.step_counter.assign(steps + 1)

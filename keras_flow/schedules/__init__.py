@@ -17,6 +17,7 @@ from keras_flow.schedules.automatic import bound as bound
 from keras_flow.schedules.schedule import Schedule as Schedule
 from keras_flow.schedules.schedule import from_csv as from_csv
 from keras_flow.schedules.tables import gpipe as gpipe
+from keras_flow.schedules.tables import gpipe_on as gpipe_on
 from keras_flow.schedules.tables import interleaved as interleaved
 from keras_flow.schedules.tables import one_f_one_b as one_f_one_b
 from keras_flow.schedules.tables import zb1p as zb1p

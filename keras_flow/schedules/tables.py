@@ -5,7 +5,7 @@ Times below are of p ranks, m micro-batches and v stages of a rank; F, I, W are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from keras_flow.errors import FlowError
@@ -31,8 +31,28 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
         1 ·· F0 F1 B0 B0 B1 B1 ·· ··
     """
     _check(ranks, microbatches)
-    parts = range(microbatches)
-    orders = [[Action(rank, kind, part) for kind in (FORWARD, BACKWARD) for part in parts] for rank in range(ranks)]
+    return gpipe_on(range(ranks), microbatches)
+
+
+def gpipe_on(rank_of_stage: Sequence[int], microbatches: int) -> Schedule:
+    """`gpipe` of stages that lie on ranks as somebody has placed them.
+
+    Args:
+        rank_of_stage: the rank of each stage, counted from 0.
+        microbatches: parts of a batch.
+
+    Example:
+        >>> gpipe_on([0, 1, 0], 1).draw()
+        0 F0 ·· F2 B2 B2 ·· ·· B0 B0
+        1 ·· F1 ·· ·· ·· B1 B1 ·· ··
+    """
+    _check(max(rank_of_stage) + 1, microbatches)
+    work = [(stage, part) for part in range(microbatches) for stage in range(len(rank_of_stage))]
+    orders: list[list[Action]] = [[] for _ in range(max(rank_of_stage) + 1)]
+    for stage, part in work:
+        orders[rank_of_stage[stage]].append(Action(stage, FORWARD, part))
+    for stage, part in [(stage, part) for part in range(microbatches) for stage in reversed(range(len(rank_of_stage)))]:
+        orders[rank_of_stage[stage]].append(Action(stage, BACKWARD, part))
     return Schedule(orders, "gpipe")
 
 
