@@ -75,8 +75,12 @@ def on(rank: int, structure: Any) -> Any:
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """The sums of gradients, one by one."""
-    return _added(list(total), list(more))
+    """The sums of gradients, one by one; None for those that there are not."""
+    pairs = [(one, other) for one, other in zip(total, more, strict=True) if one is not None and other is not None]
+    sums = iter(_added(*map(list, zip(*pairs, strict=True)))) if pairs else iter(())
+    return [
+        other if one is None else one if other is None else next(sums) for one, other in zip(total, more, strict=True)
+    ]
 
 
 def read(variable: keras.Variable) -> jax.Array:
@@ -182,12 +186,12 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
     return function
 
 
-def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], None]:
     """Refuse: other processes get nothing here."""
     raise FlowError(_ONE_PROCESS)
 
 
-def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
+def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
     """Refuse: other processes send nothing here."""
     raise FlowError(_ONE_PROCESS)
 

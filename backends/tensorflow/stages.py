@@ -161,12 +161,12 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
     return function
 
 
-def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], None]:
     """Refuse: other processes get nothing here."""
     raise FlowError(_ONE_PROCESS)
 
 
-def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
+def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
     """Refuse: other processes send nothing here."""
     raise FlowError(_ONE_PROCESS)
 

@@ -14,11 +14,6 @@ from keras import tree
 from keras_flow.backends.torch import layouts
 from keras_flow.current.keras_places import engine_core as core
 
-#: key of a message -> the dtypes and shapes of its tensors, which are told once
-_known: dict[object, Any] = {}
-#: tensors of one message at most, which have tags of their own
-_MOST = 64
-
 
 class StageProgram:
     """A stage as it is: torch computes and differentiates what runs.
@@ -140,20 +135,20 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
 # ---- messages
 
 
-def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[], None]:
+def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], None]:
     """Begin to send a structure of tensors to a rank; returns what waits until it has left.
 
     Args:
         tensors: None, or lists of tensors, some of which may be None.
         rank: who gets them.
         tag: tells messages apart that are on their way between two ranks.
+        told: the keys whose shapes were told.
         key: messages of one key have the same shapes, which are told with the first.
     """
     flat = [None if leaf is None else leaf.contiguous() for leaf in tree.flatten(tensors)]
     works, sent = [], []
-    told = ("to", rank, key)
-    if told not in _known:
-        _known[told] = True
+    if key not in told:
+        told[key] = True
         text = json.dumps([_structure(tensors), [_described(leaf) for leaf in flat]]).encode()
         header = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         sent += [torch.tensor([len(text)]), header]
@@ -169,11 +164,10 @@ def send_tensors(tensors: Any, rank: int, tag: int, key: object) -> Callable[[],
     return wait
 
 
-def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
+def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
     """Begin to receive what a rank sends; returns what waits for it and gives it."""
-    told = ("from", rank, key)
-    if told in _known:
-        structure, described = _known[told]
+    if key in told:
+        structure, described = told[key]
         tensors, works = _receive(described, rank, tag)
 
         def wait() -> Any:
@@ -188,7 +182,7 @@ def receive_tensors(rank: int, tag: int, key: object) -> Callable[[], Any]:
         torch_distributed.recv(length, rank, tag=tag)
         header = torch.zeros(int(length), dtype=torch.uint8)
         torch_distributed.recv(header, rank, tag=tag)
-        structure, described = _known[told] = json.loads(bytes(header.tolist()).decode())
+        structure, described = told[key] = json.loads(bytes(header.tolist()).decode())
         tensors, works = _receive(described, rank, tag)
         for work in works:
             work.wait()

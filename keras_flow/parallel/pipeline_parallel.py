@@ -207,6 +207,7 @@ class PipelineParallel(ExplainedDistribution):
         cutting.check(calls, stage_of_call, schedule.stages)
         self._look_at_rows(calls)
         made = stages.cut(calls, stage_of_call, ranks)
+        _refuse_shared_state(made)
         for stage in made:
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
@@ -282,6 +283,21 @@ class PipelineParallel(ExplainedDistribution):
                     "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "
                     "kf.ModelParallel"
                 )
+
+
+def _refuse_shared_state(made: Sequence[stages.Stage]) -> None:
+    """Refuse a layer with state that two ranks call: weights may be tied, but who would move its state on?"""
+    rank_of: dict[int, int] = {}
+    for stage in made:
+        for layer in stage.layers:
+            for variable in layer.non_trainable_variables:
+                first = rank_of.setdefault(id(variable), stage.rank)
+                if first != stage.rank and not variable._trainable:
+                    raise FlowError(
+                        f"layer {layer.path!r} is called on ranks {first} and {stage.rank} and has state that a call "
+                        f"may change ({variable.path}). Weights may be shared by stages, state may not: call it in one "
+                        "stage, or give each its own"
+                    )
 
 
 def _schedule_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,8 @@ from keras_flow.schedules.action import RECV_B, RECV_F, SEND_F
 
 #: what is on its way: the stage that gets it, `RECV_F` or `RECV_B`, and the micro-batch
 Key = tuple[int, str, int]
+#: tags of messages with weights of several stages, and with their gradients, begin here
+_FIRST_TIED = 1 << 24
 
 
 class Exchange:
@@ -35,6 +37,9 @@ class Exchange:
         self._leaving: dict[Key, Any] = {}
         self._coming: dict[Key, Any] = {}
         self._sent: list[Any] = []
+        # what messages look like is told with the first of each kind
+        self._told: dict[object, Any] = {}
+        self._heard: dict[object, Any] = {}
 
     def is_own(self, stage: int) -> bool:
         """Whether this process computes a stage."""
@@ -65,14 +70,14 @@ class Exchange:
         if self.is_own(to):
             self._ready[key] = backend().on(self._ranks[to], value)
         else:
-            self._sent.append(backend().send_tensors(value, self._ranks[to], _tag(key), (key, signature)))
+            self._sent.append(backend().send_tensors(value, self._ranks[to], _tag(key), self._told, (key, signature)))
 
     def receive(self, stage: int, kind: str, number: int, signature: object) -> None:
         """Begin to receive what a stage will need."""
         source = stage - 1 if kind == RECV_F else stage + 1
         if not self.is_own(source):
             key = (stage, kind, number)
-            self._coming[key] = backend().receive_tensors(self._ranks[source], _tag(key), (key, signature))
+            self._coming[key] = backend().receive_tensors(self._ranks[source], _tag(key), self._heard, (key, signature))
 
     def has(self, stage: int, kind: str, number: int) -> bool:
         """Whether a rank of this process has sent it."""
@@ -92,11 +97,60 @@ class Exchange:
     # ---- weights of several stages
 
     def weights_of(self, stages: Sequence[Stage]) -> dict[int, list[Any]]:
-        """The values of the trainable weights of each stage; of those that another rank has, copies."""
+        """The values of the trainable weights of this process's stages; of those that another rank has, copies."""
+        copies: dict[tuple[int, int], Any] = {}
+        for number, (variable, home, users) in enumerate(_tied(stages)):
+            for user in users:
+                value = self._carried([backend().read(variable)] if home in self.own else None, home, user, number)
+                if value is not None:
+                    copies[id(variable), user] = value[0]
         return {
-            stage.number: [backend().on(stage.rank, backend().read(variable)) for variable in stage.trainable]
+            stage.number: [
+                copies[id(variable), stage.rank] if (id(variable), stage.rank) in copies else backend().read(variable)
+                for variable in stage.trainable
+            ]
             for stage in stages
+            if stage.rank in self.own
         }
+
+    def gradients_at_home(
+        self, stages: Sequence[Stage], gradients: Mapping[int, Sequence[Any]]
+    ) -> list[tuple[int, keras.Variable, Any]]:
+        """Each weight of this process's ranks with its rank and gradient: of several stages their sum.
+
+        Args:
+            stages: all.
+            gradients: stage -> one for each of its trainable weights; of this process's stages.
+        """
+        found: dict[tuple[int, int], tuple[keras.Variable, Any]] = {}
+        for stage in stages:
+            if stage.rank in self.own:
+                own = gradients.get(stage.number) or [None] * len(stage.trainable)
+                for variable, gradient in zip(stage.trainable, own, strict=True):
+                    key = (id(variable), stage.rank)
+                    before = found.get(key, (variable, None))[1]
+                    found[key] = (variable, backend().add([before], [gradient])[0])
+        tied = _tied(stages)
+        for number, (variable, home, users) in enumerate(tied):
+            for user in users:
+                mine = found.pop((id(variable), user), None)
+                value = self._carried(None if mine is None else [mine[1]], user, home, len(tied) + number)
+                if value is not None:
+                    before = found[id(variable), home][1]
+                    found[id(variable), home] = (variable, backend().add([before], value)[0])
+        self.finish()
+        return [(rank, variable, gradient) for (_, rank), (variable, gradient) in found.items()]
+
+    def _carried(self, value: list[Any] | None, source: int, to: int, number: int) -> list[Any] | None:
+        """Bring tensors of one rank to another; what arrived, or None where neither that is of this process."""
+        key = ("tied", number, source, to)
+        if source in self.own and to in self.own:
+            return backend().on(to, value)
+        if source in self.own:
+            self._sent.append(backend().send_tensors(value, to, _FIRST_TIED + number, self._told, key))
+        elif to in self.own:
+            return backend().receive_tensors(source, _FIRST_TIED + number, self._heard, key)()
+        return None
 
     # ---- numbers for all ranks
 
@@ -115,6 +169,15 @@ class Exchange:
     def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:
         """A structure of tensors that one rank has, on every process; `is_like`: all have tensors of its shapes."""
         return value if self.is_alone else backend().from_process_of(rank, value, is_like)
+
+
+def _tied(stages: Sequence[Stage]) -> list[tuple[keras.Variable, int, list[int]]]:
+    """Weights of layers that several ranks call: the weight, the rank of the first, and the others."""
+    ranks: dict[int, tuple[keras.Variable, dict[int, None]]] = {}
+    for stage in stages:
+        for variable in stage.trainable:
+            ranks.setdefault(id(variable), (variable, {}))[1][stage.rank] = None
+    return [(variable, *(next(iter(of)), list(of)[1:])) for variable, of in ranks.values() if len(of) > 1]
 
 
 def _tag(key: Key) -> int:

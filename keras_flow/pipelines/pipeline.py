@@ -280,13 +280,15 @@ class _Run:
 
     def __init__(self, pipeline: Pipeline, batch: _Batch, training: bool, scale: float = 1.0):
         self.pipeline, self.batch, self.training, self.scale = pipeline, batch, training, scale
+        #: what decides the shapes of messages, as every rank knows it
+        self.signature = (batch.signature, training, tuple(bool(stage.trainable) for stage in pipeline.stages))
         self.gradients: dict[int, list[Any]] = {}
         self.extra: list[Any] = []
         own = pipeline.exchange.own
         stages = [stage for stage in pipeline.stages if stage.rank in own]
         self._state = {stage.number: [backend().read(variable) for variable in stage.state] for stage in stages}
         self._begun = dict(self._state)
-        self._weights = pipeline.exchange.weights_of(stages)
+        self._weights = pipeline.exchange.weights_of(pipeline.stages)
         count = len(batch.parts)
         #: of the last stage: the outputs of each micro-batch, and their masks
         self.parts: list[Any] = [None] * count
@@ -366,9 +368,9 @@ class _Run:
         elif kind == WEIGHTS:
             self._add(stage, self._later.pop((stage.number, number)))
         elif kind in (SEND_F, SEND_B):
-            self.pipeline.exchange.send(stage.number, kind, number, self.batch.signature)
+            self.pipeline.exchange.send(stage.number, kind, number, self.signature)
         elif kind in (RECV_F, RECV_B):
-            self.pipeline.exchange.receive(stage.number, kind, number, self.batch.signature)
+            self.pipeline.exchange.receive(stage.number, kind, number, self.signature)
 
     # ---- the work
 

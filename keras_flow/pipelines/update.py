@@ -25,26 +25,18 @@ def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[
         gradients: stage -> one for each of its trainable weights; those of this process's stages.
         scale: by what they are multiplied.
     """
-    exchange = pipeline.exchange
-    found: dict[int, tuple[int, keras.Variable, Any]] = {}
-    for stage in pipeline.stages:
-        for variable, gradient in zip(stage.trainable, gradients.get(stage.number, ()), strict=False):
-            rank, _, before = found.get(id(variable), (stage.rank, None, None))
-            # a weight of several stages: the gradients are added where the first one is
-            if before is not None and gradient is not None:
-                gradient = backend().add([before], [backend().on(rank, gradient)])[0]
-            found[id(variable)] = (rank, variable, before if gradient is None else gradient)
+    found = pipeline.exchange.gradients_at_home(pipeline.stages, gradients)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    values = [gradient for *_, gradient in found.values() if gradient is not None]
+    values = [gradient for *_, gradient in found if gradient is not None]
     is_finite, factor = _factor(pipeline, inner, scale, values, judges=inner is not optimizer)
     if inner is not optimizer:
         _move_scale(optimizer, is_finite)
     if not is_finite:
         return
     parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {
-        stage.rank: ([], []) for stage in pipeline.stages if stage.rank in exchange.own
+        stage.rank: ([], []) for stage in pipeline.stages if stage.rank in pipeline.exchange.own
     }
-    for rank, variable, gradient in found.values():
+    for rank, variable, gradient in found:
         parts[rank][0].append(variable)
         parts[rank][1].append(gradient if factor == 1.0 or gradient is None else gradient * factor)
     backend().apply_gradients(inner, [(rank, *part) for rank, part in parts.items()], not pipeline.model.run_eagerly)

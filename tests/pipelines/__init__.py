@@ -1,0 +1,1 @@
+"""Pipelines: stages, their numbers, and what is refused."""

@@ -1,0 +1,296 @@
+"""Models and settings in which a pipeline could get another number than one device, and what it got.
+
+13 rows in four micro-batches are 4, 3, 3 and 3: no mean of means is the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_flow as kf
+
+ROWS = 13
+_layers = keras.layers
+_random = np.random.default_rng(0)
+X = _random.normal(size=(ROWS, 5)).astype("float32")
+Y = _random.normal(size=(ROWS, 3)).astype("float32")
+IMAGES = _random.normal(size=(ROWS, 8, 8, 2)).astype("float32")
+IDS = _random.integers(0, 7, size=(ROWS, 6))
+IDS[:, 3:] *= _random.integers(0, 2, size=(ROWS, 3))  # zeros at the end, which a mask leaves out
+CLASSES = _random.integers(0, 3, size=ROWS)
+SEQUENCES = _random.normal(size=(ROWS, 6, 3)).astype("float32")
+LABELS = _random.integers(0, 3, size=(ROWS, 6))
+WEIGHTS = _random.random(ROWS).astype("float32")
+_CROSSENTROPY = "sparse_categorical_crossentropy"
+
+
+def dense(**last: Any) -> keras.Model:
+    """Four layers."""
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            _layers.Dense(8, activation="relu"),
+            _layers.Dense(8, activation="tanh"),
+            _layers.Dense(6),
+            _layers.Dense(3, **last),
+        ]
+    )
+
+
+def dropout() -> keras.Model:
+    """Random numbers on three stages."""
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            _layers.Dense(8),
+            _layers.Dropout(0.5),
+            _layers.Dense(8, activation="tanh"),
+            _layers.GaussianNoise(0.3),
+            _layers.Dense(6),
+            _layers.Dropout(0.3, noise_shape=(None, 1)),
+            _layers.Dense(3),
+        ]
+    )
+
+
+def skips() -> keras.Model:
+    """Tensors that cross several cuts, the model's input among them."""
+    inputs = keras.Input((5,))
+    first = _layers.Dense(5)(inputs)
+    second = _layers.Dense(5, activation="tanh")(first)
+    third = _layers.Dense(4)(_layers.Add()([first, second, inputs]))
+    return keras.Model(inputs, _layers.Dense(3)(_layers.Concatenate()([third, first])))
+
+
+def two_outputs() -> keras.Model:
+    """An output of the first stage, and one of the last."""
+    inputs = keras.Input((5,))
+    first = _layers.Dense(6)(inputs)
+    hidden = _layers.Dense(5)(_layers.Dense(6, activation="tanh")(first))
+    return keras.Model(inputs, {"p": _layers.Dense(3, name="p")(first), "q": _layers.Dense(3, name="q")(hidden)})
+
+
+def masked() -> keras.Model:
+    """A mask that is made in the first stage and used by the loss."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = _layers.Dense(5, activation="tanh")(_layers.Embedding(7, 4, mask_zero=True)(inputs))
+    return keras.Model(inputs, _layers.Dense(3, activation="softmax")(_layers.Dense(5)(hidden)))
+
+
+def regularized() -> keras.Model:
+    """Losses on every stage."""
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            _layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"),
+            _layers.Dense(8, bias_regularizer="l1"),
+            _layers.Dense(6, activity_regularizer="l1"),
+            _layers.Dense(3),
+        ]
+    )
+
+
+def tied() -> keras.Model:
+    """A layer that is called in two stages."""
+    inputs = keras.Input((6,), dtype="int32")
+    shared = _layers.Dense(4, activation="tanh")
+    hidden = shared(_layers.Embedding(7, 4)(inputs))
+    hidden = _layers.Dense(4)(shared(_layers.Dense(4)(hidden)))
+    return keras.Model(inputs, _layers.Dense(3, activation="softmax")(_layers.GlobalAveragePooling1D()(hidden)))
+
+
+def nested() -> keras.Model:
+    """A model inside, which is cut as well."""
+    inner = keras.Sequential([keras.Input((5,)), _layers.Dense(6), _layers.Dropout(0.2), _layers.Dense(5)])
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, _layers.Dense(3)(_layers.Dense(4)(_layers.Dense(5)(inner(inputs)))))
+
+
+def attention() -> keras.Model:
+    """A small transformer."""
+    inputs = keras.Input((6,), dtype="int32")
+    x = _layers.Embedding(7, 8)(inputs)
+    for _ in range(3):
+        normal = _layers.LayerNormalization()(x)
+        x = _layers.Add()([x, _layers.MultiHeadAttention(2, 4, dropout=0.1)(normal, normal)])
+        x = _layers.Add()([x, _layers.Dense(8)(_layers.Dense(16, activation="gelu")(_layers.LayerNormalization()(x)))])
+    return keras.Model(inputs, _layers.Dense(3, activation="softmax")(x))
+
+
+def convolutions() -> keras.Model:
+    """Images."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 2)),
+            _layers.Conv2D(4, 3, activation="relu"),
+            _layers.MaxPooling2D(),
+            _layers.Conv2D(4, 2),
+            _layers.Flatten(),
+            _layers.Dense(5),
+            _layers.Dense(3),
+        ]
+    )
+
+
+def recurrent() -> keras.Model:
+    """Masks inside of stages."""
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            _layers.Embedding(7, 4, mask_zero=True),
+            _layers.LSTM(5, return_sequences=True),
+            _layers.LSTM(4),
+            _layers.Dense(3),
+        ]
+    )
+
+
+def _frozen(*numbers: int) -> keras.Model:
+    model = dense()
+    for number in numbers:
+        model.layers[number].trainable = False
+    return model
+
+
+def _sgd(**settings: Any) -> Callable[[], Any]:
+    return lambda: keras.optimizers.SGD(0.1, **settings)
+
+
+def _scaled(**settings: Any) -> Callable[[], Any]:
+    return lambda: keras.optimizers.LossScaleOptimizer(_sgd(**settings)(), initial_scale=256.0, dynamic_growth_steps=2)
+
+
+def _case(make: Callable[[], keras.Model], x: Any, y: Any, **settings: Any) -> tuple[Any, ...]:
+    return make, x, y, settings
+
+
+#: name -> the model, its data, and settings of `compile` and `fit`
+CASES: dict[str, tuple[Any, ...]] = {
+    "dense": _case(dense, X, Y),
+    "weights": _case(dense, X, Y, sample_weight=WEIGHTS),
+    "weighted_mean": _case(
+        dense,
+        X,
+        Y,
+        sample_weight=WEIGHTS,
+        loss=lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    ),
+    "sum": _case(
+        dense,
+        X,
+        Y,
+        loss=lambda: keras.losses.MeanSquaredError(reduction="sum"),
+        optimizer=lambda: keras.optimizers.SGD(0.01),
+    ),
+    "class_weights": _case(
+        lambda: dense(activation="softmax"),
+        X,
+        CLASSES,
+        loss=_CROSSENTROPY,
+        metrics=["accuracy"],
+        class_weight={0: 1.0, 1: 3.0, 2: 0.2},
+    ),
+    "dropout": _case(dropout, X, Y),
+    "skips": _case(skips, X, Y),
+    "two_outputs": _case(
+        two_outputs,
+        X,
+        {"p": Y, "q": Y[:, ::-1].copy()},
+        loss={"p": "mse", "q": "mae"},
+        metrics={"p": ["mae"], "q": ["mse"]},
+        loss_weights={"p": 0.3, "q": 2.0},
+    ),
+    "masked": _case(masked, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
+    "masked_weights": _case(masked, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"], sample_weight=WEIGHTS),
+    "ignored_class": _case(
+        masked,
+        IDS,
+        LABELS,
+        loss=lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=1),
+        metrics=[],
+    ),
+    "regularized": _case(regularized, X, Y),
+    "tied": _case(tied, IDS, CLASSES, loss=_CROSSENTROPY, metrics=["accuracy"]),
+    "tied_norm": _case(tied, IDS, CLASSES, loss=_CROSSENTROPY, metrics=[], optimizer=_sgd(global_clipnorm=0.05)),
+    "nested": _case(nested, X, Y),
+    "attention": _case(attention, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
+    "convolutions": _case(convolutions, IMAGES, Y),
+    "recurrent": _case(recurrent, IDS, Y),
+    "frozen": _case(lambda: _frozen(0, 2), X, Y),
+    "frozen_stages": _case(lambda: _frozen(0, 1), X, Y),
+    "clipnorm": _case(dense, X, Y, optimizer=_sgd(clipnorm=0.1)),
+    "global_clipnorm": _case(dense, X, Y, optimizer=_sgd(global_clipnorm=0.1)),
+    "ema": _case(dense, X, Y, optimizer=_sgd(use_ema=True, ema_momentum=0.9)),
+    "adamw": _case(dense, X, Y, optimizer=lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)),
+    "accumulated": _case(dense, X, Y, optimizer=_sgd(gradient_accumulation_steps=2)),
+    "loss_scale": _case(dense, X, Y, optimizer=_scaled()),
+    "loss_scale_norm": _case(dense, X, Y, optimizer=_scaled(global_clipnorm=0.1)),
+    "schedule": _case(
+        dense,
+        X,
+        Y,
+        optimizer=lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    ),
+    "eager": _case(dropout, X, Y, run_eagerly=True),
+    "short_batch": _case(dropout, X, Y, batch_size=6),
+}
+#: cases that show each kind of fault once
+SOME = ("dropout", "skips", "two_outputs", "masked_weights", "tied_norm", "regularized", "short_batch")
+
+
+def pipeline(name: str) -> kf.PipelineParallel:
+    """A pipeline by the name of its schedule, on two ranks or on four."""
+    schedule, _, more = name.partition("+")
+    ranks = 4 if schedule == "1f1b" else 2
+    return kf.PipelineParallel(
+        kf.Placement(range(ranks), axis_names=("pipe",)),
+        microbatches=4,
+        schedule=schedule,
+        remat="stage" if more == "remat" else None,
+    )
+
+
+def trained(distribution: Any, name: str) -> dict[str, Any]:
+    """Logs, weights, evaluation and predictions of a case after three epochs."""
+    make, x, y, settings = CASES[name]
+    given = {"batch_size": ROWS, "metrics": ["mae"], "loss": "mse", "optimizer": _sgd(), **settings}
+    compiled = {key: given.pop(key) for key in ("metrics", "loss_weights", "run_eagerly") if key in given}
+    loss, optimizer = given.pop("loss"), given.pop("optimizer")
+    keras.utils.set_random_seed(3)
+    with distribution.scope():
+        model = make()
+        model.compile(optimizer(), loss() if callable(loss) else loss, **compiled)
+    history = model.fit(x, y, epochs=3, shuffle=False, verbose=0, **given)
+    size = {"batch_size": given["batch_size"], "verbose": 0}
+    return {
+        "logs": history.history,
+        "weights": model.get_weights(),
+        "evaluation": model.evaluate(x, y, return_dict=True, **size),
+        "predictions": model.predict(x, **size),
+    }
+
+
+def off(names: Sequence[str], schedules: Sequence[str]) -> list[str]:
+    """What differs from one device by more than float32 rounds, case by case."""
+    found = []
+    for name in names:
+        one = trained(kf.DataParallel(kf.Placement([0])), name)
+        for schedule in schedules:
+            other = trained(pipeline(schedule), name)
+            for key, value in one.items():
+                if list(keras.tree.flatten(value)) and (distance := _distance(value, other[key])) > 2e-5:
+                    found.append(f"{name}, {schedule}: {key} are off by {distance:.1e}")
+    return found
+
+
+def _distance(one: Any, other: Any) -> float:
+    keras.tree.assert_same_structure(one, other)
+    pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
+    return max(
+        float(np.abs(np.asarray(a, "float64") - np.asarray(b, "float64")).max() / max(1.0, np.abs(a).max()))
+        for a, b in pairs
+    )

@@ -1,0 +1,91 @@
+"""A pipeline's numbers are those of one device on the whole batch: logs, weights, evaluation, predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import sampling
+
+ENGINES = ("jax", "tensorflow", "torch")
+SCHEDULES = ("gpipe", "interleaved", "zb1p", "zbv", "1f1b+remat")
+
+
+def _off(names: tuple[str, ...], schedules: tuple[str, ...]) -> list[str]:
+    from tests.pipelines import models
+
+    return models.off(names or models.SOME, schedules)
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_those_of_one_device(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_off, (), ("1f1b",)) == []
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_schedules(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_case(engine: str, on_ranks: Any) -> None:
+    from tests.pipelines import models
+
+    assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b",), timeout=1800.0) == []
+
+
+def _one_gradient_dropped() -> list[str]:
+    from keras_flow.pipelines import pipeline
+    from tests.pipelines import models
+
+    added = pipeline._Run._add
+
+    def drops(run: Any, stage: Any, gradients: Any) -> None:
+        if not hasattr(run, "dropped"):
+            run.dropped = True
+            return
+        added(run, stage, gradients)
+
+    pipeline._Run._add = drops  # type: ignore[method-assign]
+    try:
+        return models.off(("dense",), ("gpipe",))
+    finally:
+        pipeline._Run._add = added  # type: ignore[method-assign]
+
+
+def _means_of_means() -> list[str]:
+    import numpy as np
+
+    from keras_flow.pipelines import losses
+    from tests.pipelines import models
+
+    right = losses.shares
+    losses.shares = lambda *args: np.full_like(right(*args), 0.25)  # type: ignore[assignment]
+    try:
+        return models.off(("dense",), ("gpipe",))
+    finally:
+        losses.shares = right
+
+
+def _tied_counted_once_more() -> list[str]:
+    from keras_flow.pipelines import pipeline
+    from tests.pipelines import models
+
+    right = pipeline.update
+
+    def twice(of: Any, optimizer: Any, gradients: Any, scale: float) -> None:
+        last = max(gradients)
+        right(of, optimizer, {**gradients, last: [2 * gradient for gradient in gradients[last]]}, scale)
+
+    pipeline.update = twice  # type: ignore[assignment]
+    try:
+        return models.off(("tied",), ("gpipe",))
+    finally:
+        pipeline.update = right
+
+
+@pytest.mark.parametrize("fault", [_one_gradient_dropped, _means_of_means, _tied_counted_once_more])
+def test_a_fault_is_seen(fault: Any, on_ranks: Any) -> None:
+    assert any("weights are off" in text for text in on_ranks("tensorflow")(fault))

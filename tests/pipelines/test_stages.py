@@ -1,0 +1,175 @@
+"""Where a model is cut, where its weights are, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from keras_flow.errors import FlowError
+from keras_flow.pipelines import cutting, graph
+
+pytestmark = pytest.mark.usefixtures("four_ranks")
+layers = keras.layers
+
+
+def _pipeline(ranks: int = 2, **settings: Any) -> kf.PipelineParallel:
+    return kf.PipelineParallel(kf.Placement(range(ranks), axis_names=("pipe",)), **settings)
+
+
+def _transformer(blocks: int = 12) -> keras.Model:
+    inputs = keras.Input((16,), dtype="int32")
+    x = layers.Embedding(512, 16)(inputs)
+    for number in range(blocks):
+        x = layers.Add()([x, layers.Dense(16, name=f"down_{number}")(layers.Dense(8 + 8 * (number % 3))(x))])
+    return keras.Model(inputs, layers.Dense(512, name="head")(x))
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_cut_by_cost_is_the_best_one(stages: int) -> None:
+    calls = graph.of(_transformer())
+    costs = [cutting._operations(calls, call) for call in calls.calls]
+    chosen = cutting.by_cost(calls, stages)
+
+    def slowest(starts: tuple[int, ...]) -> float:
+        ends = (*starts[1:], len(costs))
+        return max(sum(costs[start:end]) for start, end in zip(starts, ends, strict=True))
+
+    best = min(slowest((0, *starts)) for starts in itertools.combinations(range(1, len(costs)), stages - 1))
+    assert slowest(tuple(chosen.index(stage) for stage in range(stages))) == best
+
+
+def test_weights_are_where_their_stage_is() -> None:
+    with _pipeline(stages=[["up"], ["down"]]).scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(8, name="up"), layers.Dense(2, name="down")])
+        assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
+        model.compile("adam", "mse")
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
+    slots = [slot for slot in model.optimizer.variables if slot.path.endswith("momentum")]
+    assert [kf.layout_of(slot).layout.placement.ranks for slot in slots] == [(0,), (0,), (1,), (1,)]
+
+
+def test_a_model_made_outside_moves_to_its_stages() -> None:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with _pipeline().scope():
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
+
+
+def test_placed_by_hand() -> None:
+    inputs = keras.Input((4,))
+    with kf.scope.placement("cpu", "0:0"):
+        hidden = layers.Dense(8)(inputs)
+    with kf.scope.placement(kf.Placement([1])):
+        outputs = layers.Dense(2)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    before = model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), epochs=3, verbose=0)
+    assert model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0) < before
+    assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
+
+
+def _fit(model: keras.Model, rows: int = 8, **settings: Any) -> None:
+    with _pipeline(**settings).scope():
+        model.compile("sgd", "mse")
+        model.fit(np.ones((rows, 4)), np.ones((rows, 2)), batch_size=rows, verbose=0)
+
+
+def _sequence(*inner: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), layers.Dense(4, name="first"), *inner, layers.Dense(2, name="last")])
+
+
+class _Own(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+class _OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (lambda: _sequence(layers.BatchNormalization()), {}, 'batch_normalization="microbatch"'),
+        (lambda: _sequence(), {"stages": [["first"], ["lost"]]}, "'lost' of stage 1 matches no layer"),
+        (lambda: _sequence(), {"stages": [["last"], ["first"]]}, "reads what '.*first' of the later stage 1 makes"),
+        (lambda: _sequence(), {"stages": [["first", "last"], []]}, r"stages \[1\] have no layers"),
+        (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2)]), {}, "2 stages of a model with 1 layer that"),
+        (lambda: _sequence(), {"rows": 3, "microbatches": 4}, "a batch of 3 rows cannot be cut into 4 micro-batches"),
+    ],
+)
+def test_refused_in_fit(make: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlowError, match=said):
+        _fit(make(), **settings)
+
+
+def test_models_that_cannot_be_cut() -> None:
+    model = _Own()
+    model(np.ones((1, 4)))
+    with pytest.raises(FlowError, match="has a `call` of its own"):
+        _fit(model)
+    inputs = keras.Input((4,))
+    with pytest.raises(FlowError, match="has a train_step of its own"):
+        _fit(_OwnStep(inputs, layers.Dense(2)(layers.Dense(3)(inputs))))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"schedule": "2f2b"}, "none of 'gpipe', '1f1b'"),
+        ({"stages": 3}, "3 stages on 2 ranks"),
+        ({"stages": 4}, "gives each rank one stage, not 2"),
+        ({"schedule": kf.schedules.gpipe(3, 3)}, "is for 3 ranks, the placement has 2"),
+        ({"schedule": kf.schedules.gpipe(2, 3), "microbatches": 4}, "is for 3 micro-batches, microbatches=4"),
+        ({"remat": "block"}, 'remat is None or "stage"'),
+        ({"batch_normalization": "global"}, 'is "refuse" or "microbatch"'),
+        ({"pipe_axis": "stages"}, "takes a placement with one axis, 'stages'"),
+    ],
+)
+def test_refused_at_once(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlowError, match=said):
+        _pipeline(**settings)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (("cpu", "0:9"), "there is no rank 9; the job has ranks 0 to 3"),
+        (("cpu", "0:0-1"), r"2 ranks \[0, 1\]; a stage is on one rank"),
+        (("gpu", "0:0"), "is asked for, and this job runs on 'cpu' devices"),
+        ((), "takes a kf.Placement, or a device type and ranks"),
+    ],
+)
+def test_placements_that_are_refused(where: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(FlowError, match=said), kf.scope.placement(*where):
+        pass
+
+
+def test_a_placement_needs_a_pipeline() -> None:
+    with (
+        kf.DataParallel().scope(),
+        pytest.raises(FlowError, match="places the stages of a pipeline"),
+        kf.scope.placement(0),
+    ):
+        pass
+
+
+def test_statistics_of_micro_batches_on_request() -> None:
+    model = _sequence(layers.BatchNormalization())
+    _fit(model, batch_normalization="microbatch", microbatches=4)
+    # once for each micro-batch of ones: the mean moves as one device's does in four steps
+    other = _sequence(layers.BatchNormalization())
+    assert not np.allclose(model.layers[1].moving_mean, other.layers[1].moving_mean)
