@@ -36,7 +36,7 @@ GROUPS = {
     "distributions": Group(
         "Distributions",
         "A model that is built in the scope of a distribution is trained by all its ranks.",
-        ("DataParallel", "ModelParallel", "shard", "layout_of", "explain_file", "plot_layout"),
+        ("DataParallel", "ModelParallel", "PipelineParallel", "shard", "layout_of", "explain_file", "plot_layout"),
     ),
     "layouts": Group(
         "Placements and layouts",
@@ -67,6 +67,7 @@ GROUPS = {
     "callbacks": Group("Callbacks", "What `fit` gets in `callbacks=`.", (), "callbacks"),
     "boxing": Group("Boxing", "Plans that change a layout, and what they cost.", (), "boxing"),
     "schedules": Group("Schedules", "In which order the ranks of a pipeline compute.", (), "schedules"),
+    "scope": Group("Placed by hand", "Which rank computes the layers that are made inside.", (), "scope"),
     "notebook": Group("Notebooks and traces", "Ranks for cells, and what ran when.", ("trace",), "notebook"),
     "errors": Group(
         "Errors", "What keras_flow raises and warns of.", ("FlowError", "LayoutError", "LaunchError", "FlowWarning")
@@ -99,7 +100,7 @@ def pages() -> dict[str, str]:
         shown = [f"# {group.title}\n\n{group.about}\n"]
         for name in names(group):
             options = f"    options:\n      heading: kf.{name}\n      toc_label: kf.{name}\n"
-            if name in ("DataParallel", "ModelParallel"):
+            if name in ("DataParallel", "ModelParallel", "PipelineParallel"):
                 options += f"      inherited_members: {_METHODS}\n"
             shown.append(f"\n::: keras_flow.{_home(name)}\n{options}")
         texts[f"{file}.md"] = "".join(shown)

@@ -201,6 +201,7 @@ ORDER = (
     ("runtime",),
     ("launch",),
     ("distributions", "tensors", "checkpoint"),
+    ("pipelines",),
     ("callbacks",),
     ("comm",),
     ("user_file",),

@@ -15,7 +15,7 @@ from keras_flow.current.variable_layout import stage_rank
 from keras_flow.errors import FlowError
 
 
-class StageProgram:
+class _CompiledStage:
     """A stage as compiled programs.
 
     Args:
@@ -58,9 +58,9 @@ class StageProgram:
         return self._backward(pullback, on(self._rank, cotangents))
 
 
-def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> _CompiledStage:
     """A stage's function as what computes it, and its gradients, on a rank."""
-    return StageProgram(function, rank, compiled)
+    return _CompiledStage(function, rank, compiled)
 
 
 def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:

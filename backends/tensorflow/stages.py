@@ -14,7 +14,7 @@ from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.errors import FlowError
 
 
-class StageProgram:
+class _GraphStage:
     """A stage as a graph, whose gradient TensorFlow makes.
 
     Args:
@@ -61,9 +61,9 @@ class StageProgram:
             return [_dense(each) for each in weights], [_dense(each) for each in tensors]
 
 
-def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> _GraphStage:
     """A stage's function as what computes it, and its gradients, on a rank."""
-    return StageProgram(function, rank, compiled)
+    return _GraphStage(function, rank, compiled)
 
 
 def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:

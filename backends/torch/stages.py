@@ -15,7 +15,7 @@ from keras_flow.backends.torch import layouts
 from keras_flow.current.keras_places import engine_core as core
 
 
-class StageProgram:
+class _EagerStage:
     """A stage as it is: torch computes and differentiates what runs.
 
     Args:
@@ -58,9 +58,9 @@ class StageProgram:
         return list(found[:weights]), list(found[weights:])
 
 
-def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> _EagerStage:
     """A stage's function as what computes it, and its gradients."""
-    return StageProgram(function)
+    return _EagerStage(function)
 
 
 def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:

@@ -18,7 +18,10 @@ def compare(
     ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     layouts: Annotated[
-        str, typer.Option(help="1, dpN, tpN, AxB, dpNz2 (zero=2), or names from distributions(), separated by commas.")
+        str,
+        typer.Option(
+            help="1, dpN, tpN, AxB, ppN (pipeline), dpNz2 (zero=2), or names from distributions(), separated by commas."
+        ),
     ] = "1,dp4,tp4,2x2",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to train; default: whole epochs.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to train.")] = None,

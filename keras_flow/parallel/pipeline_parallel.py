@@ -1,4 +1,4 @@
-"""Pipeline parallel: a model is cut into stages, each on a rank of its own, and a batch into micro-batches."""
+"""StagedModel parallel: a model is cut into stages, each on a rank of its own, and a batch into micro-batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from keras_flow.layout import Layout
 from keras_flow.parallel import said_ranks
 from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.pipelines import cutting, graph, stages
-from keras_flow.pipelines.pipeline import Pipeline
+from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+    from keras_flow.explainer.explanation import Explanation
+    from keras_flow.verify.verification import Verification
 
 _TABLES = {
     "gpipe": schedules.gpipe,
@@ -113,7 +116,7 @@ class PipelineParallel(ExplainedDistribution):
         #: rank -> what lays the variables of its stages
         self._parts: dict[int, FlowDistribution] = {}
         self._rank_of_layer: WeakKeyDictionary[keras.Layer, int] = WeakKeyDictionary()
-        self._pipelines: WeakKeyDictionary[keras.Model, Pipeline] = WeakKeyDictionary()
+        self._pipelines: WeakKeyDictionary[keras.Model, StagedModel] = WeakKeyDictionary()
         super().__init__(placement, random=random)
         for rank in placement.ranks:
             self._parts[rank] = self._part(rank)
@@ -140,8 +143,9 @@ class PipelineParallel(ExplainedDistribution):
     def _rank_of(self, layer: keras.Layer | None) -> int | None:
         if layer is None:
             return None
-        if layer not in self._said and said_ranks.current() is not None:
-            self._said[layer] = said_ranks.current()
+        said = said_ranks.current()
+        if said is not None:
+            self._said.setdefault(layer, said)
         rank = self._said.get(layer, self._rank_of_layer.get(layer))
         if rank is None and self.patterns is not None:
             stage = cutting.stage_of_path(getattr(layer, "path", "") or layer.name, self.patterns)
@@ -187,9 +191,31 @@ class PipelineParallel(ExplainedDistribution):
             setattr(model, f"{name}_function", backend().step_function(model, name, step))
         yield
 
+    def explain(self, model: keras.Model, batch_size: int) -> Explanation:
+        """Refuse: what a pipeline sends and holds is not counted yet.
+
+        Raises:
+            FlowError: always.
+        """
+        raise FlowError(
+            "explain does not know pipelines yet. Its `schedule` has `makespan(costs)`, how long a step takes, and "
+            "`peak(rank)`, what a rank holds; kf.layout_of says where a weight is"
+        )
+
+    def verify(self, model: keras.Model, x: object, y: object, *args: object, **kwargs: object) -> Verification:
+        """Refuse: a step in stages is not verified yet.
+
+        Raises:
+            FlowError: always.
+        """
+        raise FlowError(
+            "verify does not know pipelines yet. `keras-flow compare FILE.py --layouts pp2` trains a model under a "
+            "pipeline and on one device, and compares losses and weights"
+        )
+
     # ---- stages
 
-    def _cut(self, model: keras.Model) -> Pipeline:
+    def _cut(self, model: keras.Model) -> StagedModel:
         found = self._pipelines.get(model)
         if found is not None:
             return found
@@ -212,7 +238,7 @@ class PipelineParallel(ExplainedDistribution):
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._rank_of_layer.setdefault(inner, stage.rank)
-        pipeline = self._pipelines[model] = Pipeline(model, calls, made, schedule, self.remat == "stage")
+        pipeline = self._pipelines[model] = StagedModel(model, calls, made, schedule, self.remat == "stage")
         return pipeline
 
     def _said_rank(self, operation: object) -> int | None:
@@ -244,7 +270,7 @@ class PipelineParallel(ExplainedDistribution):
             return made
         return schedules.gpipe_on([places.index(rank) for rank in ranks], parts)
 
-    def _look_at_rows(self, calls: graph.Graph) -> None:
+    def _look_at_rows(self, calls: graph.CallGraph) -> None:
         """Refuse layers in which the rows of a batch interact: a stage sees those of a micro-batch."""
         own: dict[str, None] = {}
         for call in calls.calls:

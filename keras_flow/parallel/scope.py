@@ -75,7 +75,9 @@ def _rank_of(where: Sequence[str | int | Placement]) -> int:
     if len(where) not in (1, 2):
         raise FlowError('kf.scope.placement takes a kf.Placement, or a device type and ranks: ("cpu", "0:1")')
     *types, ranks = where
-    given = ranks if isinstance(ranks, Placement) else placement_of(*(types or [world.type]), _listed(ranks))
+    given = (
+        ranks if isinstance(ranks, Placement) else placement_of(str(types[0]) if types else world.type, _listed(ranks))
+    )
     if given.type not in (None, world.type):
         raise FlowError(f"kf.scope.placement: {given.type!r} is asked for, and this job runs on {world.type!r} devices")
     if given.size != 1:

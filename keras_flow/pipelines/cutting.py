@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from keras_flow.errors import FlowError
-from keras_flow.pipelines.graph import Call, Graph
+from keras_flow.pipelines.graph import Call, CallGraph
 
 #: the length that is assumed where a shape does not say it
 _UNKNOWN = 128
 
 
-def by_cost(graph: Graph, stages: int) -> list[int]:
+def by_cost(graph: CallGraph, stages: int) -> list[int]:
     """Return the stage of each call: the slowest stage is as fast as it can be, and the fewest bytes cross.
 
     Args:
@@ -59,7 +59,7 @@ def by_cost(graph: Graph, stages: int) -> list[int]:
     return [sum(place >= start for start in starts) - 1 for place in range(len(costs))]
 
 
-def by_patterns(graph: Graph, patterns: Sequence[Sequence[str]]) -> list[int]:
+def by_patterns(graph: CallGraph, patterns: Sequence[Sequence[str]]) -> list[int]:
     """Return the stage of each call: the first list with a pattern that is found in the layer's path.
 
     What no pattern names follows its inputs.
@@ -81,7 +81,7 @@ def by_patterns(graph: Graph, patterns: Sequence[Sequence[str]]) -> list[int]:
     return following_inputs(graph, {number: stage_of_path(path, patterns) for number, path in enumerate(paths)})
 
 
-def by_ranks(graph: Graph, said: Mapping[int, int | None]) -> tuple[list[int], list[int]]:
+def by_ranks(graph: CallGraph, said: Mapping[int, int | None]) -> tuple[list[int], list[int]]:
     """Return the stage of each call, and the rank of each stage: where the rank changes, a new stage begins.
 
     Args:
@@ -106,19 +106,19 @@ def stage_of_path(path: str, patterns: Sequence[Sequence[str]]) -> int | None:
     return None
 
 
-def following_inputs(graph: Graph, said: Mapping[int, int | None]) -> list[int]:
+def following_inputs(graph: CallGraph, said: Mapping[int, int | None]) -> list[int]:
     """The stage of each call: what is said, otherwise the latest stage of its inputs."""
     made_in: dict[int, int] = {}
-    stages = []
+    stages: list[int] = []
     for number, call in enumerate(graph.calls):
         of_inputs = max((made_in[key] for key in call.inputs if key in made_in), default=0)
         stage = said.get(number)
         stages.append(of_inputs if stage is None else stage)
-        made_in |= dict.fromkeys(call.outputs, stages[-1])
+        made_in.update((key, stages[-1]) for key in call.outputs)
     return stages
 
 
-def check(graph: Graph, stages: Sequence[int], count: int) -> None:
+def check(graph: CallGraph, stages: Sequence[int], count: int) -> None:
     """Refuse stages without layers, and calls that read what a later stage makes.
 
     Raises:
@@ -145,7 +145,7 @@ def bytes_of(tensor: keras.KerasTensor) -> int:
     return math.prod(lengths) * (1 if dtype == "bool" else int(re.findall(r"\d+", dtype)[0]) // 8)
 
 
-def _crossing_bytes(graph: Graph, place: int) -> float:
+def _crossing_bytes(graph: CallGraph, place: int) -> float:
     """Bytes of a row that cross a cut before the call at `place`."""
     made = {key for call in graph.calls[:place] for key in call.outputs}
     needed = {key for call in graph.calls[place:] for key in call.inputs} | set(graph.output_keys)
@@ -156,7 +156,7 @@ def _weights(call: Call) -> list[keras.Variable]:
     return list(call.operation.weights) if isinstance(call.operation, keras.Layer) else []
 
 
-def _operations(graph: Graph, call: Call) -> float:
+def _operations(graph: CallGraph, call: Call) -> float:
     """Multiplications of a call for one row, at least one for each element that it makes.
 
     Of a weight each element is used once for each place of the output: 64 kernels of 3x3x3 for an image of 8x8 places

@@ -59,7 +59,7 @@ class Call:
 
 
 @dataclass
-class Graph:
+class CallGraph:
     """The calls of a model in an order in which they can be computed.
 
     Attributes:
@@ -85,7 +85,7 @@ class Graph:
         return len(self.tensors) - 1
 
 
-def of(model: keras.Model) -> Graph:
+def of(model: keras.Model) -> CallGraph:
     """Return the calls of a functional or Sequential model.
 
     Raises:
@@ -97,7 +97,7 @@ def of(model: keras.Model) -> Graph:
             f"model {model.name!r} has a `call` of its own, from which no stages can be cut. Make it by the functional "
             "API, keras.Model(inputs, outputs), with its parts as layers"
         )
-    graph = Graph()
+    graph = CallGraph()
     keys = [graph.new(tensor) for tensor in function.inputs]
     graph.inputs = tuple(keys)
     known = _walk(graph, function, keys)
@@ -105,7 +105,7 @@ def of(model: keras.Model) -> Graph:
     return graph
 
 
-def _walk(graph: Graph, function: Any, keys: Sequence[int]) -> dict[int, int]:
+def _walk(graph: CallGraph, function: Any, keys: Sequence[int]) -> dict[int, int]:
     """Append the calls of a graph; tensors -> keys."""
     known = {id(tensor): key for tensor, key in zip(function.inputs, keys, strict=True)}
     for depth in sorted(function._nodes_by_depth, reverse=True):
@@ -126,11 +126,12 @@ def _walk(graph: Graph, function: Any, keys: Sequence[int]) -> dict[int, int]:
     return known
 
 
-def _graph_inside(operation: Any, kwargs: Mapping[str, Any], graph: Graph, inputs: Sequence[int]) -> Any:
+def _graph_inside(operation: Any, kwargs: Mapping[str, Any], graph: CallGraph, inputs: Sequence[int]) -> Any:
     """The graph of a model that is called within the graph; None for layers, and where the call is not plain."""
     inner = models.graph_of(operation) if isinstance(operation, keras.Model) else None
-    is_plain = inner is not None and (isinstance(operation, keras.Sequential) or models.is_stock_graph(operation))
-    if not is_plain or set(kwargs) - {"training"} or len(inputs) != len(inner.inputs):
+    if inner is None or not (isinstance(operation, keras.Sequential) or models.is_stock_graph(operation)):
+        return None
+    if set(kwargs) - {"training"} or len(inputs) != len(inner.inputs):
         return None
     same = all(len(graph.tensors[key].shape) == len(own.shape) for key, own in zip(inputs, inner.inputs, strict=True))
     return inner if same else None

@@ -15,7 +15,7 @@ from keras import tree
 
 from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.errors import FlowError
-from keras_flow.pipelines.graph import Graph, filled
+from keras_flow.pipelines.graph import CallGraph, filled
 
 
 def put(tensor: Any, mask: Any) -> None:
@@ -23,7 +23,7 @@ def put(tensor: Any, mask: Any) -> None:
     set_keras_mask(tensor, mask)
 
 
-def of_outputs(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> list[Any]:
     """Return the mask of each of the model's outputs, flat, as arrays of the whole batch; None where there is none.
 
     Args:
@@ -64,7 +64,7 @@ def of_outputs(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
     return [found.get(key) for key in graph.output_keys]
 
 
-def _known(graph: Graph, structure: Any, values: dict[int, Any]) -> Any:
+def _known(graph: CallGraph, structure: Any, values: dict[int, Any]) -> Any:
     """The tensors of a call: those of the model's inputs, and for others what is known of their shapes."""
     everything = {key: values.get(key, tensor) for key, tensor in enumerate(graph.tensors)}
     return filled(structure, everything)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
-from keras_flow.pipelines.graph import Call, Graph
+from keras_flow.pipelines.graph import Call, CallGraph
 
 
 @dataclass
@@ -97,7 +97,7 @@ class StageLayer(keras.Layer):
         return outputs, [get_keras_mask(tensor) for tensor in outputs]
 
 
-def cut(graph: Graph, stage_of_call: Sequence[int], ranks: Sequence[int]) -> list[Stage]:
+def cut(graph: CallGraph, stage_of_call: Sequence[int], ranks: Sequence[int]) -> list[Stage]:
     """Return the stages of a model.
 
     Args:

@@ -11,12 +11,12 @@ import keras
 from keras_flow.backends.active import backend
 
 if TYPE_CHECKING:
-    from keras_flow.pipelines.pipeline import Pipeline
+    from keras_flow.pipelines.staged_model import StagedModel
 
 ops: Any = keras.ops
 
 
-def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[Any]], scale: float) -> None:
+def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequence[Any]], scale: float) -> None:
     """Update the weights of all stages.
 
     Args:
@@ -25,7 +25,7 @@ def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[
         gradients: stage -> one for each of its trainable weights; those of this process's stages.
         scale: by what they are multiplied.
     """
-    found = pipeline.exchange.gradients_at_home(pipeline.stages, gradients)
+    found = pipeline.transfers.gradients_at_home(pipeline.stages, gradients)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     values = [gradient for *_, gradient in found if gradient is not None]
     is_finite, factor = _factor(pipeline, inner, scale, values, judges=inner is not optimizer)
@@ -34,7 +34,7 @@ def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[
     if not is_finite:
         return
     parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {
-        stage.rank: ([], []) for stage in pipeline.stages if stage.rank in pipeline.exchange.own
+        stage.rank: ([], []) for stage in pipeline.stages if stage.rank in pipeline.transfers.own
     }
     for rank, variable, gradient in found:
         parts[rank][0].append(variable)
@@ -43,7 +43,7 @@ def update(pipeline: Pipeline, optimizer: Any, gradients: Mapping[int, Sequence[
 
 
 def _factor(
-    pipeline: Pipeline, optimizer: Any, scale: float, gradients: Sequence[Any], judges: bool
+    pipeline: StagedModel, optimizer: Any, scale: float, gradients: Sequence[Any], judges: bool
 ) -> tuple[bool, float]:
     """Whether all gradients are finite, where that is asked, and by what they are multiplied.
 
@@ -55,7 +55,7 @@ def _factor(
     if optimizer.global_clipnorm is None and not judges:
         return True, 1.0
     squares = [ops.sum(ops.square(ops.cast(gradient, "float32") / scale)) for gradient in gradients]
-    total = float(ops.convert_to_numpy(pipeline.exchange.sum_on(pipeline.last.rank, squares)))
+    total = float(ops.convert_to_numpy(pipeline.transfers.sum_on(pipeline.last.rank, squares)))
     if judges and not math.isfinite(total):
         return False, 1.0
     norm, limit = math.sqrt(total), optimizer.global_clipnorm

@@ -96,6 +96,7 @@ NAMES = {
     "convolutions": {"pool max_pool by_rows_only whole_kernel": "what each partitioner has wrong"},
     "creation": {
         "Draw recording creating_values record making_values": "TensorFlow notes an initialiser's draw to make parts",
+        "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
         "Target drawn_variable uniform normal truncated_normal": "torch's generator is a stream that each rank walks",
     },
     "data": {
@@ -165,7 +166,6 @@ NAMES = {
             "draws are operations of the step's graph"
         ),
         "draw dropout": "JAX draws the stock values of a rank's part by itself",
-        "has_one_mask": "ranks compute their rows alone; on TensorFlow replicas do",
     },
     "reading": {
         "LogicalBatches": "on torch a value of which a rank has its rows is a tensor of its own kind",
@@ -189,6 +189,7 @@ NAMES = {
         "read_whole of_several_processes gathered": "JAX raises where another process has a part of what is read",
         "distribute_tensor host_value": "JAX compares what is made between all processes",
         "laid_by_another read_here": "JAX computes with no arrays of two meshes; the others read plain tensors",
+        "from_rank": "of a pipeline's weight one rank alone has the value; elsewhere a process drives all ranks",
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
         "is_dtensor cut pack to_host cut_as": "DTensors are packed of components",
         "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",

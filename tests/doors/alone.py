@@ -31,6 +31,15 @@ LIMIT = 10.0
 _begun = 1000
 
 
+def _pipe() -> kf.Placement:
+    return kf.Placement(range(_placement().size), axis_names=("pipe",))
+
+
+def _said() -> int:
+    with kf.PipelineParallel(_pipe()).scope(), kf.scope.placement(0):
+        return len(keras.layers.Dense(2).name)
+
+
 def _placement() -> kf.Placement:
     return kf.Placement(range(kf.env.get_world_size()))
 
@@ -66,6 +75,7 @@ def _first_alone() -> Any:
 #: name -> a call by one process; those of all processes before it are in `_made`
 CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.DataParallel": lambda s, x: kf.DataParallel().placement.size,
+    "kf.PipelineParallel": lambda s, x: kf.PipelineParallel(_pipe()).schedule.stages,
     "kf.ModelParallel": lambda s, x: kf.ModelParallel(_placement(), batch_axes="axis0").placement.size,
     "kf.DistributedDataParallel": lambda s, x: kf.DistributedDataParallel(s.extra["plain"]) and 1,
     "kf.Layout": lambda s, x: kf.Layout(_placement(), "S(0)", (8, 2)).local_shape(0),
@@ -87,6 +97,7 @@ CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.visualize": lambda s, x: kf.visualize(x) is not None or 1,
     "kf.ops": lambda s, x: float(kf.ops.sum(x).numpy()),
     "kf.boxing": lambda s, x: kf.boxing.plan(x_layout(x), x_layout(x), "float32").total_bytes,
+    "kf.scope.placement": lambda s, x: _said(),
     "kf.schedules": lambda s, x: kf.schedules.zbv(2, 4).makespan(),
     "kf.checkpoint": lambda s, x: kf.checkpoint.save(tempfile.mkdtemp(), s.model, step=1).step > 0,
     "kf.comm.all_gather": lambda s, x: kf.comm.all_gather(_per_rank(_ones())) and 1,

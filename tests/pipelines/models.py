@@ -25,6 +25,7 @@ CLASSES = _random.integers(0, 3, size=ROWS)
 SEQUENCES = _random.normal(size=(ROWS, 6, 3)).astype("float32")
 LABELS = _random.integers(0, 3, size=(ROWS, 6))
 WEIGHTS = _random.random(ROWS).astype("float32")
+ENTRIES = _random.random((ROWS, 6)).astype("float32")
 _CROSSENTROPY = "sparse_categorical_crossentropy"
 
 
@@ -205,7 +206,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         loss_weights={"p": 0.3, "q": 2.0},
     ),
     "masked": _case(masked, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
-    "masked_weights": _case(masked, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"], sample_weight=WEIGHTS),
+    "masked_weights": _case(masked, IDS, SEQUENCES, sample_weight=ENTRIES),
     "ignored_class": _case(
         masked,
         IDS,

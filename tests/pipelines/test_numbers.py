@@ -37,10 +37,10 @@ def test_every_case(engine: str, on_ranks: Any) -> None:
 
 
 def _one_gradient_dropped() -> list[str]:
-    from keras_flow.pipelines import pipeline
+    from keras_flow.pipelines import staged_model
     from tests.pipelines import models
 
-    added = pipeline._Run._add
+    added = staged_model._Pass._add
 
     def drops(run: Any, stage: Any, gradients: Any) -> None:
         if not hasattr(run, "dropped"):
@@ -48,11 +48,11 @@ def _one_gradient_dropped() -> list[str]:
             return
         added(run, stage, gradients)
 
-    pipeline._Run._add = drops  # type: ignore[method-assign]
+    staged_model._Pass._add = drops  # type: ignore[method-assign]
     try:
         return models.off(("dense",), ("gpipe",))
     finally:
-        pipeline._Run._add = added  # type: ignore[method-assign]
+        staged_model._Pass._add = added  # type: ignore[method-assign]
 
 
 def _means_of_means() -> list[str]:
@@ -70,20 +70,20 @@ def _means_of_means() -> list[str]:
 
 
 def _tied_counted_once_more() -> list[str]:
-    from keras_flow.pipelines import pipeline
+    from keras_flow.pipelines import staged_model
     from tests.pipelines import models
 
-    right = pipeline.update
+    right = staged_model.update
 
     def twice(of: Any, optimizer: Any, gradients: Any, scale: float) -> None:
         last = max(gradients)
         right(of, optimizer, {**gradients, last: [2 * gradient for gradient in gradients[last]]}, scale)
 
-    pipeline.update = twice  # type: ignore[assignment]
+    staged_model.update = twice  # type: ignore[assignment]
     try:
         return models.off(("tied",), ("gpipe",))
     finally:
-        pipeline.update = right
+        staged_model.update = right
 
 
 @pytest.mark.parametrize("fault", [_one_gradient_dropped, _means_of_means, _tied_counted_once_more])

@@ -1,4 +1,4 @@
-"""`Pipeline`: the steps of a model that is cut into stages, run as a schedule says.
+"""`StagedModel`: the steps of a model that is cut into stages, run as a schedule says.
 
 A training step with two stages on two ranks and two micro-batches, in the order of `one_f_one_b`:
 
@@ -26,9 +26,10 @@ from keras_flow.current.microbatch import Microbatch
 from keras_flow.distributions.distribution import is_seed
 from keras_flow.errors import FlowError, warn
 from keras_flow.layout import balanced
-from keras_flow.pipelines import exchange, losses, masks
-from keras_flow.pipelines.graph import Graph, filled
+from keras_flow.pipelines import losses, masks
+from keras_flow.pipelines.graph import CallGraph, filled
 from keras_flow.pipelines.stages import Stage, StageLayer
+from keras_flow.pipelines.transfers import Transfers
 from keras_flow.pipelines.update import update
 from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, RECV_B, RECV_F, SEND_B, SEND_F, WEIGHTS, Action
@@ -36,7 +37,7 @@ from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, RECV_B, RECV_
 ops: Any = keras.ops
 
 
-class Pipeline:
+class StagedModel:
     """A model in stages.
 
     Args:
@@ -47,9 +48,9 @@ class Pipeline:
         remat: whether a stage's activations are computed again for its backward pass, instead of held.
     """
 
-    def __init__(self, model: keras.Model, graph: Graph, stages: Sequence[Stage], schedule: Schedule, remat: bool):
+    def __init__(self, model: keras.Model, graph: CallGraph, stages: Sequence[Stage], schedule: Schedule, remat: bool):
         self.model, self.graph, self.stages, self.schedule, self.remat = model, graph, list(stages), schedule, remat
-        self.exchange = exchange.Exchange([stage.rank for stage in stages])
+        self.transfers = Transfers([stage.rank for stage in stages])
         self._trained = self._said_added = False
         self._schedules = {schedule.microbatches: schedule}
         self._programs: dict[Any, Any] = {}
@@ -76,7 +77,7 @@ class Pipeline:
         for stage in self.stages:
             stage.look_at_variables()
         optimizer: Any = self.model.optimizer
-        run = _Run(self, batch, training=True, scale=_loss_scale(optimizer))
+        run = _Pass(self, batch, training=True, scale=_loss_scale(optimizer))
         run.follow(self._schedule(len(batch.parts)))
         run.keep_state()
         update(self, optimizer, run.gradients, run.scale)
@@ -89,10 +90,10 @@ class Pipeline:
 
     def predict(self, data: Any) -> Any:
         """One step of `predict`; the model's outputs, on every rank."""
-        batch = _Batch(self, data)
+        batch = _CutBatch(self, data)
         run = self._forward(batch)
-        outputs = run.outputs() if self.last.rank in self.exchange.own else None
-        return self.exchange.from_rank(self.last.rank, outputs)
+        outputs = run.outputs() if self.last.rank in self.transfers.own else None
+        return self.transfers.from_rank(self.last.rank, outputs)
 
     def _schedule(self, microbatches: int) -> Schedule:
         """The schedule for so many micro-batches: without the actions of those that there are not."""
@@ -101,18 +102,18 @@ class Pipeline:
             self._schedules[microbatches] = Schedule(orders, self.schedule.name)
         return self._schedules[microbatches]
 
-    def _batch(self, data: Any) -> _Batch:
+    def _batch(self, data: Any) -> _CutBatch:
         """A batch for a step with a loss or metrics, whose objects Keras makes with the first one."""
-        batch = _Batch(self, data)
+        batch = _CutBatch(self, data)
         model: Any = self.model
         if not all(part is None or part.built for part in (model._compile_loss, model._compile_metrics)):
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
         return batch
 
-    def _forward(self, batch: _Batch) -> _Run:
+    def _forward(self, batch: _CutBatch) -> _Pass:
         for stage in self.stages:
             stage.look_at_variables()
-        run = _Run(self, batch, training=False)
+        run = _Pass(self, batch, training=False)
         run.forward_only()
         run.keep_state()
         return run
@@ -201,12 +202,12 @@ class Pipeline:
 
     # ---- losses and metrics of the whole batch
 
-    def _logs(self, batch: _Batch, run: _Run) -> dict[str, Any]:
+    def _logs(self, batch: _CutBatch, run: _Pass) -> dict[str, Any]:
         model: Any = self.model
         variables = model.metrics_variables
-        extra = self.exchange.sum_on(self.last.rank, run.extra)
+        extra = self.transfers.sum_on(self.last.rank, run.extra)
         logs = None
-        if self.last.rank in self.exchange.own:
+        if self.last.rank in self.transfers.own:
             if not self._finish:
                 for hides in (False, True):
                     function = functools.partial(self._finished, hides)
@@ -220,10 +221,10 @@ class Pipeline:
             logs, new = finish[hides](values, batch.data, outputs, found, extra)
             for variable, value in zip(variables, new, strict=True):
                 backend().write(variable, value)
-        if self.exchange.is_alone:
+        if self.transfers.is_alone:
             return logs  # type: ignore[return-value]
         own = [backend().read(variable) for variable in variables]
-        for variable, value in zip(variables, self.exchange.from_rank(self.last.rank, own, is_like=True), strict=True):
+        for variable, value in zip(variables, self.transfers.from_rank(self.last.rank, own, is_like=True), strict=True):
             backend().write(variable, value)
         return model.get_metrics_result()
 
@@ -248,10 +249,10 @@ class Pipeline:
         return logs, [old if value is None else value for value, old in zip(new, values, strict=True)]
 
 
-class _Batch:
+class _CutBatch:
     """A batch, cut into micro-batches by the balanced split: 13 rows in four are 4, 3, 3 and 3."""
 
-    def __init__(self, pipeline: Pipeline, data: Any):
+    def __init__(self, pipeline: StagedModel, data: Any):
         self.data = tree.map_structure(_host, data)
         self.x, self.y, self.weights = keras.utils.unpack_x_y_sample_weight(self.data)
         self.inputs = pipeline.inputs_of(self.x)
@@ -275,20 +276,20 @@ class _Batch:
         return tree.map_structure(rows, structure)
 
 
-class _Run:
+class _Pass:
     """One pass over the micro-batches of a batch."""
 
-    def __init__(self, pipeline: Pipeline, batch: _Batch, training: bool, scale: float = 1.0):
+    def __init__(self, pipeline: StagedModel, batch: _CutBatch, training: bool, scale: float = 1.0):
         self.pipeline, self.batch, self.training, self.scale = pipeline, batch, training, scale
         #: what decides the shapes of messages, as every rank knows it
         self.signature = (batch.signature, training, tuple(bool(stage.trainable) for stage in pipeline.stages))
         self.gradients: dict[int, list[Any]] = {}
         self.extra: list[Any] = []
-        own = pipeline.exchange.own
+        own = pipeline.transfers.own
         stages = [stage for stage in pipeline.stages if stage.rank in own]
         self._state = {stage.number: [backend().read(variable) for variable in stage.state] for stage in stages}
         self._begun = dict(self._state)
-        self._weights = pipeline.exchange.weights_of(pipeline.stages)
+        self._weights = pipeline.transfers.weights_of(pipeline.stages)
         count = len(batch.parts)
         #: of the last stage: the outputs of each micro-batch, and their masks
         self.parts: list[Any] = [None] * count
@@ -312,11 +313,11 @@ class _Run:
 
     def follow(self, schedule: Schedule) -> None:
         """Run the lists of the ranks of this process, each action when what it needs is there."""
-        own = self.pipeline.exchange.own
+        own = self.pipeline.transfers.own
         self._go(
             {
                 rank: order
-                for rank, order in zip(self.pipeline.exchange.ranks_of(schedule), schedule.lowered(), strict=True)
+                for rank, order in zip(self.pipeline.transfers.ranks_of(schedule), schedule.lowered(), strict=True)
                 if rank in own
             }
         )
@@ -324,7 +325,7 @@ class _Run:
     def forward_only(self) -> None:
         """Run all forward passes: each stage the micro-batches in their order."""
         orders: dict[int, list[Action]] = {}
-        stages, exchange_ = self.pipeline.stages, self.pipeline.exchange
+        stages, transfers = self.pipeline.stages, self.pipeline.transfers
         for number in range(len(self.batch.parts)):
             for stage in stages:
                 order = orders.setdefault(stage.rank, [])
@@ -333,7 +334,7 @@ class _Run:
                 order.append(Action(stage.number, FORWARD, number))
                 if stage is not stages[-1] and stages[stage.number + 1].rank != stage.rank:
                     order.append(Action(stage.number, SEND_F, number))
-        self._go({rank: order for rank, order in orders.items() if rank in exchange_.own})
+        self._go({rank: order for rank, order in orders.items() if rank in transfers.own})
 
     def _go(self, orders: Mapping[int, Sequence[Action]]) -> None:
         waiting = {rank: list(reversed(order)) for rank, order in orders.items()}
@@ -346,13 +347,13 @@ class _Run:
             if sum(map(len, waiting.values())) == before:
                 stuck = ", ".join(str(order[-1]) for order in waiting.values() if order)
                 raise FlowError(f"the schedule cannot go on: {stuck} wait for each other")
-        self.pipeline.exchange.finish()
+        self.pipeline.transfers.finish()
 
     def _can(self, action: Action) -> bool:
         stage, kind, number = action
         if kind in (RECV_F, RECV_B):
             other = stage - 1 if kind == RECV_F else stage + 1
-            return not self.pipeline.exchange.is_own(other) or self.pipeline.exchange.has(stage, kind, number)
+            return not self.pipeline.transfers.is_own(other) or self.pipeline.transfers.has(stage, kind, number)
         return True
 
     def _do(self, action: Action) -> None:
@@ -368,9 +369,9 @@ class _Run:
         elif kind == WEIGHTS:
             self._add(stage, self._later.pop((stage.number, number)))
         elif kind in (SEND_F, SEND_B):
-            self.pipeline.exchange.send(stage.number, kind, number, self.signature)
+            self.pipeline.transfers.send(stage.number, kind, number, self.signature)
         elif kind in (RECV_F, RECV_B):
-            self.pipeline.exchange.receive(stage.number, kind, number, self.signature)
+            self.pipeline.transfers.receive(stage.number, kind, number, self.signature)
 
     # ---- the work
 
@@ -379,7 +380,7 @@ class _Run:
         learns = self.training and self._learns(stage)
         received, found = [], []
         if stage.number:
-            received, found = pipeline.exchange.take(stage.number, RECV_F, number)
+            received, found = pipeline.transfers.take(stage.number, RECV_F, number)
         inputs = [self.batch.inputs[pipeline.graph.inputs.index(key)] for key in stage.inputs]
         has_gradient = [_is_float(tensor) for tensor in received]
         others: dict[str, Any] = {
@@ -412,15 +413,15 @@ class _Run:
         if is_last:
             self.parts[number], self.masks[number] = sent, rest["masks"]
         else:
-            pipeline.exchange.give(stage.number + 1, RECV_F, number, (sent, rest["masks"]))
+            pipeline.transfers.give(stage.number + 1, RECV_F, number, (sent, rest["masks"]))
 
     def _backward(self, stage: Stage, number: int) -> list[Any] | None:
         pipeline = self.pipeline
         from_next = None
         if stage is not pipeline.last:
-            from_next = pipeline.exchange.take(stage.number, RECV_B, number)
+            from_next = pipeline.transfers.take(stage.number, RECV_B, number)
         if not self._learns(stage):
-            pipeline.exchange.give(stage.number - 1, RECV_B, number, None)
+            pipeline.transfers.give(stage.number - 1, RECV_B, number, None)
             return None
         part = self.batch.microbatch(number)
         program = pipeline.program(stage, part, self.training, self._shares_loss(stage))
@@ -429,7 +430,7 @@ class _Run:
             held = program.forward(*held)[2]
         gradients, by_received = program.backward(held, from_next, self.scale)
         if stage.number:
-            pipeline.exchange.give(stage.number - 1, RECV_B, number, by_received)
+            pipeline.transfers.give(stage.number - 1, RECV_B, number, by_received)
         return gradients
 
     def _learns(self, stage: Stage) -> bool:
@@ -466,7 +467,7 @@ class _Run:
 
 
 def _loss_scale(optimizer: Any) -> float:
-    """By what a loss is multiplied before its gradient is taken."""
+    """The number with which a loss is multiplied before its gradient is taken."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.loss_scale_factor is None:
         return 1.0
     scaled = optimizer.scale_loss(ops.ones((), "float32"))

@@ -18,7 +18,7 @@ Key = tuple[int, str, int]
 _FIRST_TIED = 1 << 24
 
 
-class Exchange:
+class Transfers:
     """The tensors between stages.
 
     Args:
