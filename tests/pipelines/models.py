@@ -104,6 +104,14 @@ def tied() -> keras.Model:
     return keras.Model(inputs, _layers.Dense(3, activation="softmax")(_layers.GlobalAveragePooling1D()(hidden)))
 
 
+def tied_dense() -> keras.Model:
+    """A layer that is called in two stages, whose gradients are no slices: TensorFlow's norm counts those one by one."""
+    inputs = keras.Input((5,))
+    shared = _layers.Dense(5, activation="tanh")
+    hidden = _layers.Dense(5)(shared(_layers.Dense(5)(shared(_layers.Dense(5)(inputs)))))
+    return keras.Model(inputs, _layers.Dense(3)(hidden))
+
+
 def nested() -> keras.Model:
     """A model inside, which is cut as well."""
     inner = keras.Sequential([keras.Input((5,)), _layers.Dense(6), _layers.Dropout(0.2), _layers.Dense(5)])
@@ -216,7 +224,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "regularized": _case(regularized, X, Y),
     "tied": _case(tied, IDS, CLASSES, loss=_CROSSENTROPY, metrics=["accuracy"]),
-    "tied_norm": _case(tied, IDS, CLASSES, loss=_CROSSENTROPY, metrics=[], optimizer=_sgd(global_clipnorm=0.05)),
+    "tied_norm": _case(tied_dense, X, Y, optimizer=_sgd(global_clipnorm=0.05)),
     "nested": _case(nested, X, Y),
     "attention": _case(attention, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
     "convolutions": _case(convolutions, IMAGES, Y),
@@ -252,6 +260,7 @@ def pipeline(name: str) -> kf.PipelineParallel:
         microbatches=4,
         schedule=schedule,
         remat="stage" if more == "remat" else None,
+        random="logical",
     )
 
 
@@ -279,7 +288,7 @@ def off(names: Sequence[str], schedules: Sequence[str]) -> list[str]:
     """What differs from one device by more than float32 rounds, case by case."""
     found = []
     for name in names:
-        one = trained(kf.DataParallel(kf.Placement([0])), name)
+        one = trained(kf.DataParallel(kf.Placement([0]), random="logical"), name)
         for schedule in schedules:
             other = trained(pipeline(schedule), name)
             for key, value in one.items():
