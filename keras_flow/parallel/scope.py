@@ -1,4 +1,14 @@
-"""`kf.scope`: which rank computes the layers that are made inside, as in OneFlow's `scope.placement`."""
+"""`kf.scope`: which rank computes the layers that are made inside, as in OneFlow's `scope.placement`.
+
+Example:
+    >>> import keras, keras_flow as kf
+    >>> ranks = kf.init(4)
+    >>> with kf.scope.placement("cpu", "0:1"):
+    ...     layer = keras.layers.Dense(2)
+    ...     layer.build((None, 4))
+    >>> kf.layout_of(layer.kernel).layout.placement.ranks
+    (1,)
+"""
 
 from __future__ import annotations
 

@@ -43,16 +43,16 @@ def gpipe_on(rank_of_stage: Sequence[int], microbatches: int) -> Schedule:
 
     Example:
         >>> gpipe_on([0, 1, 0], 1).draw()
-        0 F0 ·· F2 B2 B2 ·· ·· B0 B0
-        1 ·· F1 ·· ·· ·· B1 B1 ·· ··
+        0 F0 ·· f0 b0 b0 ·· ·· B0 B0
+        1 ·· F0 ·· ·· ·· B0 B0 ·· ··
     """
     _check(max(rank_of_stage) + 1, microbatches)
-    work = [(stage, part) for part in range(microbatches) for stage in range(len(rank_of_stage))]
+    stages = range(len(rank_of_stage))
     orders: list[list[Action]] = [[] for _ in range(max(rank_of_stage) + 1)]
-    for stage, part in work:
-        orders[rank_of_stage[stage]].append(Action(stage, FORWARD, part))
-    for stage, part in [(stage, part) for part in range(microbatches) for stage in reversed(range(len(rank_of_stage)))]:
-        orders[rank_of_stage[stage]].append(Action(stage, BACKWARD, part))
+    for kind, order in ((FORWARD, stages), (BACKWARD, stages[::-1])):
+        for part in range(microbatches):
+            for stage in order:
+                orders[rank_of_stage[stage]].append(Action(stage, kind, part))
     return Schedule(orders, "gpipe")
 
 

@@ -105,7 +105,7 @@ def tied() -> keras.Model:
 
 
 def tied_dense() -> keras.Model:
-    """A layer that is called in two stages, whose gradients are no slices: TensorFlow's norm counts those one by one."""
+    """Dense layers, one called in two stages: an embedding has slices, whose norms TensorFlow takes one by one."""
     inputs = keras.Input((5,))
     shared = _layers.Dense(5, activation="tanh")
     hidden = _layers.Dense(5)(shared(_layers.Dense(5)(shared(_layers.Dense(5)(inputs)))))
