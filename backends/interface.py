@@ -393,7 +393,7 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def shards(self, variable: keras.Variable) -> dict[int, np.ndarray]:
-        """rank -> the shard it physically holds, read from the live arrays; the ranks of this process only."""
+        """rank -> the shard it physically holds, of the ranks of this process; no copy where it is in host memory."""
         ...
 
     def is_split_over_processes(self, variable: keras.Variable) -> bool:

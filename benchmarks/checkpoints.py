@@ -1,9 +1,9 @@
 """Checkpoints of one model by several ways: seconds, blocked seconds, peak memory of a rank, bytes.
 
-    python benchmarks/checkpoints.py [--ranks 4] [--megabytes 400] [--rounds 3] [--folder DIR] [--ways ours dcp ...]
+    python benchmarks/checkpoints.py [--ranks 4] [--megabytes 400] [--rounds 5] [--folder DIR] [--engines torch jax]
 
 A model of dense layers, float32, whose kernels are split by columns over all ranks. On torch each rank is a process; on
-JAX, where Orbax is at home, one process has them all. Each way has a job of its own, so that its peak is its own.
+JAX, where Orbax is at home, one process has them all.
 
     plain      each rank writes its bytes to a file of its own, and waits for the disk: what the disk can do
     ours       kf.checkpoint.save and load
@@ -11,12 +11,18 @@ JAX, where Orbax is at home, one process has them all. Each way has a job of its
     keras      model.save_weights (.weights.h5) and load_weights, under the same layout
     orbax      Orbax's StandardCheckpointer of the same JAX arrays
 
-Printed for saving and loading: the median of the rounds' seconds until all is on the disk or in memory; blocked: until
-the program may go on; peak: the highest resident memory of a rank above what it had before (rank 0's of the last
-round); written: bytes in the folder.
+The ways of an engine take turns in one job: a round is one save and one load of each, and a first round, in which
+packages are loaded, does not count. Each round begins with another way. Printed are medians over rounds. Seconds: until
+all is on the disk or in memory, and how many times those of `plain` in the same round. Blocked: seconds until the
+program may go on, and which part that is of the same way when it does not write in a thread. Peak: the highest resident
+memory of a rank above what it had before. Written: bytes in the folder. Keras's own way does not wait for the disk.
+Loading reads from the system's cache.
 """
 
 import argparse
+import ctypes
+import gc
+import json
 import os
 import shutil
 import statistics
@@ -27,7 +33,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-WAYS = ("plain", "ours", "ours async", "dcp", "dcp async", "keras", "ours on jax", "ours async on jax", "orbax")
+WAYS = {
+    "torch": ("plain", "ours", "ours async", "dcp", "dcp async", "keras"),
+    "jax": ("plain", "ours", "ours async", "orbax"),
+}
 UNITS = 2048
 MB = 1e6
 
@@ -40,7 +49,7 @@ def build(megabytes: float):
     count = max(1, round(megabytes * MB / (4 * UNITS * UNITS)))
     mesh = kf.Placement([list(range(kf.env.get_world_size()))], axis_names=("data", "model"))
     with kf.ModelParallel(mesh, rules={"kernel": {"model": "S(1)"}}, batch_axes="data").scope():
-        layers = [keras.layers.Dense(UNITS, use_bias=False, kernel_initializer="ones") for _ in range(count)]
+        layers = [keras.layers.Dense(UNITS, use_bias=False) for _ in range(count)]  # values that no one can compress
         return keras.Sequential([keras.layers.Input((UNITS,)), *layers], name="net")
 
 
@@ -54,6 +63,9 @@ def measured(call: Callable[[], Callable[[], object]]) -> tuple[float, float, fl
     """Seconds, blocked seconds and peak bytes of a call that returns what waits for its end."""
     from keras_flow import comm
 
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what other ways have freed is not free memory of this one
+    os.sync()
     comm.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the highest memory counts from here
     before, begun = memory("VmRSS"), time.perf_counter()
@@ -68,7 +80,7 @@ def done() -> None:
     """Nothing is left to wait for."""
 
 
-def ways(model, folder: Path) -> dict[str, tuple[Callable, Callable]]:
+def ways(model) -> dict[str, tuple[Callable, Callable]]:
     """Name -> what saves into a folder, and what loads from it."""
     import numpy as np
 
@@ -80,7 +92,7 @@ def ways(model, folder: Path) -> dict[str, tuple[Callable, Callable]]:
     def plain(where: Path) -> Callable:
         from keras_flow.backends.active import backend
 
-        with open(folder / f"plain-{kf.env.process_index()}", "wb") as file:
+        with open(where / f"{kf.env.process_index()}", "wb") as file:
             for variable in model.variables:
                 for shard in backend().shards(variable).values():
                     file.write(np.ascontiguousarray(shard))
@@ -122,8 +134,6 @@ def ways(model, folder: Path) -> dict[str, tuple[Callable, Callable]]:
         "plain": lambda: (plain, done),
         "ours": lambda: (ours(False), load),
         "ours async": lambda: (ours(True), load),
-        "ours on jax": lambda: (ours(False), load),
-        "ours async on jax": lambda: (ours(True), load),
         "dcp": lambda: dcp(False),
         "dcp async": lambda: dcp(True),
         "keras": lambda: (keras_save, lambda where: model.load_weights(where / "x.weights.h5")),
@@ -131,61 +141,76 @@ def ways(model, folder: Path) -> dict[str, tuple[Callable, Callable]]:
     }
 
 
-def job(way: str, megabytes: float, rounds: int, folder: str) -> None:
-    """Measure one way, in every process; the first one prints a row."""
+def job(names: list[str], megabytes: float, rounds: int, folder: str) -> None:
+    """Measure the ways in turn, in every process; the first one prints a row of each."""
     import keras_flow as kf
     from keras_flow import comm
+    from keras_flow.backends import agreement
 
-    root, model = Path(folder), build(megabytes)
-    save, load = ways(model, root)[way]()
-    saved, loaded = [], []
-    for number in range(rounds):
-        where = root / f"{way.replace(' ', '-')}-{number}"
-        if kf.env.is_main_process():
-            where.mkdir()
-        comm.barrier()
-        saved.append(measured(lambda where=where: save(where)))
-        written = sum(each.stat().st_size for each in where.rglob("*") if each.is_file())
-        if load is not done:
+    model = build(megabytes)
+    made = {name: ways(model)[name]() for name in names}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            save, load = made[name]
+            where = Path(folder, f"{name.replace(' ', '-')}-{number}")
+            if kf.env.is_main_process():
+                where.mkdir()
+            comm.barrier()
+            seconds, blocked, peak = measured(lambda save=save, where=where: save(where))
+            written = sum(each.stat().st_size for each in where.rglob("*") if each.is_file())
+            row = {"seconds": seconds, "blocked": blocked, "peak": peak, "written": written}
+            if load is not done:
 
-            def loading(where=where) -> Callable:
-                load(where)
-                return done
+                def loading(load=load, where=where) -> Callable:
+                    load(where)
+                    return done
 
-            loaded.append(measured(loading))
-        comm.barrier()
-        if kf.env.is_main_process():
-            shutil.rmtree(where)
+                row["load"], _, row["load peak"] = measured(loading)
+            of_all = [json.loads(each) for each in agreement.exchange(json.dumps(row))]
+            found[name].append({key: max(each[key] for each in of_all) for key in row})
+            if kf.env.is_main_process():
+                shutil.rmtree(where)
     if kf.env.is_main_process():
-        times, blocked, peak = (statistics.median(each) for each in zip(*saved, strict=True))
-        row = [way, f"{times:.2f}", f"{blocked:.3f}", f"{peak / MB:.0f}", f"{written / MB:.1f}"]
-        if loaded:
-            times, _, peak = (statistics.median(each) for each in zip(*loaded, strict=True))
-            row += [f"{times:.2f}", f"{peak / MB:.0f}"]
-        print("ROW", *row, sep="|", flush=True)
+        for name in names:
+            print("ROW " + row_of(name, {each: found[each][1:] for each in names}), flush=True)
+
+
+def row_of(name: str, found: dict[str, list[dict[str, float]]]) -> str:
+    """A row of the table, of what was measured round by round."""
+
+    def median(key: str, other: str = "", other_key: str = "seconds") -> float:
+        others = [each[other_key] for each in found[other]] if other else [1.0] * len(found[name])
+        return statistics.median(each[key] / beside for each, beside in zip(found[name], others, strict=True))
+
+    at_once = name.removesuffix(" async")
+    part = f" ({median('blocked', at_once):.1%})" if at_once != name else ""
+    row = [name, f"{median('seconds'):.2f} ({median('seconds', 'plain'):.2f})", f"{median('blocked'):.3f}{part}"]
+    row += [f"{median('peak') / MB:.0f}", f"{median('written') / MB:.1f}"]
+    row += [f"{median('load'):.2f}", f"{median('load peak') / MB:.0f}"] if "load" in found[name][0] else ["", ""]
+    return "| " + " | ".join(row) + " |"
 
 
 def main(given: argparse.Namespace) -> None:
-    """Run each way in a job of its own, and print the table."""
-    share = given.megabytes / given.ranks
-    print(f"{given.megabytes:.0f} MB of weights, {given.ranks} ranks; on torch a rank has {share:.0f} MB")
-    print("| way | save, s | blocked, s | peak, MB | written, MB | load, s | peak, MB |")
-    print("|---|---|---|---|---|---|---|")
+    """Run each engine's ways in a job of its own, and print the tables."""
     folder = tempfile.mkdtemp(prefix="checkpoints-", dir=given.folder)
     try:
-        for way in given.ways:
-            engine = "jax" if "jax" in way or way == "orbax" else "torch"
-            command = [sys.executable, __file__, "--job", way, "--folder", folder, "--ranks", str(given.ranks)]
-            command += ["--megabytes", str(given.megabytes), "--rounds", str(given.rounds)]
-            ended = subprocess.run(
-                command, env={**os.environ, "KERAS_BACKEND": engine}, capture_output=True, text=True, check=False
+        for engine in given.engines:
+            share = given.megabytes / (given.ranks if engine == "torch" else 1)
+            print(
+                f"\n{engine}: {given.megabytes:.0f} MB of weights, {given.ranks} ranks, {share:.0f} MB in a process\n"
             )
-            rows = [line for line in ended.stdout.splitlines() if "ROW|" in line]
-            if not rows:
-                print(f"| {way} | {(ended.stderr.strip().splitlines() or ['no output'])[-1][:200]} |", flush=True)
-                continue
-            row = rows[0].partition("ROW|")[2].split("|")
-            print("| " + " | ".join([*row, *[""] * (7 - len(row))]) + " |", flush=True)
+            print(
+                "| way | save, s (of plain) | blocked, s (of at once) | peak, MB | written, MB | load, s | peak, MB |"
+            )
+            print("|---|---|---|---|---|---|---|", flush=True)
+            command = [sys.executable, __file__, "--job", engine, "--folder", folder, "--ranks", str(given.ranks)]
+            command += ["--megabytes", str(given.megabytes), "--rounds", str(given.rounds)]
+            environment = {**os.environ, "KERAS_BACKEND": engine}
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            rows = [line.partition("ROW ")[2] for line in ended.stdout.splitlines() if "ROW " in line]
+            print("\n".join(rows or ended.stderr.splitlines()[-12:]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -194,9 +219,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--megabytes", type=float, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder")
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--engines", nargs="+", default=tuple(WAYS), choices=WAYS)
     parser.add_argument("--job", choices=WAYS)
     given = parser.parse_args()
     if given.job is None:
@@ -204,4 +229,5 @@ if __name__ == "__main__":
     else:
         import keras_flow as kf
 
-        kf.run(job, devices=given.ranks, args=(given.job, given.megabytes, given.rounds, given.folder), timeout=1200)
+        arguments = (list(WAYS[given.job]), given.megabytes, given.rounds, given.folder)
+        kf.run(job, devices=given.ranks, args=arguments, timeout=3000)

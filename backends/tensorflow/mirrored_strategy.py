@@ -197,4 +197,5 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     placed = keras_layout(variable)
     assert placed is not None  # made by `create` or `place`
     ranks = [rank for rank in placed.layout.placement.ranks if rank in world().local_ranks]
-    return {rank: copy.numpy() for rank, copy in zip(ranks, variable._value.values, strict=True)}
+    copies = zip(ranks, variable._value.values, strict=True)
+    return {rank: np.asarray(copy.read_value()) for rank, copy in copies}  # `numpy()` would copy

@@ -481,4 +481,5 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     if placed is None or not isinstance(value, dtensor.DVariable):
         return {0 if placed is None else placed.distribution.placement.ranks[0]: to_host(value)}
     parts = dtensor.unpack(value.read_value())
-    return {rank: part.numpy() for rank, part in zip(view_of(placed.distribution).ranks, parts, strict=True)}
+    # `numpy()` would copy
+    return {rank: np.asarray(part) for rank, part in zip(view_of(placed.distribution).ranks, parts, strict=True)}

@@ -28,13 +28,14 @@ def put(value: np.ndarray, rank: int) -> torch.Tensor:
 
 
 def as_numpy(value: torch.Tensor) -> np.ndarray:
-    """The value."""
-    value = value.detach().cpu()
-    if value.dtype == torch.bfloat16:
-        import ml_dtypes
+    """The value; in the memory of the tensor, where that is the host's."""
+    value, name = value.detach().cpu(), str(value.dtype).removeprefix("torch.")
+    if hasattr(np, name):
+        return value.numpy()
+    import ml_dtypes
 
-        return value.float().numpy().astype(ml_dtypes.bfloat16)
-    return value.numpy()
+    # bfloat16 and float8, which NumPy knows by their bits alone
+    return value.view(getattr(torch, f"uint{8 * value.itemsize}")).numpy().view(getattr(ml_dtypes, name))
 
 
 def on_rank(rank: int) -> AbstractContextManager[object]:

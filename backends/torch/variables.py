@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
 from keras_flow.backends import agreement, weights_files
-from keras_flow.backends.torch import copies, creation, layouts, local_tensors
+from keras_flow.backends.torch import copies, creation, layouts, local_tensors, tensors
 from keras_flow.backends.torch.step import current_step
 from keras_flow.current import keras_places
 from keras_flow.current.creator import Creator, creator
@@ -243,7 +243,7 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     local = stored.detach()
     if isinstance(local, DTensor):
         local = local.to_local()
-    return {layouts.this_rank(): np.asarray(core.convert_to_numpy(local))}
+    return {layouts.this_rank(): tensors.as_numpy(local)}
 
 
 def keep_plain(variable: keras.Variable) -> None:

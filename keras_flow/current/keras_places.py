@@ -18,11 +18,12 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -259,6 +260,21 @@ def explained(
     except Exception as worded:
         return worded
     return error
+
+
+@contextlib.contextmanager
+def tensorflow_unasked() -> Iterator[None]:
+    """Let Keras not load TensorFlow inside, to ask whether a value is of one of its types.
+
+    Where it is not loaded no value is. Loading it takes seconds and some 400 MB.
+    """
+    before = tensorflow._available
+    if before is None and "tensorflow" not in sys.modules:
+        tensorflow._available = False
+    try:
+        yield
+    finally:
+        tensorflow._available = before
 
 
 class _EngineModule:

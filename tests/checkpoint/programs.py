@@ -12,8 +12,8 @@ import keras_flow as kf
 
 ROWS, BATCH = 38, 5  # the last batch has 3 rows
 LAYOUTS = ("dp4", "2x2", "1x4", "4x1", "one")
-#: those of the matrix: 2 ranks, 3 of 4, and splits that do not divide
-MATRIX = ("dp2", "1x2", "2x2", "1x3", "dp3", "one")
+#: those of the matrix: 2 ranks, slots that are split further, 3 of 4, and splits that do not divide
+MATRIX = ("dp2", "1x2", "2x2", "dp4z2", "1x3", "dp3", "one")
 #: sources of data, and whether an engine has them
 SOURCES = ("arrays", "dataset", "tf.data", "loader", "generator")
 
@@ -245,7 +245,10 @@ def loaded(folder: str, layout: str, optimizer: str = "Adam") -> tuple[dict[str,
 
 
 def read_and_needed(folder: str, layout: str) -> tuple[int, int]:
-    """Load without hashes; the bytes that this process read, and those of the different parts that its ranks hold."""
+    """Load without hashes; the bytes that this process read, and those of the different parts that its ranks hold.
+
+    A process of torch whose rank is outside of the placement computes the same alone, with a copy of the whole.
+    """
     from keras_flow.backends.active import backend
     from keras_flow.checkpoint import manifest, names
     from keras_flow.current.variable_layout import keras_layout
@@ -255,10 +258,10 @@ def read_and_needed(folder: str, layout: str) -> tuple[int, int]:
     needed, here = 0, backend().world()
     for variable in names.named(model).values():
         placed, size = keras_layout(variable), manifest.numpy_dtype(names.dtype_of(variable)).itemsize
-        if placed is None:
+        ranks = [rank for rank in here.local_ranks if placed is not None and rank in placed.layout.placement.ranks]
+        if placed is None or not ranks:
             needed += int(np.prod(variable.shape)) * size
             continue
-        ranks = [rank for rank in here.local_ranks if rank in placed.layout.placement.ranks]
         parts = {str(placed.layout.local_slices(rank)): placed.layout.local_shape(rank) for rank in ranks}
         needed += sum(int(np.prod(shape)) for shape in parts.values()) * size
     return read, needed

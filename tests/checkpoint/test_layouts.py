@@ -74,7 +74,14 @@ def test_every_engine_loads_what_another_saved(
 
 
 @pytest.mark.parametrize(
-    "layout", ["2x2", *(pytest.param(each, marks=pytest.mark.full) for each in programs.LAYOUTS[:-1])]
+    "layout",
+    [
+        "2x2",
+        *(
+            pytest.param(each, marks=pytest.mark.full)
+            for each in sorted({*programs.LAYOUTS, *programs.MATRIX} - {"2x2"})
+        ),
+    ],
 )
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_byte_is_read_twice_or_in_vain(
