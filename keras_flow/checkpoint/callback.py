@@ -9,14 +9,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_flow.backends import agreement, hooking
 from keras_flow.backends.active import backend
-from keras_flow.checkpoint import callback_states, going_on, loading, manifest, names, positions, saving
+from keras_flow.checkpoint import callback_states, going_on, loading, manifest, names, positions, saving, store
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.reader import Reader
 from keras_flow.errors import FlowError, warn
@@ -81,7 +80,8 @@ class Checkpoint(keras.callbacks.Callback):
             raise FlowError("save_best_only=True needs monitor=, the name of a log, and save_freq='epoch'")
         if unknown := set(save_on_signal) - {"SIGTERM", "SIGINT"}:
             raise FlowError(f"save_on_signal: {', '.join(map(repr, unknown))}; it knows 'SIGTERM' and 'SIGINT'")
-        self.directory, self.save_freq, self.keep, self.asynchronous = Path(directory), save_freq, keep, asynchronous
+        self.directory = store.at(directory)
+        self.save_freq, self.keep, self.asynchronous = save_freq, keep, asynchronous
         self.resume, self.monitor, self.save_best_only = resume, monitor, save_best_only
         is_max = mode == "max" or (mode == "auto" and any(part in (monitor or "") for part in ("acc", "auc", "f1")))
         self._is_better: Callable[[float, float], bool] = (lambda a, b: a > b) if is_max else (lambda a, b: a < b)
@@ -278,7 +278,7 @@ class Checkpoint(keras.callbacks.Callback):
         step = loading.newest(self.directory)
         if step is None:
             return
-        reader = Reader(*manifest.read(self.directory.absolute(), step))
+        reader = Reader(*manifest.read(self.directory, step))
         loading.load_from(reader, self._trained())
         training = reader.manifest.training
         if not training:  # saved outside of `fit`: the weights are those, and the epochs begin

@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 from keras_flow import atomic, progress, units
-from keras_flow.checkpoint import manifest, weights, writer
+from keras_flow.checkpoint import manifest, store, weights, writer
 from keras_flow.checkpoint.manifest import Manifest, Tensor, is_weight
 from keras_flow.checkpoint.reader import Reader
+from keras_flow.checkpoint.store import Place
+from keras_flow.current import joining
 from keras_flow.errors import FlowError
 
 FORMATS = ("keras", "safetensors", "orbax", "dcp")
@@ -56,7 +58,7 @@ def export(
     """
     target = Path(out).absolute()
     format = _format(format, target)
-    folder, found = manifest.read(Path(directory).absolute(), step)
+    folder, found = manifest.read(store.at(directory), step)
     reader = Reader(folder, found)
     if not target.parent.is_dir():
         raise FlowError(f"there is no folder {str(target.parent)!r} to write {target.name!r} in")
@@ -79,7 +81,7 @@ def import_(
     *,
     step: int = 0,
     allow_pickle: bool = False,
-) -> Path:
+) -> Place:
     """Make a checkpoint of what another program wrote. `load` and `load_weights` then read it under any layout.
 
     Args:
@@ -97,14 +99,14 @@ def import_(
     """
     source = Path(path).absolute()
     format = _format(format, source)
-    folder = Path(directory).absolute() / manifest.folder_of(step)
-    if folder.exists():
+    folder = store.at(directory) / manifest.folder_of(step)
+    if folder.is_dir():
         raise FlowError(f"{str(folder)!r} is there already; choose another step")
     tensors, read = _READERS[format](source, allow_pickle)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with atomic.beside(folder) as new:
-        new.mkdir()
-        chunks = _write_file(new / manifest.file_of(0, 1), list(tensors), tensors, read)
+    writing = store.begun(folder, joining.waiting_seconds())
+    try:
+        chunks = _write_file(writing / manifest.file_of(0, 1), list(tensors), tensors, read, folder)
         said = Manifest(
             step,
             {
@@ -113,7 +115,10 @@ def import_(
             },
             manifest.saved_by(format, 1, 1),
         )
-        atomic.write_text(new / manifest.NAME, said.to_json())
+        store.commit(writing, folder, {manifest.NAME: said.to_json()}, ())
+    except BaseException:
+        store.remove(writing)
+        raise
     return folder
 
 
@@ -137,14 +142,18 @@ def _format(format: str | None, path: Path) -> str:
 
 
 def _write_file(
-    path: Path, names: list[str], tensors: Mapping[str, Tensor], read: Callable[[str], np.ndarray]
+    path: Place,
+    names: list[str],
+    tensors: Mapping[str, Tensor],
+    read: Callable[[str], np.ndarray],
+    folder: Place | None = None,
 ) -> dict[str, list[manifest.Chunk]]:
     """Write whole tensors into one file of safetensors, one after the other; their chunks."""
     shapes = {name: tensors[name].shape for name in names if 0 not in tensors[name].shape}
     blocks = [
         writer.FileBlock(name, tensors[name].dtype, (0,) * len(shape), shape, shape) for name, shape in shapes.items()
     ]
-    file = writer.File(path, blocks)
+    file = writer.File(path, blocks, folder)
     try:
         with progress.working(f"writing {units.amount(sum(block.bytes for block in blocks))}") as say:
             for block in blocks:

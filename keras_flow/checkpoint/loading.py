@@ -6,15 +6,15 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_flow.backends import agreement, meeting, random_states
 from keras_flow.backends.active import backend
-from keras_flow.checkpoint import manifest, names
+from keras_flow.checkpoint import manifest, names, store
 from keras_flow.checkpoint.reader import Reader
+from keras_flow.checkpoint.store import Place
 from keras_flow.current import models
 from keras_flow.errors import FlowError
 
@@ -78,7 +78,7 @@ def load(
         >>> kf.checkpoint.load(folder, model).extra
         {'note': 'good'}
     """
-    where = Path(directory).absolute()
+    where = store.at(directory)
     if step == "latest":
         meeting.meet("kf.checkpoint.load")
         there = newest(where)
@@ -87,7 +87,7 @@ def load(
     return load_from(Reader(folder, found, check), model, strict, rename)
 
 
-def newest(directory: Path) -> int | None:
+def newest(directory: Place) -> int | None:
     """The newest step of a directory, which process 0 looks up for all; None where there is none."""
     there = manifest.steps(directory) if backend().world().process_index == 0 else []
     said = agreement.first_says(str(there[-1]) if there else "")

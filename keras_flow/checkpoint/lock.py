@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from keras_flow.checkpoint.store import Place
 from keras_flow.errors import FlowError
 
 #: seconds for processes that a killed job has left (workers that read data) to end
@@ -24,12 +25,15 @@ _held: dict[Path, tuple[int, int]] = {}
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
+def held(directory: Place) -> Iterator[None]:
     """Hold the lock of a directory, which is there.
 
     Raises:
         FlowError: another job holds it.
     """
+    if not isinstance(directory, Path):  # a store has no locks
+        yield
+        return
     directory = directory.absolute()
     descriptor, count = _held.get(directory) or (_locked(directory), 0)
     _held[directory] = (descriptor, count + 1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_flow import progress, units
-from keras_flow.checkpoint import manifest
+from keras_flow.checkpoint import manifest, store
 from keras_flow.checkpoint.manifest import Manifest
 from keras_flow.checkpoint.reader import Reader, faults
 from keras_flow.errors import FlowError
@@ -26,7 +25,7 @@ def inspect(directory: str | os.PathLike[str], *, step: int | str = "latest") ->
     Raises:
         FlowError: there is none, or its manifest is damaged.
     """
-    return manifest.read(Path(directory).absolute(), step)[1]
+    return manifest.read(store.at(directory), step)[1]
 
 
 def verify(directory: str | os.PathLike[str], *, step: int | str = "latest") -> int:
@@ -35,7 +34,7 @@ def verify(directory: str | os.PathLike[str], *, step: int | str = "latest") -> 
     Raises:
         FlowError: a file is missing, too short or damaged. It names the first 10 tensors, with file and bytes.
     """
-    folder, found = manifest.read(Path(directory).absolute(), step)
+    folder, found = manifest.read(store.at(directory), step)
     reader = Reader(folder, found)
     wrong: list[str] = []
     with progress.working(f"reading {units.amount(found.bytes)}") as say:
@@ -63,7 +62,7 @@ def read_tensor(
     Raises:
         FlowError: there is no such tensor, or a file is missing or damaged.
     """
-    return Reader(*manifest.read(Path(directory).absolute(), step)).read(name, index)
+    return Reader(*manifest.read(store.at(directory), step)).read(name, index)
 
 
 def rows_of(found: Manifest) -> list[tuple[str, ...]]:
@@ -81,10 +80,10 @@ def rows_of(found: Manifest) -> list[tuple[str, ...]]:
     ]
 
 
-def facts_of(directory: Path, found: Manifest) -> dict[str, Any]:
+def facts_of(directory: str | os.PathLike[str], found: Manifest) -> dict[str, Any]:
     """What is said of a checkpoint beside its tensors: name -> value."""
     training = {key: found.training[key] for key in ("epoch", "batch") if key in found.training}
-    others = [each for each in manifest.steps(directory) if each != found.step]
+    others = [each for each in manifest.steps(store.at(directory)) if each != found.step]
     return {
         "step": found.step,
         "saved": ", ".join(f"{key} {value}" for key, value in found.saved.items()),

@@ -18,18 +18,18 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
 import keras_flow
+from keras_flow.checkpoint.store import MANIFEST, Place
 from keras_flow.errors import FlowError
 
 #: what `manifest.json` begins with, and the version that this code writes
 FORMAT, VERSION = "keras_flow checkpoint", 1
-NAME = "manifest.json"
+NAME = MANIFEST
 #: the model as Keras serializes it, where it can
 MODEL = "model.json"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -52,7 +52,7 @@ class Chunk:
     """Rows of a block of a tensor, which lie in one piece in a file.
 
     Attributes:
-        file: its name, in the folder of the manifest.
+        file: its path, from the folder of the manifest.
         begin: the first byte in the file.
         end: the byte after the last one.
         start: where its first element is in the tensor, one number for each dim.
@@ -200,7 +200,7 @@ def folder_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def steps(directory: Path) -> list[int]:
+def steps(directory: Place) -> list[int]:
     """The steps of the checkpoints in a directory, in order; what was not finished is none."""
     if not directory.is_dir():
         return []
@@ -208,7 +208,7 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in found if match)
 
 
-def read(directory: Path, step: int | str = "latest") -> tuple[Path, Manifest]:
+def read(directory: Place, step: int | str = "latest") -> tuple[Place, Manifest]:
     """Find a checkpoint; its folder and its manifest.
 
     Args:

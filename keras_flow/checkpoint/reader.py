@@ -7,15 +7,15 @@ Example: columns 0 and 1 of a tensor [4, 4] in two chunks of two rows: both chun
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from keras_flow.checkpoint import manifest
+from keras_flow.checkpoint import manifest, store
 from keras_flow.checkpoint.manifest import Chunk, Manifest
+from keras_flow.checkpoint.store import Place
 from keras_flow.errors import FlowError
 
 
@@ -32,7 +32,7 @@ class Reader:
         bytes_read: so far.
     """
 
-    def __init__(self, folder: Path, found: Manifest, check: bool = True):
+    def __init__(self, folder: Place, found: Manifest, check: bool = True):
         self.folder, self.manifest, self.check = folder, found, check
         self.bytes_read = 0
 
@@ -71,24 +71,29 @@ class Reader:
 
     def _part(self, name: str, chunk: Chunk, dtype: np.dtype, index: tuple[slice, ...]) -> np.ndarray:
         """Elements of a chunk."""
+        path, is_checked = self.folder / chunk.file, self.check and bool(chunk.xxh3_64)
+        mapped = path if isinstance(path, Path) and not is_checked else None
+        data = b""
         try:
-            with (self.folder / chunk.file).open("rb") as file:
-                if missing := max(0, chunk.end - os.fstat(file.fileno()).st_size):
-                    raise FlowError(_damaged(self.folder, name, chunk, f"ends {missing} bytes too early"))
-                if not (self.check and chunk.xxh3_64):
-                    part = np.memmap(file, dtype, "r", chunk.begin, chunk.shape)[index]
-                    self.bytes_read += part.nbytes
-                    return part
-                data = os.pread(file.fileno(), chunk.end - chunk.begin, chunk.begin)
+            if mapped is None:
+                data = store.read(path, chunk.begin, chunk.end)
+            end = chunk.begin + len(data) if mapped is None else mapped.stat().st_size
         except OSError as error:
-            raise FlowError(_damaged(self.folder, name, chunk, f"cannot be read ({error.strerror})")) from error
+            why = error.strerror or type(error).__name__
+            raise FlowError(_damaged(self.folder, name, chunk, f"cannot be read ({why})")) from error
+        if missing := max(0, chunk.end - end):
+            raise FlowError(_damaged(self.folder, name, chunk, f"ends {missing} bytes too early"))
+        if mapped is not None:
+            part = np.memmap(mapped, dtype, "r", chunk.begin, chunk.shape)[index]
+            self.bytes_read += part.nbytes
+            return part
         self.bytes_read += len(data)
-        if xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
+        if is_checked and xxhash.xxh3_64_hexdigest(data) != chunk.xxh3_64:
             raise FlowError(_damaged(self.folder, name, chunk, "does not have the hash of what was written"))
         return np.frombuffer(data, dtype).reshape(chunk.shape)[index]
 
 
-def _damaged(folder: Path, name: str, chunk: Chunk, what: str) -> str:
+def _damaged(folder: Place, name: str, chunk: Chunk, what: str) -> str:
     return (
         f"{name!r} in {str(folder / chunk.file)!r}, bytes {chunk.begin} to {chunk.end} (elements from "
         f"{list(chunk.start)} of shape {list(chunk.shape)}), {what}. Load another step, or the rest by strict=False"

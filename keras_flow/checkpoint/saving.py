@@ -8,14 +8,11 @@ checkpoints that were there, or these and the new one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import shutil
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +22,12 @@ import numpy as np
 from keras_flow import atomic, sbp
 from keras_flow.backends import agreement, meeting, random_states
 from keras_flow.backends.active import backend
-from keras_flow.checkpoint import manifest, names, pieces, writer
+from keras_flow.checkpoint import manifest, names, parts, pieces, store, writer
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.manifest import Chunk, Manifest, Tensor
-from keras_flow.current import joining, models
+from keras_flow.checkpoint.parts import Part
+from keras_flow.checkpoint.store import Place
+from keras_flow.current import joining, keras_places, models
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
@@ -53,7 +52,7 @@ class Saved:
         blocked_seconds: for how long the program was kept.
     """
 
-    path: Path
+    path: Place
     step: int
     bytes: int = 0
     blocked_seconds: float = 0.0
@@ -64,7 +63,7 @@ class Saved:
         """Whether this process's part is written, or has failed."""
         return self._thread is None or not self._thread.is_alive()
 
-    def wait(self) -> Path:
+    def wait(self) -> Place:
         """Wait until the checkpoint is there; its folder.
 
         Raises:
@@ -92,7 +91,8 @@ def save(
     Nothing is gathered: each rank writes what it holds, and what several hold is written once.
 
     Args:
-        directory: of checkpoints; this one is its folder `step-N`. All processes see it.
+        directory: of checkpoints; this one is its folder `step-N`. All processes see it. It may be in a store:
+            `"s3://bucket/run"`.
         model: a built model. Its optimizer is saved too, by the names of its variables.
         step: the number of the checkpoint; None: how many updates the optimizer has made.
         asynchronous: copy the values, and write them in a thread. An error is raised by `wait`.
@@ -120,7 +120,7 @@ def save(
 
 
 def save_with(
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Place,
     model: keras.Model,
     step: int | None,
     asynchronous: bool,
@@ -138,7 +138,7 @@ def save_with(
     here = backend().world()
     variables = names.named(model) | dict(beside)
     step = _step_of(model) if step is None else int(step)
-    folder = Path(directory).absolute() / manifest.folder_of(step)
+    folder = store.at(directory) / manifest.folder_of(step)
     try:
         json.dumps([extra, training])
     except TypeError as error:
@@ -149,7 +149,7 @@ def save_with(
     path, _, error = agreement.first_says(_started(folder, lock) if here.process_index == 0 else "").partition("\n")
     if error:
         raise FlowError(error)
-    writing = Path(path)
+    writing = store.at(path)
 
     layouts = {name: _layout(variable) for name, variable in variables.items()}
     who = pieces.assigned(
@@ -159,7 +159,9 @@ def save_with(
         },
         range(here.size),
     )
-    parts = list(_parts(variables, who, here, asynchronous))
+    mine = list(parts.parts_of(variables, who, here))
+    if asynchronous:
+        mine = parts.copied(mine, here)
     said = Manifest(
         step=step,
         tensors={
@@ -171,8 +173,8 @@ def save_with(
         random=random_states.states(),
         extra=dict(extra),
     )
-    saved = Saved(folder, step, sum(block.bytes for part in parts for _, block in part.blocks))
-    work = _Writing(writing, folder, parts, said, _serialized(model) if here.process_index == 0 else "", here, keep)
+    saved = Saved(folder, step, sum(block.bytes for part in mine for _, block in part.blocks))
+    work = _Writing(writing, folder, mine, said, _serialized(model) if here.process_index == 0 else "", here, keep)
     if asynchronous:
 
         def run() -> None:
@@ -187,22 +189,10 @@ def save_with(
     else:
         with lock:
             _together(work)
-        atomic.note(folder)
+        if isinstance(folder, Path):
+            atomic.note(folder)
     saved.blocked_seconds = time.monotonic() - begun
     return saved
-
-
-@dataclass(frozen=True)
-class _Mine:
-    """What this process writes of one variable.
-
-    Attributes:
-        blocks: of a rank each, with the rows of the rank's shard before it.
-        held: gives what the ranks hold.
-    """
-
-    blocks: list[tuple[pieces.Share, writer.FileBlock]]
-    held: Callable[[], Mapping[int, np.ndarray]]
 
 
 @dataclass
@@ -219,9 +209,9 @@ class _Writing:
         keep: as in `save`.
     """
 
-    writing: Path
-    folder: Path
-    parts: list[_Mine]
+    writing: Place
+    folder: Place
+    parts: list[Part]
     said: Manifest
     model: str
     here: World
@@ -234,7 +224,7 @@ class _Writing:
             for piece, block in part.blocks:
                 blocks.setdefault(piece.rank, []).append(block)
         files = {
-            rank: writer.File(self.writing / manifest.file_of(rank, self.here.size), each)
+            rank: writer.File(self.writing / manifest.file_of(rank, self.here.size), each, self.folder)
             for rank, each in blocks.items()
         }
         is_whole = False
@@ -252,25 +242,22 @@ class _Writing:
         for file in files.values():
             for tensor, found in file.chunks.items():
                 chunks.setdefault(tensor, []).extend(map(asdict, found))
-        atomic.write_text(_note_of(self.writing, self.here.process_index), json.dumps(chunks))
+        store.write_text(_note_of(self.writing, self.here.process_index), json.dumps(chunks))
 
     def commit(self) -> None:
         """Make the checkpoint of what all processes have written; in process 0."""
         chunks: dict[str, list[Chunk]] = {name: [] for name in self.said.tensors}
-        for process in range(self.here.process_count):
-            note = _note_of(self.writing, process)
+        notes = [_note_of(self.writing, process) for process in range(self.here.process_count)]
+        for note in notes:
             for name, found in json.loads(note.read_text(encoding="utf-8")).items():
                 chunks[name] += [Chunk(**chunk) for chunk in found]
-            note.unlink()
         tensors = {name: replace(tensor, chunks=tuple(chunks[name])) for name, tensor in self.said.tensors.items()}
-        if self.model:
-            atomic.write_text(self.writing / manifest.MODEL, self.model)
-        atomic.write_text(self.writing / manifest.NAME, replace(self.said, tensors=tensors).to_json())
-        atomic.put(self.writing, self.folder)
-        _remove(self.writing)  # an older checkpoint of this step, which has changed places with it
+        texts = {manifest.MODEL: self.model} if self.model else {}
+        texts[manifest.NAME] = replace(self.said, tensors=tensors).to_json()
+        store.commit(self.writing, self.folder, texts, notes)
         if self.keep is not None:
             for old in manifest.steps(self.folder.parent)[: -self.keep]:
-                _remove(self.folder.with_name(manifest.folder_of(old)))
+                store.remove(self.folder.parent / manifest.folder_of(old))
 
 
 def _together(work: _Writing) -> None:
@@ -285,7 +272,7 @@ def _together(work: _Writing) -> None:
         texts = agreement.first_failure("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None or texts:
             if work.here.process_index == 0:
-                _remove(work.writing)
+                store.remove(work.writing)
             raise _failed(work.folder, error or texts) from error
 
 
@@ -294,8 +281,9 @@ def _apart(work: _Writing) -> None:
     until = time.monotonic() + joining.waiting_seconds()
     if work.here.process_index != 0:
         work.write()
-        _wait(lambda: not work.writing.is_dir(), until, "process 0, which makes the checkpoint,")
-        if not work.folder.is_dir():
+        note = _note_of(work.writing, work.here.process_index)
+        _wait(lambda: store.is_over(work.writing, note), until, "process 0, which makes the checkpoint,")
+        if not (work.folder / manifest.NAME).is_file():
             raise FlowError(f"the checkpoint {str(work.folder)!r} was not written: process 0 failed, and says why")
         return
     try:
@@ -304,36 +292,8 @@ def _apart(work: _Writing) -> None:
             _wait(_note_of(work.writing, process).is_file, until, f"process {process}, which writes its part,")
         work.commit()
     except BaseException:
-        _remove(work.writing)
+        store.remove(work.writing)
         raise
-
-
-def _parts(
-    variables: Mapping[str, keras.Variable], who: Mapping[str, list[pieces.Share]], here: World, copies: bool
-) -> Iterator[_Mine]:
-    """What this process writes, variable by variable; copies are the values of now."""
-    for name, variable in variables.items():
-        mine = [piece for piece in who[name] if piece.rank in here.local_ranks]
-        if not mine:
-            continue
-        shape = tuple(variable.shape)
-        blocks = [
-            (piece, writer.FileBlock(name, names.dtype_of(variable), piece.start, piece.shape, shape)) for piece in mine
-        ]
-        if not copies:
-            yield _Mine(blocks, functools.partial(_held, variable, mine))
-            continue
-        held = _held(variable, mine)
-        # of each rank what it writes: all blocks begin at the first row of what is kept
-        kept = {piece.rank: np.array(piece.cut(held[piece.rank])) for piece in mine}
-        yield _Mine([(replace(piece, skipped=0), block) for piece, block in blocks], lambda kept=kept: kept)
-
-
-def _held(variable: keras.Variable, wanted: list[pieces.Share]) -> Mapping[int, np.ndarray]:
-    """rank -> what it holds of a variable; of one without a layout every rank has the whole."""
-    if keras_layout(variable) is None:
-        return dict.fromkeys([piece.rank for piece in wanted], np.asarray(variable))
-    return backend().shards(variable)
 
 
 def _layout(variable: keras.Variable) -> Any:
@@ -350,7 +310,8 @@ def _serialized(model: keras.Model) -> str:
     import keras
 
     try:
-        return json.dumps(keras.saving.serialize_keras_object(model))
+        with keras_places.tensorflow_unasked():
+            return json.dumps(keras.saving.serialize_keras_object(model))
     except Exception:  # whatever the program's own `get_config` raises
         return ""
 
@@ -363,29 +324,24 @@ def _step_of(model: keras.Model) -> int:
 # ---- folders
 
 
-def _started(folder: Path, lock: contextlib.ExitStack) -> str:
-    """Take the lock of the directory, make the folder that is written, and remove those that nobody finished.
+def _started(folder: Place, lock: contextlib.ExitStack) -> str:
+    """Take the lock of the directory, and make the folder that is written.
 
     Returns:
         Its path and, in a second line, why it cannot be made.
     """
     parent = folder.parent
-    writing = folder.with_name(f"{folder.name}{_UNDER_WAY}{uuid.uuid4().hex[:8]}")
     try:
         parent.mkdir(parents=True, exist_ok=True)
         lock.enter_context(held(parent))
-        for left in parent.glob(f"step-*{_UNDER_WAY}*"):
-            if time.time() - left.stat().st_mtime > joining.waiting_seconds():
-                _remove(left)
-        writing.mkdir()
+        return str(store.begun(folder, joining.waiting_seconds()))
     except FlowError as error:
         return f"\n{error}"
     except OSError as error:
-        return f"\nno checkpoint can be written in {str(parent)!r}: {type(error).__name__}: {error.strerror}"
-    return str(writing)
+        return f"\nno checkpoint can be written in {str(parent)!r}: {type(error).__name__}: {error.strerror or error}"
 
 
-def _note_of(writing: Path, process: int) -> Path:
+def _note_of(writing: Place, process: int) -> Place:
     return writing / f"process-{process:05d}.json"
 
 
@@ -396,15 +352,7 @@ def _wait(is_done: Callable[[], bool], until: float, whom: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder, which is no checkpoint any more from the first moment on."""
-    with contextlib.suppress(OSError):
-        gone = folder.with_name(f"{folder.name}{_UNDER_WAY}removed")
-        folder.rename(gone)
-        shutil.rmtree(gone)
-
-
-def _failed(folder: Path, error: BaseException | str) -> FlowError:
+def _failed(folder: Place, error: BaseException | str) -> FlowError:
     if isinstance(error, FlowError):
         return error
     what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"

@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from keras_flow.checkpoint import store
 from keras_flow.checkpoint.manifest import SAFETENSORS, Chunk, numpy_dtype
+from keras_flow.checkpoint.store import Place
 
 #: bytes that are hashed together, in whole rows: what a reader must read at least to check what it reads
 CHUNK = 4 << 20
@@ -53,6 +55,7 @@ class File:
     Args:
         path: of the file, which is not there.
         blocks: at most one of each tensor.
+        folder: what the folder of the manifest will be called; None: that of the file.
 
     Raises:
         OSError: there is no space left, or the folder may not be written.
@@ -61,9 +64,10 @@ class File:
         chunks: name -> the chunks of its block.
     """
 
-    def __init__(self, path: Path, blocks: Sequence[FileBlock]):
+    def __init__(self, path: Place, blocks: Sequence[FileBlock], folder: Place | None = None):
         self.chunks: dict[str, list[Chunk]] = {}
         self._path, self._file = path, path.open("xb")
+        self._name = store.name_in(folder or path.parent, path)
         sharding = {block.name: {"saved_offsets": block.start, "global_shape": block.whole} for block in blocks}
         header: dict[str, object] = {
             "__metadata__": {"format": "np", "DCP_SHARDING_INFO": json.dumps(sharding)},
@@ -92,12 +96,12 @@ class File:
             self._file.write(data)
             start, shape = ((block.start[0] + first, *block.start[1:]), part.shape) if value.ndim else ((), ())
             end = self._position + part.nbytes
-            chunks.append(Chunk(self._path.name, self._position, end, start, shape, xxhash.xxh3_64_hexdigest(data)))
+            chunks.append(Chunk(self._name, self._position, end, start, shape, xxhash.xxh3_64_hexdigest(data)))
             self._position = end
 
     def close(self, down_to_disk: bool) -> None:
         """End the file, whose bytes are then on the disk where that is asked for."""
         with self._file:
-            if down_to_disk:
+            if down_to_disk and isinstance(self._path, Path):  # a store has it when the file is closed
                 self._file.flush()
                 os.fsync(self._file.fileno())

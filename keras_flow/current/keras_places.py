@@ -269,7 +269,7 @@ def tensorflow_unasked() -> Iterator[None]:
     Where it is not loaded no value is. Loading it takes seconds and some 400 MB.
     """
     before = tensorflow._available
-    if before is None and "tensorflow" not in sys.modules:
+    if before is None and tensorflow.name not in sys.modules:
         tensorflow._available = False
     try:
         yield

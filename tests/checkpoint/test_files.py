@@ -235,3 +235,19 @@ def test_a_writer_that_is_killed_at_any_moment_loses_nothing(kills: int, tmp_pat
         assert kf.checkpoint.verify(tmp_path) == found.bytes
         for each in manifest.steps(tmp_path):
             kf.checkpoint.verify(tmp_path, step=each)
+
+
+_SAVER = """
+import pathlib, sys, keras, keras_flow as kf
+kf.init(2 if keras.config.backend() == "jax" else 1)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+kf.checkpoint.save(sys.argv[1], model)
+print("tensorflow" in sys.modules, pathlib.Path(sys.argv[1], "step-00000000", "model.json").stat().st_size > 100)
+"""
+
+
+@pytest.mark.parametrize("engine", ["jax", pytest.param("torch", marks=pytest.mark.full)])
+def test_another_engine_does_not_load_tensorflow_to_save(engine: str, tmp_path: Path) -> None:
+    code, out, err = programs.finish(programs.start(["-c", _SAVER, str(tmp_path)], engine), 120)
+    assert code == 0, err
+    assert out.split() == ["False", "True"]
