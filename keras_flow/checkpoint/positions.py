@@ -149,6 +149,12 @@ class _PyDataset(Source):
     def set_between(self, state: Any) -> None:
         self.users.set_state(decoded(state))
 
+    def said(self, continues: bool, batches: int | None) -> dict[str, Any] | None:
+        found = super().said(continues, batches)
+        if found is not None and self.consumed == self._given:
+            found["state"] = self.between()  # its `on_epoch_end` may have changed it since the batch was read
+        return found
+
     def _state(self, batches: Iterator[Any]) -> Any:
         return self.users.get_state()
 

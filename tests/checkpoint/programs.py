@@ -105,6 +105,13 @@ class StatefulDataset(keras.utils.PyDataset):
         self.generator.bit_generator.state = state
 
 
+class ChangedAtTheEnd(StatefulDataset):
+    """Batches without an end, whose generator is drawn from at the end of an epoch."""
+
+    def on_epoch_end(self) -> None:
+        self.generator.random()
+
+
 def source(kind: str) -> dict[str, Any]:
     """What `fit` gets."""
     x, y = _arrays()
@@ -120,6 +127,8 @@ def source(kind: str) -> dict[str, Any]:
         return {"x": StatefulDataset()}
     if kind == "endless dataset with state":
         return {"x": StatefulDataset(None), "steps_per_epoch": 7}
+    if kind == "endless dataset that its end of an epoch changes":
+        return {"x": ChangedAtTheEnd(None), "steps_per_epoch": 7}
     if "loader" in kind:
         import torch
         from torchdata.stateful_dataloader import StatefulDataLoader

@@ -74,6 +74,18 @@ def test_data_that_say_where_they_are_go_on_there(
     assert pool(programs.trained, str(tmp_path / "stopped"), "dp4", kind, None, 3) == expected
 
 
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.full)])
+def test_what_the_end_of_an_epoch_changes_in_data_is_kept(
+    engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """TensorFlow reads ahead: there no one knows which batches come before the end of an epoch."""
+    pool, arguments = on_ranks(engine), ("dp4", "endless dataset that its end of an epoch changes")
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), *arguments, None, "epoch")
+    for stop in (9, 8):
+        assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, stop, "epoch") == {}
+    assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, None, "epoch") == expected
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_best_weights_and_an_early_end_are_kept(engine: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
     pool, arguments = on_ranks(engine), ("2x2", "arrays")
