@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class WrittenPart:
     """What this process writes of one variable.
 
     Attributes:
@@ -35,7 +35,7 @@ class Part:
 
 def parts_of(
     variables: Mapping[str, keras.Variable], who: Mapping[str, list[pieces.Share]], here: World
-) -> Iterator[Part]:
+) -> Iterator[WrittenPart]:
     """What this process writes, variable by variable."""
     for name, variable in variables.items():
         mine = [piece for piece in who[name] if piece.rank in here.local_ranks]
@@ -45,10 +45,10 @@ def parts_of(
         blocks = [
             (piece, writer.FileBlock(name, names.dtype_of(variable), piece.start, piece.shape, shape)) for piece in mine
         ]
-        yield Part(blocks, functools.partial(_held, variable, mine))
+        yield WrittenPart(blocks, functools.partial(_held, variable, mine))
 
 
-def copied(parts: list[Part], here: World) -> list[Part]:
+def copied(parts: list[WrittenPart], here: World) -> list[WrittenPart]:
     """The values of now, for a thread to write while the variables change.
 
     They lie in one block of memory: to get pages for many small ones takes three times as long as to copy.
@@ -64,7 +64,7 @@ def copied(parts: list[Part], here: World) -> list[Part]:
                 kept[piece.rank], end = room, end + _room(block)
             # of each rank what it writes: all blocks begin at the first row of what is kept
             blocks = [(replace(piece, skipped=0), block) for piece, block in part.blocks]
-            found.append(Part(blocks, functools.partial(dict, kept)))
+            found.append(WrittenPart(blocks, functools.partial(dict, kept)))
     for each in copies:
         each.result()
     return found

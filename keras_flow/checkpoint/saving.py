@@ -25,7 +25,7 @@ from keras_flow.backends.active import backend
 from keras_flow.checkpoint import manifest, names, parts, pieces, store, writer
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.manifest import Chunk, Manifest, Tensor
-from keras_flow.checkpoint.parts import Part
+from keras_flow.checkpoint.parts import WrittenPart
 from keras_flow.checkpoint.store import Place
 from keras_flow.current import joining, keras_places, models
 from keras_flow.current.variable_layout import keras_layout
@@ -211,7 +211,7 @@ class _Writing:
 
     writing: Place
     folder: Place
-    parts: list[Part]
+    parts: list[WrittenPart]
     said: Manifest
     model: str
     here: World
