@@ -31,6 +31,20 @@ updating: ContextVar[bool] = ContextVar("keras_flow_updating", default=False)
 called_directly: ContextVar[bool] = ContextVar("keras_flow_called_directly", default=False)
 
 
+class _OpaqueHandle:
+    """A variable's handle, but of no type that TensorFlow's eager operations know.
+
+    Operations that are called with a variable itself (`tf.maximum(x, kernel.value)`) read its `_handle` in C++, past
+    `value`, and get a DTensor, which fits no other value. Without a handle they convert it, as they do any object.
+    """
+
+    def __init__(self, handle: tf.Tensor):
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
 class MeshVariable(dtensor.DVariable):
     """A variable on a mesh, whose value outside of steps is a plain, logical tensor on this process's first rank.
 
@@ -38,6 +52,19 @@ class MeshVariable(dtensor.DVariable):
     device: DTensor runs an eager operation without seeing the others, and fails on many. Tapes see the read as that of
     a `tf.Variable`; the gradient by the variable is a plain tensor too. `read_value` returns the DTensor everywhere.
     """
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource, on the mesh."""
+        return self.__dict__["_handle"]
+
+    @property
+    def _handle(self) -> object:  # read by TensorFlow 2.21 in pywrap_tfe_src.cc, CheckResourceVariable
+        return _OpaqueHandle(self.handle)
+
+    @_handle.setter
+    def _handle(self, handle: tf.Tensor) -> None:
+        self.__dict__["_handle"] = handle
 
     def value(self) -> tf.Tensor:
         """The value: a DTensor in a step and in an optimizer's update, otherwise a plain tensor."""

@@ -117,11 +117,24 @@ def by_hand(model, x):
     return [loss, norm, *model.get_weights()]
 
 
+def by_value(model, x):
+    """TensorFlow's operations on its own variables, which the eager runtime reads by itself."""
+    found, weights = [], [weight.value for weight in model.trainable_weights]
+    with tf.GradientTape() as tape:
+        for weight, other in zip(weights, weights[::-1], strict=True):
+            ones = tf.ones(weight.shape)
+            found += [weight - weight * ones, ones - weight, 0.5 * weight + 0.5 * weight, tf.maximum(ones, weight)]
+            found += [tf.concat([weight, ones], 0), tf.where(ones > 0, weight, ones), tf.square(weight) * ones]
+            found += [tf.nn.l2_loss(weight) * tf.reduce_sum(other), tf.transpose(weight) + tf.transpose(ones)]
+        total = tf.add_n([tf.reduce_sum(value**2) for value in found])
+    return [found, tape.gradient(total, weights)]
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, some_watched, forward),
-        *(own_loop, by_hand),
+        *(own_loop, by_hand, by_value),
     )
 }
 
