@@ -99,7 +99,9 @@ def _held(run: RunResult, result: Comparison) -> str:
     # the shapes of one device are the logical ones; paths differ between runs, their order does not
     single = next(each for each in result.runs if each.backend == run.backend and each.layout == "1")
     whole = [shape for path, shape in single.shapes[0].items() if "seed_generator" not in path]
-    paths = [path for path in run.shapes[min(run.shapes)] if "seed_generator" not in path]
+    # in a pipeline a rank holds those of its stages
+    held_paths = dict.fromkeys(path for rank in sorted(run.shapes) for path in run.shapes[rank])
+    paths = [path for path in held_paths if "seed_generator" not in path]
     pairs = sorted(zip(paths, whole, strict=True), key=lambda pair: -np.prod(pair[1], dtype=float))
     chosen = [pair for pair in zip(paths, whole, strict=True) if pair in pairs[:_MOST_VARIABLES]]
     figures = "".join(_variable(run, path, shape) for path, shape in chosen)
@@ -110,9 +112,9 @@ def _held(run: RunResult, result: Comparison) -> str:
 
 
 def _variable(run: RunResult, path: str, shape: list[int]) -> str:
-    ranks = sorted(run.shapes)
+    ranks = [rank for rank in sorted(run.shapes) if path in run.shapes[rank]]
     declared = run.declared.get(path, "").strip("[]")
-    placement = Placement(np.asarray(ranks).reshape(run.hierarchy))
+    placement = Placement(np.asarray(ranks).reshape(run.hierarchy) if len(ranks) == len(run.shapes) else ranks)
     try:
         layout = Layout(placement, declared or "B", shape) if shape else Layout(placement, {}, [1])
     except FlowError:  # a layout that cannot be read is told as text
