@@ -8,17 +8,15 @@ targets, weights and masks only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 from keras import tree
 
-from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.errors import FlowError
-
-ops: Any = keras.ops
 
 
 def shares(
@@ -96,25 +94,27 @@ def _divisor(loss: Any, target: Any, weight: Any, mask: Any) -> Callable[[slice]
     return number
 
 
-def scaled(model: keras.Model, y_pred: Any, own: Any) -> Any:
-    """The predictions of a micro-batch, of which gradients are multiplied by the share of the loss that reads them.
+@contextmanager
+def weighed(model: Any, own: Any) -> Iterator[None]:
+    """Inside, each compiled loss is multiplied by its share.
+
+    The shares go where `loss_weights` are: a loss sees the predictions as the model made them (TensorFlow asks a
+    softmax for its logits).
 
     Args:
         model: compiled.
-        y_pred: as the model returns them.
         own: the shares of this micro-batch, [losses].
     """
-    flat = tree.flatten(y_pred)
-    for number, place in enumerate(_places(model)):
-        value = flat[place]
-        share = ops.cast(own[number], value.dtype)
-        # the value stays, the gradient is multiplied
-        result = ops.stop_gradient(value) + (value * share - ops.stop_gradient(value * share))
-        mask = get_keras_mask(value)
-        if mask is not None:
-            set_keras_mask(result, mask)
-        flat[place] = result
-    return tree.pack_sequence_as(y_pred, flat)
+    compiled = model._compile_loss
+    before = compiled._flat_losses
+    compiled._flat_losses = [
+        each._replace(loss_weights=own[number] if each.loss_weights is None else own[number] * each.loss_weights)
+        for number, each in enumerate(before)
+    ]
+    try:
+        yield
+    finally:
+        compiled._flat_losses = before
 
 
 def _losses(model: Any) -> list[Any]:

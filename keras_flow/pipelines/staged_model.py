@@ -53,6 +53,7 @@ class StagedModel:
         self.transfers = Transfers([stage.rank for stage in stages])
         self._trained = self._said_added = False
         self._schedules = {schedule.microbatches: schedule}
+        self._first_stage: dict[int, int] = {}
         self._programs: dict[Any, Any] = {}
         self._finish: dict[Any, Any] = {}
         for stage in self.stages:
@@ -74,10 +75,9 @@ class StagedModel:
                 f"one row at least. Take a larger batch_size, or microbatches={batch.rows}"
             )
         self._trained = True
-        for stage in self.stages:
-            stage.look_at_variables()
+        self._look_at_variables()
         optimizer: Any = self.model.optimizer
-        run = _Pass(self, batch, training=True, scale=_loss_scale(optimizer))
+        run = _Pass(self, batch, training=True, with_loss=True, scale=_loss_scale(optimizer))
         run.follow(self._schedule(len(batch.parts)))
         run.keep_state()
         update(self, optimizer, run.gradients, run.scale)
@@ -86,12 +86,12 @@ class StagedModel:
     def test(self, data: Any) -> dict[str, Any]:
         """One step of `evaluate`; the logs."""
         batch = self._batch(data)
-        return self._logs(batch, self._forward(batch))
+        return self._logs(batch, self._forward(batch, with_loss=True))
 
     def predict(self, data: Any) -> Any:
         """One step of `predict`; the model's outputs, on every rank."""
         batch = _CutBatch(self, data)
-        run = self._forward(batch)
+        run = self._forward(batch, with_loss=False)
         outputs = run.outputs() if self.last.rank in self.transfers.own else None
         return self.transfers.from_rank(self.last.rank, outputs)
 
@@ -110,13 +110,20 @@ class StagedModel:
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
         return batch
 
-    def _forward(self, batch: _CutBatch) -> _Pass:
-        for stage in self.stages:
-            stage.look_at_variables()
-        run = _Pass(self, batch, training=False)
+    def _forward(self, batch: _CutBatch, with_loss: bool) -> _Pass:
+        self._look_at_variables()
+        run = _Pass(self, batch, training=False, with_loss=with_loss)
         run.forward_only()
         run.keep_state()
         return run
+
+    def _look_at_variables(self) -> None:
+        """Take the variables as they are now, and which stage is the first to use each."""
+        for stage in self.stages:
+            stage.look_at_variables()
+        self._first_stage = {
+            id(variable): stage.number for stage in reversed(self.stages) for variable in stage.trainable
+        }
 
     def inputs_of(self, x: Any) -> list[Any]:
         """The model's inputs, flat, as arrays: in the order, of the dtypes and ranks that Keras gives them."""
@@ -126,11 +133,11 @@ class StagedModel:
 
     # ---- programs
 
-    def program(self, stage: Stage, part: Microbatch, training: bool, learns: bool) -> Any:
+    def program(self, stage: Stage, part: Microbatch, training: bool, with_loss: bool) -> Any:
         """What computes a stage for micro-batches of so many rows; compiled where the engine does."""
-        key = (stage.number, part.count, part.rows, training, learns, len(stage.trainable))
+        key = (stage.number, part.count, part.rows, training, with_loss, len(stage.trainable))
         if key not in self._programs:
-            function = functools.partial(self._compute, stage, part.count, part.rows, training, learns)
+            function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
             self._programs[key] = backend().stage_program(function, stage.rank, not self.model.run_eagerly)
         return self._programs[key]
 
@@ -140,7 +147,7 @@ class StagedModel:
         count: int,
         rows: int,
         training: bool,
-        learns: bool,
+        with_loss: bool,
         weights: Sequence[Any],
         tensors: Sequence[Any],
         others: Mapping[str, Any],
@@ -152,7 +159,7 @@ class StagedModel:
             count: rows of the micro-batch.
             rows: rows of the batch.
             training: whether layers train.
-            learns: whether gradients are wanted: the last stage then computes its share of the loss.
+            with_loss: whether the stage is the last one and computes its share of the loss.
             weights: values of `stage.trainable`.
             tensors: what was received and has gradients.
             others: the rest: `inputs`, `fixed` (received, without gradients), `masks`, `state`, and of the last stage
@@ -169,25 +176,23 @@ class StagedModel:
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, microbatch.computing(part):
             outputs, found = stage.layer.run([*others["inputs"], *received], others["masks"], training)
             # Keras divides what an activity regularizer gives by the rows that it sees
-            extra = _sum([ops.sum(loss) for loss in self._added(stage, scope.losses)]) * (count / rows)
-            # those of weights do not depend on rows: the first micro-batch counts them
-            regular = _sum(
-                [variable.regularizer(variable.value) for variable in stage.trainable if variable.regularizer]
-            )
-            extra = extra + others["first"] * regular
-            loss = extra
+            loss = _sum([ops.sum(loss) for loss in self._added(stage, scope.losses)]) * (count / rows)
+            # those of weights do not depend on rows: the first micro-batch counts them, and the first stage
+            own = [variable for variable in stage.trainable if self._first_stage[id(variable)] == stage.number]
+            regular = _sum([variable.regularizer(variable.value) for variable in own if variable.regularizer])
+            loss = loss + others["first"] * regular
             is_last = stage is self.last
-            if is_last and learns:
+            if with_loss:
                 y_pred = filled(self.graph.outputs, dict(zip(stage.sent, outputs, strict=True)))
-                y_pred = losses.scaled(self.model, y_pred, others["shares"])
-                value = self.model._compile_loss(others["y"], y_pred, others["weights"])
+                with losses.weighed(self.model, others["shares"]):
+                    value = self.model._compile_loss(others["y"], y_pred, others["weights"])
                 loss = loss + (0.0 if value is None else value)
         state = [scope.get_current_value(variable) for variable in stage.state]
         state = [old if new is None else new for new, old in zip(state, others["state"], strict=True)]
         has_gradient = [_is_float(tensor) for tensor in outputs]
         sent = [] if is_last else [tensor for tensor, has in zip(outputs, has_gradient, strict=True) if has]
         fixed = [None if has and not is_last else tensor for tensor, has in zip(outputs, has_gradient, strict=True)]
-        return [*sent, loss], {"fixed": fixed, "masks": found, "state": state, "extra": extra}
+        return [*sent, loss], {"fixed": fixed, "masks": found, "state": state, "loss": loss}
 
     def _added(self, stage: Stage, found: Sequence[Any]) -> Sequence[Any]:
         """What layers have added to the loss: a mean over rows each, as an activity regularizer is one."""
@@ -205,7 +210,7 @@ class StagedModel:
     def _logs(self, batch: _CutBatch, run: _Pass) -> dict[str, Any]:
         model: Any = self.model
         variables = model.metrics_variables
-        extra = self.transfers.sum_on(self.last.rank, run.extra)
+        loss = self.transfers.sum_on(self.last.rank, run.losses)
         logs = None
         if self.last.rank in self.transfers.own:
             if not self._finish:
@@ -218,7 +223,7 @@ class StagedModel:
             values = [backend().read(variable) for variable in variables]
             # a program for each of the two: in JAX's training step masks do not reach the metrics
             hides = run.training and not backend().capabilities.masks_reach_metrics
-            logs, new = finish[hides](values, batch.data, outputs, found, extra)
+            logs, new = finish[hides](values, batch.data, outputs, found, loss)
             for variable, value in zip(variables, new, strict=True):
                 backend().write(variable, value)
         if self.transfers.is_alone:
@@ -229,7 +234,7 @@ class StagedModel:
         return model.get_metrics_result()
 
     def _finished(
-        self, hides_masks: bool, values: Sequence[Any], data: Any, outputs: Any, found: Any, extra: Any
+        self, hides_masks: bool, values: Sequence[Any], data: Any, outputs: Any, found: Any, loss: Any
     ) -> Any:
         """Logs, and the new state of metrics, from the outputs of all micro-batches."""
         model: Any = self.model
@@ -238,8 +243,8 @@ class StagedModel:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
             known = {key: _joined(parts, own) for key, parts, own in zip(self.last.sent, outputs, found, strict=True)}
             y_pred = filled(self.graph.outputs, known)
-            loss = model._compile_loss(y, y_pred, weights) if model._compile_loss is not None else None
-            loss = extra if loss is None else loss + extra
+            if model._compile_loss is not None and model._compile_loss.metrics:
+                model._compile_loss(y, y_pred, weights)  # which keeps the loss of each output
             if hides_masks:
                 known = {key: _joined(parts, [None]) for key, parts in zip(self.last.sent, outputs, strict=True)}
                 y_pred = filled(self.graph.outputs, known)
@@ -279,12 +284,12 @@ class _CutBatch:
 class _Pass:
     """One pass over the micro-batches of a batch."""
 
-    def __init__(self, pipeline: StagedModel, batch: _CutBatch, training: bool, scale: float = 1.0):
+    def __init__(self, pipeline: StagedModel, batch: _CutBatch, training: bool, with_loss: bool, scale: float = 1.0):
         self.pipeline, self.batch, self.training, self.scale = pipeline, batch, training, scale
         #: what decides the shapes of messages, as every rank knows it
         self.signature = (batch.signature, training, tuple(bool(stage.trainable) for stage in pipeline.stages))
         self.gradients: dict[int, list[Any]] = {}
-        self.extra: list[Any] = []
+        self.losses: list[Any] = []
         own = pipeline.transfers.own
         stages = [stage for stage in pipeline.stages if stage.rank in own]
         self._state = {stage.number: [backend().read(variable) for variable in stage.state] for stage in stages}
@@ -297,7 +302,7 @@ class _Pass:
         self._held: dict[tuple[int, int], Any] = {}
         self._later: dict[tuple[int, int], Any] = {}
         self._shares: np.ndarray | None = None
-        if training and pipeline.last.rank in own and pipeline.model._compile_loss is not None:
+        if with_loss and pipeline.last.rank in own and pipeline.model._compile_loss is not None:
             found = masks.of_outputs(pipeline.graph, batch.inputs)
             self._shares = losses.shares(pipeline.model, (batch.y, batch.weights), found, batch.parts)
 
@@ -392,11 +397,11 @@ class _Pass:
             "first": 1.0 if number == 0 else 0.0,
         }
         is_last = stage is pipeline.last
-        if is_last and self.training and self._shares is not None:
+        if is_last and self._shares is not None:
             others["y"] = self.batch.cut(self.batch.y, number)
             others["weights"] = self.batch.cut(self.batch.weights, number)
             others["shares"] = self._shares[number].astype("float32")
-        program = pipeline.program(stage, part, self.training, self.training and self._shares_loss(stage))
+        program = pipeline.program(stage, part, self.training, self._shares_loss(stage))
         tensors = [tensor for tensor, has in zip(received, has_gradient, strict=True) if has]
         weights = self._weights[stage.number]
         if learns and not pipeline.remat:
@@ -407,7 +412,7 @@ class _Pass:
             if learns:
                 self._held[stage.number, number] = (weights, tensors, others)
         self._take_state(stage, number, rest["state"])
-        self.extra.append(rest["extra"])
+        self.losses.append(rest["loss"])
         known = iter(outputs)
         sent = [next(known) if tensor is None else tensor for tensor in rest["fixed"]]
         if is_last:

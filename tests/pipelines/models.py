@@ -107,7 +107,7 @@ def tied() -> keras.Model:
 def tied_dense() -> keras.Model:
     """Dense layers, one called in two stages: an embedding has slices, whose norms TensorFlow takes one by one."""
     inputs = keras.Input((5,))
-    shared = _layers.Dense(5, activation="tanh")
+    shared = _layers.Dense(5, activation="tanh", kernel_regularizer="l2")
     hidden = _layers.Dense(5)(shared(_layers.Dense(5)(shared(_layers.Dense(5)(inputs)))))
     return keras.Model(inputs, _layers.Dense(3)(hidden))
 
