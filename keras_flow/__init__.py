@@ -1,4 +1,4 @@
-"""keras_flow: one Keras 3 program, trained data-, tensor- and hybrid-parallel on JAX, TensorFlow and PyTorch.
+"""keras_flow: one Keras 3 program, trained data-, tensor-, hybrid- and pipeline-parallel on three engines.
 
 Names are loaded on first use (PEP 562), so that `import keras_flow` and its command line load neither Keras nor an
 engine.

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import tree
 
-from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
+from keras_flow.current.keras_places import set_keras_mask
 from keras_flow.errors import FlowError
 from keras_flow.pipelines.graph import CallGraph, filled
 
@@ -68,8 +68,3 @@ def _known(graph: CallGraph, structure: Any, values: dict[int, Any]) -> Any:
     """The tensors of a call: those of the model's inputs, and for others what is known of their shapes."""
     everything = {key: values.get(key, tensor) for key, tensor in enumerate(graph.tensors)}
     return filled(structure, everything)
-
-
-def of_tensor(tensor: Any) -> Any:
-    """The mask of a tensor, or None."""
-    return get_keras_mask(tensor)

@@ -290,6 +290,7 @@ class _Pass:
         self.signature = (batch.signature, training, tuple(bool(stage.trainable) for stage in pipeline.stages))
         self.gradients: dict[int, list[Any]] = {}
         self.losses: list[Any] = []
+        pipeline.transfers.begin()
         own = pipeline.transfers.own
         stages = [stage for stage in pipeline.stages if stage.rank in own]
         self._state = {stage.number: [backend().read(variable) for variable in stage.state] for stage in stages}

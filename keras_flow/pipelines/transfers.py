@@ -52,6 +52,11 @@ class Transfers:
             found[place] = self._ranks[stage]
         return list(found.values())
 
+    def begin(self) -> None:
+        """Forget what a step that was broken off has left."""
+        for left in (self._ready, self._leaving, self._coming, self._sent):
+            left.clear()
+
     # ---- activations and their gradients
 
     def give(self, stage: int, kind: str, number: int, value: Any) -> None:
