@@ -102,19 +102,20 @@ def test_data() -> None:
 
 def test_names_of_layouts(tiny: ModuleType) -> None:
     assert user_file.distribution_maker(tiny, "1") is None
-    made = {name: user_file.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "scaled")}  # type: ignore[misc]
+    made = {name: user_file.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "pp2", "scaled")}  # type: ignore[misc]
     assert {name: (one.placement.hierarchy, one.placement.axis_names) for name, one in made.items()} == {
         "dp4": ((4,), ("data",)),
         "tp2": ((2,), ("model",)),
         "2x2": ((2, 2), ("data", "model")),
+        "pp2": ((2,), ("pipe",)),
         "scaled": ((2,), ("data",)),
     }
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
     with pytest.raises(
         kf.FlowError,
-        match=r"unknown layout 'pp4': it is 1, .*, dpNz1 or AxBz2 \(zero=\), or one of distributions\(\): \['dp3'",
+        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz2 \(zero=\), or one of distributions\(\): \['dp3'",
     ):
-        user_file.distribution_maker(tiny, "pp4")
+        user_file.distribution_maker(tiny, "qq4")
 
 
 def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> None:

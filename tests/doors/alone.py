@@ -35,11 +35,6 @@ def _pipe() -> kf.Placement:
     return kf.Placement(range(_placement().size), axis_names=("pipe",))
 
 
-def _said() -> int:
-    with kf.PipelineParallel(_pipe()).scope(), kf.scope.placement(0):
-        return len(keras.layers.Dense(2).name)
-
-
 def _placement() -> kf.Placement:
     return kf.Placement(range(kf.env.get_world_size()))
 
@@ -97,7 +92,6 @@ CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.visualize": lambda s, x: kf.visualize(x) is not None or 1,
     "kf.ops": lambda s, x: float(kf.ops.sum(x).numpy()),
     "kf.boxing": lambda s, x: kf.boxing.plan(x_layout(x), x_layout(x), "float32").total_bytes,
-    "kf.scope.placement": lambda s, x: _said(),
     "kf.schedules": lambda s, x: kf.schedules.zbv(2, 4).makespan(),
     "kf.checkpoint": lambda s, x: kf.checkpoint.save(tempfile.mkdtemp(), s.model, step=1).step > 0,
     "kf.comm.all_gather": lambda s, x: kf.comm.all_gather(_per_rank(_ones())) and 1,
@@ -138,6 +132,7 @@ REASONS = {
     **dict.fromkeys(["kf.GlobalTensor", "kf.comm", "kf.env", "kf.sbp", "kf.placement"], "its parts have calls"),
     **dict.fromkeys(["kf.init", "kf.run"], "before the ranks are there"),
     "kf.notebook": "starts processes of its own",
+    "kf.scope": "a scope, which all enter",
     "kf.callbacks": "made for `fit`, which all call",
     "kf.explain_file": "of a file, in no process of a job",
     "kf.on_preemption": "waits for a signal",
