@@ -48,14 +48,10 @@ from keras_flow.backends.jax.replica import make_replica as make_replica
 from keras_flow.backends.jax.stages import add as add
 from keras_flow.backends.jax.stages import apply_gradients as apply_gradients
 from keras_flow.backends.jax.stages import compiled as compiled
-from keras_flow.backends.jax.stages import from_process_of as from_process_of
 from keras_flow.backends.jax.stages import on as on
 from keras_flow.backends.jax.stages import read as read
-from keras_flow.backends.jax.stages import receive_tensors as receive_tensors
-from keras_flow.backends.jax.stages import send_tensors as send_tensors
 from keras_flow.backends.jax.stages import stage_program as stage_program
 from keras_flow.backends.jax.stages import step_function as step_function
-from keras_flow.backends.jax.stages import sum_over_processes as sum_over_processes
 from keras_flow.backends.jax.stages import write as write
 from keras_flow.backends.jax.tensors import as_numpy as as_numpy
 from keras_flow.backends.jax.tensors import from_engine as from_engine
@@ -74,6 +70,10 @@ from keras_flow.backends.jax.variables import fill as fill
 from keras_flow.backends.jax.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.jax.variables import place as place
 from keras_flow.backends.jax.variables import shards as shards
+from keras_flow.backends.one_process import from_process_of as from_process_of
+from keras_flow.backends.one_process import receive_tensors as receive_tensors
+from keras_flow.backends.one_process import send_tensors as send_tensors
+from keras_flow.backends.one_process import sum_over_processes as sum_over_processes
 from keras_flow.backends.shared_files import write_alone as write_alone
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import keras
 
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.current.variable_layout import stage_rank
-from keras_flow.errors import FlowError
 
 
 class _CompiledStage:
@@ -184,32 +183,6 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
         return outputs, tuple([read(variable) for variable in variables] for variables in groups())
 
     return function
-
-
-def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], None]:
-    """Refuse: other processes get nothing here."""
-    raise FlowError(_ONE_PROCESS)
-
-
-def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
-    """Refuse: other processes send nothing here."""
-    raise FlowError(_ONE_PROCESS)
-
-
-def sum_over_processes(value: Any) -> Any:
-    """Refuse: there is one process."""
-    raise FlowError(_ONE_PROCESS)
-
-
-def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
-    """Refuse: there is one process."""
-    raise FlowError(_ONE_PROCESS)
-
-
-_ONE_PROCESS = (
-    "a pipeline on JAX runs in one process that drives all its ranks: start one, `keras-flow launch --nproc_per_node 1 "
-    "--devices_per_proc N`, or use the torch backend, which has a process for each rank"
-)
 
 
 def _with_pullback(function: Callable[..., Any], weights: Any, tensors: Any, others: Any) -> Any:

@@ -6,6 +6,10 @@ This module is the backend: it has the names of `keras_flow.backends.interface.B
 from typing import TYPE_CHECKING
 
 from keras_flow.backends.agreement import agree_on as agree_on
+from keras_flow.backends.one_process import from_process_of as from_process_of
+from keras_flow.backends.one_process import receive_tensors as receive_tensors
+from keras_flow.backends.one_process import send_tensors as send_tensors
+from keras_flow.backends.one_process import sum_over_processes as sum_over_processes
 from keras_flow.backends.shared_files import write_alone as write_alone
 from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
 from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
@@ -50,14 +54,10 @@ from keras_flow.backends.tensorflow.replicated_operations import allow_whole_ope
 from keras_flow.backends.tensorflow.stages import add as add
 from keras_flow.backends.tensorflow.stages import apply_gradients as apply_gradients
 from keras_flow.backends.tensorflow.stages import compiled as compiled
-from keras_flow.backends.tensorflow.stages import from_process_of as from_process_of
 from keras_flow.backends.tensorflow.stages import on as on
 from keras_flow.backends.tensorflow.stages import read as read
-from keras_flow.backends.tensorflow.stages import receive_tensors as receive_tensors
-from keras_flow.backends.tensorflow.stages import send_tensors as send_tensors
 from keras_flow.backends.tensorflow.stages import stage_program as stage_program
 from keras_flow.backends.tensorflow.stages import step_function as step_function
-from keras_flow.backends.tensorflow.stages import sum_over_processes as sum_over_processes
 from keras_flow.backends.tensorflow.stages import write as write
 from keras_flow.backends.tensorflow.tensors import as_numpy as as_numpy
 from keras_flow.backends.tensorflow.tensors import from_engine as from_engine

@@ -11,7 +11,6 @@ from keras import tree
 
 from keras_flow.backends.tensorflow import trainer
 from keras_flow.backends.tensorflow.devices import rank_devices
-from keras_flow.errors import FlowError
 
 
 class _GraphStage:
@@ -159,32 +158,6 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
         return outputs[0] if len(outputs) == 1 else tree.map_structure(lambda *rows: tf.concat(rows, 0), *outputs)
 
     return function
-
-
-def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], None]:
-    """Refuse: other processes get nothing here."""
-    raise FlowError(_ONE_PROCESS)
-
-
-def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
-    """Refuse: other processes send nothing here."""
-    raise FlowError(_ONE_PROCESS)
-
-
-def sum_over_processes(value: Any) -> Any:
-    """Refuse: there is one process."""
-    raise FlowError(_ONE_PROCESS)
-
-
-def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
-    """Refuse: there is one process."""
-    raise FlowError(_ONE_PROCESS)
-
-
-_ONE_PROCESS = (
-    "a pipeline on TensorFlow runs in one process that drives all its ranks: start one, `keras-flow launch "
-    "--nproc_per_node 1 --devices_per_proc N`, or use the torch backend, which has a process for each rank"
-)
 
 
 def _dense(gradient: Any) -> Any:

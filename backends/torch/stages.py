@@ -149,7 +149,7 @@ def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key
     works, sent = [], []
     if key not in told:
         told[key] = True
-        text = json.dumps([_structure(tensors), [_described(leaf) for leaf in flat]]).encode()
+        text = json.dumps(_described(tensors)).encode()
         header = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         sent += [torch.tensor([len(text)]), header]
     sent += [leaf for leaf in flat if leaf is not None]
@@ -167,56 +167,32 @@ def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key
 def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
     """Begin to receive what a rank sends; returns what waits for it and gives it."""
     if key in told:
-        structure, described = told[key]
-        tensors, works = _receive(described, rank, tag)
-
-        def wait() -> Any:
-            for work in works:
-                work.wait()
-            return _packed(structure, tensors)
-
-        return wait
+        return _coming(told[key], rank, tag)
 
     def first() -> Any:
         length = torch.zeros(1, dtype=torch.int64)
         torch_distributed.recv(length, rank, tag=tag)
         header = torch.zeros(int(length), dtype=torch.uint8)
         torch_distributed.recv(header, rank, tag=tag)
-        structure, described = told[key] = json.loads(bytes(header.tolist()).decode())
-        tensors, works = _receive(described, rank, tag)
-        for work in works:
-            work.wait()
-        return _packed(structure, tensors)
+        told[key] = json.loads(bytes(header.tolist()).decode())
+        return _coming(told[key], rank, tag)()
 
     return first
 
 
-def _receive(described: Sequence[Any], rank: int, tag: int) -> tuple[list[Any], list[Any]]:
-    tensors = [
-        None if each is None else torch.empty(each[1], dtype=core.to_torch_dtype(each[0]), device=core.get_device())
-        for each in described
+def _coming(described: Any, rank: int, tag: int) -> Callable[[], Any]:
+    """Begin to receive tensors of known shapes; what waits for them."""
+    tensors = _empty(described)
+    works: list[Any] = [
+        torch_distributed.irecv(leaf, rank, tag=tag) for leaf in tree.flatten(tensors) if leaf is not None
     ]
-    return tensors, [torch_distributed.irecv(leaf, rank, tag=tag) for leaf in tensors if leaf is not None]
 
+    def wait() -> Any:
+        for work in works:
+            work.wait()
+        return tensors
 
-def _described(leaf: torch.Tensor | None) -> Any:
-    return None if leaf is None else [keras.backend.standardize_dtype(leaf.dtype), list(leaf.shape)]
-
-
-def _structure(tensors: Any) -> Any:
-    """None, or the lengths of lists, which JSON can tell."""
-    if not isinstance(tensors, list | tuple):
-        return None
-    return [_structure(each) for each in tensors]
-
-
-def _packed(structure: Any, flat: Sequence[Any]) -> Any:
-    values = iter(flat)
-
-    def packed(each: Any) -> Any:
-        return next(values) if each is None else [packed(inner) for inner in each]
-
-    return packed(structure)
+    return wait
 
 
 def sum_over_processes(value: Any) -> Any:
@@ -237,7 +213,7 @@ def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
     """
     mine = layouts.this_rank() == rank
     if not is_like:
-        text = json.dumps(_described_structure(value)).encode() if mine else b""
+        text = json.dumps(_described(value)).encode() if mine else b""
         length = torch.tensor([len(text)])
         torch_distributed.broadcast(length, rank)
         header = (
@@ -253,19 +229,22 @@ def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
     return tree.pack_sequence_as(value, flat)
 
 
-def _described_structure(value: Any) -> Any:
+def _described(value: Any) -> Any:
+    """Dtypes and shapes of a structure of tensors, some of which may be None, as JSON tells them."""
     if isinstance(value, dict):
-        return {"dict": {name: _described_structure(each) for name, each in value.items()}}
+        return {"dict": {name: _described(each) for name, each in value.items()}}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_described_structure(each) for each in value]}
-    return {"tensor": _described(value)}
+        return {type(value).__name__: [_described(each) for each in value]}
+    return {"tensor": None if value is None else [keras.backend.standardize_dtype(value.dtype), list(value.shape)]}
 
 
 def _empty(described: Any) -> Any:
+    """A structure of tensors that was described, without values."""
     ((kind, inner),) = described.items()
     if kind == "tensor":
-        dtype, shape = inner
-        return torch.empty(shape, dtype=core.to_torch_dtype(dtype), device=core.get_device())
+        if inner is None:
+            return None
+        return torch.empty(inner[1], dtype=core.to_torch_dtype(inner[0]), device=core.get_device())
     if kind == "dict":
         return {name: _empty(each) for name, each in inner.items()}
     return (tuple if kind == "tuple" else list)(_empty(each) for each in inner)

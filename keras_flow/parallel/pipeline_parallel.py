@@ -1,4 +1,4 @@
-"""StagedModel parallel: a model is cut into stages, each on a rank of its own, and a batch into micro-batches."""
+"""Pipeline parallel: a model is cut into stages, each on a rank of its own, and a batch into micro-batches."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class PipelineParallel(ExplainedDistribution):
             raise FlowError(f"kf.scope.placement: rank {rank} is not of the pipeline's {list(self.placement.ranks)}")
 
     def _schedule_on(self, ranks: Sequence[int]) -> schedules.Schedule:
-        """The schedule of stages that were placed by hand: as asked for, if they lie as its stages do."""
+        """The schedule of stages that were placed by hand: the requested one if its stages are on the same ranks."""
         schedule, _, microbatches, chunks = self._asked
         parts = microbatches or 2 * len(ranks)
         places = list(dict.fromkeys(ranks))

@@ -35,7 +35,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def gpipe_on(rank_of_stage: Sequence[int], microbatches: int) -> Schedule:
-    """`gpipe` of stages that lie on ranks as somebody has placed them.
+    """`gpipe` of stages on given ranks.
 
     Args:
         rank_of_stage: the rank of each stage, counted from 0.

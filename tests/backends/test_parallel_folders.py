@@ -183,6 +183,11 @@ NAMES = {
         "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
         "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
     },
+    "stages": {
+        "send_tensors receive_tensors sum_over_processes from_process_of": (
+            "torch has a process for each rank; the others refuse several, in `one_process`"
+        ),
+    },
     "variables": {
         "should_shard_at_init": "a question of Keras's JAX backend",
         "to_logical": "numpy reads the logical value of a jax.Array",

@@ -37,10 +37,10 @@ def test_every_case(engine: str, on_ranks: Any) -> None:
 
 
 def _one_gradient_dropped() -> list[str]:
-    from keras_flow.pipelines import staged_model
+    from keras_flow.pipelines import passes
     from tests.pipelines import models
 
-    added = staged_model._Pass._add
+    added = passes.Pass._add
 
     def drops(run: Any, stage: Any, gradients: Any) -> None:
         if not hasattr(run, "dropped"):
@@ -48,11 +48,11 @@ def _one_gradient_dropped() -> list[str]:
             return
         added(run, stage, gradients)
 
-    staged_model._Pass._add = drops  # type: ignore[method-assign]
+    passes.Pass._add = drops  # type: ignore[method-assign]
     try:
         return models.off(("dense",), ("gpipe",))
     finally:
-        staged_model._Pass._add = added  # type: ignore[method-assign]
+        passes.Pass._add = added  # type: ignore[method-assign]
 
 
 def _means_of_means() -> list[str]:
