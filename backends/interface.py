@@ -521,13 +521,26 @@ class Backend(TensorEngine, Protocol):
         """The sum of a scalar over all processes, in each."""
         ...
 
-    def from_process_of(self, rank: int, value: Any, is_like: bool) -> Any:
+    def sum_over_ranks(
+        self, ranks: tuple[int, ...], given: Sequence[list[Any]], weights: Sequence[keras.Variable]
+    ) -> Callable[[], list[Any]]:
+        """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums.
+
+        Args:
+            ranks: those of the stage.
+            given: of each of them that this process drives its gradients, None for those that there are not.
+            weights: whose they are.
+        """
+        ...
+
+    def from_process_of(self, rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
         """A structure of tensors of the process that drives a rank, in all processes.
 
         Args:
             rank: who has it.
             value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
             is_like: whether all processes know the shapes.
+            ranks: those whose processes get it; None for all.
         """
         ...
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+
+import keras
 
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
@@ -24,7 +26,21 @@ def sum_over_processes(value: Any) -> Any:
     _refuse()
 
 
-def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
+def sum_over_ranks(
+    ranks: tuple[int, ...], given: Sequence[list[Any]], weights: Sequence[keras.Variable]
+) -> Callable[[], list[Any]]:
+    """Sum the gradients of a stage on its first rank."""
+    if len(ranks) == 1:
+        (total,) = given
+        return lambda: total
+    # in the order in which the lanes got there
+    total, *others = [backend().on(ranks[0], each) for each in given]
+    for more in others:
+        total = backend().add(total, more)
+    return lambda: total
+
+
+def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
     """Refuse: there is one process."""
     _refuse()
 

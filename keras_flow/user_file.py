@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DATA = re.compile(r"dp([1-9]\d*)(?:z([12]))?$")
 _TENSOR = re.compile(r"tp([1-9]\d*)$")
-_PIPE = re.compile(r"pp([1-9]\d*)$")
+_PIPE = re.compile(r"pp([1-9]\d*)(?:xdp([1-9]\d*))?$")
 _HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([12]))?$")
 
 
@@ -160,13 +160,15 @@ def ranks_of(layout: str) -> int | None:
     """The number of ranks in a layout's name; None for a name of the file's own.
 
     Example:
-        >>> [ranks_of(name) for name in ("1", "dp4", "dp4z2", "2x2", "pp2", "mine")]
-        [1, 4, 4, 4, 2, None]
+        >>> [ranks_of(name) for name in ("1", "dp4", "dp4z2", "2x2", "pp2", "pp2xdp2", "mine")]
+        [1, 4, 4, 4, 2, 4, None]
     """
     if layout == "1":
         return 1
-    if match := _DATA.match(layout) or _TENSOR.match(layout) or _PIPE.match(layout):
+    if match := _DATA.match(layout) or _TENSOR.match(layout):
         return int(match[1])
+    if match := _PIPE.match(layout):
+        return int(match[1]) * int(match[2] or 1)
     if match := _HYBRID.match(layout):
         return int(match[1]) * int(match[2])
     return None
@@ -184,12 +186,12 @@ def check_file(
         needs: functions that the file must define.
 
     Raises:
-        FlowError: no layout is named; one is none of dpN, tpN, AxB, ppN in a file without `distributions`; the file is
-            not Python, or does not define a function that is needed.
+        FlowError: no layout is named; one is none of dpN, tpN, AxB, ppN, ppNxdpM in a file without `distributions`; the
+            file is not Python, or does not define a function that is needed.
     """
     if not layouts:
         raise FlowError(
-            "no layout was named: legal are 1, dpN, tpN, AxB, ppN, or names from the file's distributions()"
+            "no layout was named: legal are 1, dpN, tpN, AxB, ppN, ppNxdpM, or names from the file's distributions()"
         )
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"), str(file))
@@ -213,7 +215,9 @@ def check_file(
 
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
-    return FlowError(f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, dpNz1 or AxBz2 (zero=), or {also}")
+    return FlowError(
+        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz2 (zero=), or {also}"
+    )
 
 
 def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDistribution] | None:
@@ -235,8 +239,9 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         count, zero = int(match[1]), int(match[2] or 0)
         return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)), zero=zero)
     if match := _PIPE.match(layout):
-        stages = int(match[1])
-        return lambda: kf.PipelineParallel(kf.Placement(range(stages), axis_names=("pipe",)))
+        grid = np.arange(int(match[1]) * int(match[2] or 1)).reshape(int(match[1]), -1)
+        ranks = kf.Placement(grid, ("pipe", "data")) if match[2] else kf.Placement(grid[:, 0], ("pipe",))
+        return lambda: kf.PipelineParallel(ranks)
     # layouts that split variables need rules, which only the user can give
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:

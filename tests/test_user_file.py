@@ -102,12 +102,15 @@ def test_data() -> None:
 
 def test_names_of_layouts(tiny: ModuleType) -> None:
     assert user_file.distribution_maker(tiny, "1") is None
-    made = {name: user_file.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "pp2", "scaled")}  # type: ignore[misc]
+    made = {
+        name: user_file.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "pp2", "pp2xdp2", "scaled")
+    }  # type: ignore[misc]
     assert {name: (one.placement.hierarchy, one.placement.axis_names) for name, one in made.items()} == {
         "dp4": ((4,), ("data",)),
         "tp2": ((2,), ("model",)),
         "2x2": ((2, 2), ("data", "model")),
         "pp2": ((2,), ("pipe",)),
+        "pp2xdp2": ((2, 2), ("pipe", "data")),
         "scaled": ((2,), ("data",)),
     }
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"

@@ -74,6 +74,7 @@ from keras_flow.backends.one_process import from_process_of as from_process_of
 from keras_flow.backends.one_process import receive_tensors as receive_tensors
 from keras_flow.backends.one_process import send_tensors as send_tensors
 from keras_flow.backends.one_process import sum_over_processes as sum_over_processes
+from keras_flow.backends.one_process import sum_over_ranks as sum_over_ranks
 from keras_flow.backends.shared_files import write_alone as write_alone
 
 if TYPE_CHECKING:

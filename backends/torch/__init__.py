@@ -57,6 +57,7 @@ from keras_flow.backends.torch.stages import send_tensors as send_tensors
 from keras_flow.backends.torch.stages import stage_program as stage_program
 from keras_flow.backends.torch.stages import step_function as step_function
 from keras_flow.backends.torch.stages import sum_over_processes as sum_over_processes
+from keras_flow.backends.torch.stages import sum_over_ranks as sum_over_ranks
 from keras_flow.backends.torch.stages import write as write
 from keras_flow.backends.torch.tensors import as_numpy as as_numpy
 from keras_flow.backends.torch.tensors import from_engine as from_engine

@@ -126,7 +126,7 @@ def _ask(number: int) -> None:
 def _own_blocks(tensor: torch.Tensor, variable: keras.Variable | None = None) -> Iterator[tuple[Index, torch.Tensor]]:
     """This rank's piece, unless a rank before it holds the same: blocks of rows."""
     if not isinstance(tensor, DTensor):  # this rank is not in the placement, or its stage has the variable whole
-        if stage_rank(variable) is not None and not tensor.is_meta:
+        if stage_rank(variable) == layouts.this_rank():
             local = tensor.detach().cpu()
             if local.ndim:
                 yield from _rows(local, 0, tensor.shape[1:])

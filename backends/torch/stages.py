@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as torch_distributed
 from keras import tree
 
 from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch.collectives import process_group
 from keras_flow.current.keras_places import engine_core as core
 
 
@@ -203,29 +205,72 @@ def sum_over_processes(value: Any) -> Any:
     return total
 
 
-def from_process_of(rank: int, value: Any, is_like: bool) -> Any:
+def sum_over_ranks(
+    ranks: tuple[int, ...], given: Sequence[list[Any]], weights: Sequence[keras.Variable]
+) -> Callable[[], list[Any]]:
+    """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums.
+
+    Args:
+        ranks: those of the stage.
+        given: those of this process's rank; None for those that there are not.
+        weights: whose they are.
+    """
+    (own,) = given
+    if len(ranks) == 1:
+        return lambda: own
+    kinds = {weight.dtype: [n for n, each in enumerate(weights) if each.dtype == weight.dtype] for weight in weights}
+    flat: list[tuple[list[int], torch.Tensor]] = []
+    for dtype, numbers in kinds.items():
+        # a rank that had no rows has none. So a number for each says whether there is one
+        there = torch.tensor([float(own[n] is not None) for n in numbers], dtype=core.to_torch_dtype(dtype))
+        parts = [_zeros(weights[n]) if own[n] is None else own[n] for n in numbers]
+        flat.append((numbers, torch.cat([part.reshape(-1) for part in (*parts, there.to(core.get_device()))])))
+    works: list[Any] = [
+        torch_distributed.all_reduce(each, group=process_group(ranks), async_op=True) for _, each in flat
+    ]
+
+    def wait() -> list[Any]:
+        sums: list[Any] = [None] * len(weights)
+        for work, (numbers, joined) in zip(works, flat, strict=True):
+            work.wait()
+            counts = joined[-len(numbers) :].tolist()
+            shapes = [tuple(weights[n].shape) for n in numbers]
+            parts = joined[: -len(numbers)].split([math.prod(shape) for shape in shapes])
+            for n, count, part, shape in zip(numbers, counts, parts, shapes, strict=True):
+                sums[n] = part.reshape(shape) if count else None
+        return sums
+
+    return wait
+
+
+def _zeros(weight: keras.Variable) -> torch.Tensor:
+    return torch.zeros(tuple(weight.shape), dtype=core.to_torch_dtype(weight.dtype), device=core.get_device())
+
+
+def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
     """A structure of tensors of the process that drives a rank, in all processes.
 
     Args:
         rank: who has it.
         value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
         is_like: whether all processes know the shapes.
+        ranks: those whose processes get it; None for all.
     """
-    mine = layouts.this_rank() == rank
+    mine, group = layouts.this_rank() == rank, None if ranks is None else process_group(ranks)
     if not is_like:
         text = json.dumps(_described(value)).encode() if mine else b""
         length = torch.tensor([len(text)])
-        torch_distributed.broadcast(length, rank)
+        torch_distributed.broadcast(length, rank, group)
         header = (
             torch.frombuffer(bytearray(text), dtype=torch.uint8)
             if mine
             else torch.zeros(int(length), dtype=torch.uint8)
         )
-        torch_distributed.broadcast(header, rank)
+        torch_distributed.broadcast(header, rank, group)
         value = value if mine else _empty(json.loads(bytes(header.tolist()).decode()))
     flat = [leaf.contiguous() if mine else torch.empty_like(leaf) for leaf in tree.flatten(value)]
     for leaf in flat:
-        torch_distributed.broadcast(leaf, rank)
+        torch_distributed.broadcast(leaf, rank, group)
     return tree.pack_sequence_as(value, flat)
 
 

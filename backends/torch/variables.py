@@ -184,8 +184,8 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 
 def _is_elsewhere(layout: KerasLayout) -> bool:
     """Whether a variable belongs to a stage of other ranks."""
-    rank = layout.distribution.stage_rank
-    return rank is not None and rank != layouts.this_rank()
+    of_stage = layout.distribution
+    return of_stage.stage_rank is not None and layouts.this_rank() not in of_stage.placement.ranks
 
 
 def _absent(variable: keras.Variable) -> torch.Tensor:

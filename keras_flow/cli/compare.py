@@ -20,7 +20,8 @@ def compare(
     layouts: Annotated[
         str,
         typer.Option(
-            help="1, dpN, tpN, AxB, ppN (pipeline), dpNz2 (zero=2), or names from distributions(), separated by commas."
+            help="1, dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz2 (zero=2), or names from distributions(), "
+            "separated by commas."
         ),
     ] = "1,dp4,tp4,2x2",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to train; default: whole epochs.")] = None,

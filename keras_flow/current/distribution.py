@@ -82,7 +82,7 @@ class Distribution(KerasDistribution):
     strategy: str | None = None
     zero_stage = 0
 
-    #: of a part of a pipeline: the rank of the stages whose variables it lays
+    #: of a part of a pipeline: the first rank of the stages whose variables it lays
     stage_rank: int | None = None
     _whole: Distribution | None = None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import keras
+import numpy as np
 
 from keras_flow import schedules
 from keras_flow.backends import row_interaction
@@ -16,6 +17,7 @@ from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
 from keras_flow.current.creator import creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
+from keras_flow.distributions import models
 from keras_flow.distributions.distribution import FlowDistribution, require_placement
 from keras_flow.errors import FlowError, warn
 from keras_flow.layout import Layout
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from keras_flow.explainer.explanation import Explanation
     from keras_flow.verify.verification import Verification
 
+#: the ranks of a stage
+Ranks = tuple[int, ...]
 _TABLES = {
     "gpipe": schedules.gpipe,
     "1f1b": schedules.one_f_one_b,
@@ -41,13 +45,14 @@ _TABLES = {
 
 
 class PipelineParallel(ExplainedDistribution):
-    """A model in stages, each on one rank; the numbers of a step are those of one device on the whole batch.
+    """A model in stages, each on ranks of its own; the numbers of a step are those of one device on the whole batch.
 
     Losses are divided by the numbers of the whole batch, gradients of all micro-batches are added before one update,
     clipping takes the norm of all stages, dropout masks are those of one device, and metrics count every row once.
 
     Args:
-        placement: the ranks, along one axis; None takes all of the job.
+        placement: the ranks, along `pipe_axis`, and along `batch_axes` where several ranks share a stage: each of them
+            computes some rows of every micro-batch. None takes all of the job as stages.
         stages: how many: the model is cut by cost, so that the slowest stage is as fast as it can be. Or for each stage
             the patterns (regular expressions) of its layers' paths. None takes as many as there are ranks, times
             `chunks`.
@@ -56,9 +61,10 @@ class PipelineParallel(ExplainedDistribution):
             CSV file.
         chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two.
         pipe_axis: the axis of the placement along which the stages are.
+        batch_axes: those along which the rows of a micro-batch are; an axis that the placement does not have is none.
         remat: `"stage"`: a stage's activations are not held but computed again for its backward pass.
         batch_normalization: `"refuse"`, or `"microbatch"`: BatchNormalization takes the statistics of each micro-batch,
-            and moves its averages once for each. That is another number than one device's.
+            and moves its averages once for each. That is another number than one device's, and stages are on one rank.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
             the micro-batches.
 
@@ -88,6 +94,7 @@ class PipelineParallel(ExplainedDistribution):
         schedule: str | Path | schedules.Schedule = "1f1b",
         chunks: int | None = None,
         pipe_axis: str = "pipe",
+        batch_axes: str | Sequence[str] = "data",
         remat: str | None = None,
         batch_normalization: str = "refuse",
         random: str | None = None,
@@ -96,81 +103,85 @@ class PipelineParallel(ExplainedDistribution):
             world = dry_run.world() or backend().world()
             placement = Placement(range(world.size), axis_names=(pipe_axis,))
         require_placement(placement, type(self).__name__)
-        if placement.axis_names != (pipe_axis,):
-            raise FlowError(
-                f"PipelineParallel takes a placement with one axis, {pipe_axis!r}, not {list(placement.axis_names)}: "
-                f"kf.Placement({list(placement.ranks)}, axis_names=({pipe_axis!r},)). Stages that are data- or "
-                "tensor-parallel themselves are not there yet"
-            )
+        grid = _grid(placement, pipe_axis, (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes))
         if remat not in (None, "stage"):
             raise FlowError(f'remat is None or "stage", got {remat!r}')
         if batch_normalization not in ("refuse", "microbatch"):
             raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
         self._asked = (schedule, stages, microbatches, chunks)
-        self.schedule = _schedule_of(schedule, placement.size, stages, microbatches, chunks)
+        self.schedule = _schedule_of(schedule, len(grid), stages, microbatches, chunks)
         self.patterns = None if stages is None or isinstance(stages, int) else [list(each) for each in stages]
-        #: layer -> the rank that `kf.scope.placement` said as it was made
-        self._said: WeakKeyDictionary[keras.Layer, int] = WeakKeyDictionary()
+        #: the ranks at each place of the pipe axis
+        self._grid = grid
+        #: layer -> the ranks that `kf.scope.placement` said as it was made
+        self._said: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
         self.remat = remat
         self.batch_normalization_view = batch_normalization
-        #: rank -> what lays the variables of its stages
-        self._parts: dict[int, FlowDistribution] = {}
-        self._rank_of_layer: WeakKeyDictionary[keras.Layer, int] = WeakKeyDictionary()
+        #: ranks of a stage -> what lays its variables
+        self._parts: dict[Ranks, FlowDistribution] = {}
+        self._ranks_of_layer: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
         self._pipelines: WeakKeyDictionary[keras.Model, StagedModel] = WeakKeyDictionary()
         super().__init__(placement, random=random)
-        for rank in placement.ranks:
-            self._parts[rank] = self._part(rank)
-            self._parts[rank].stage_rank = rank
         # what no stage has (counters, metrics) is on every process, and of a process on one rank
-        drives_all = backend().capabilities.drives_all_ranks
-        self._home = self._part(self._rank_of_stage(self.schedule.stages - 1)) if drives_all else self
+        self._home = self
+        if backend().capabilities.drives_all_ranks:
+            self._home = self._made_part(self._ranks_of_stage(self.schedule.stages - 1)[:1])
 
-    def _part(self, rank: int) -> FlowDistribution:
-        """What lays variables on one rank."""
-        part = FlowDistribution(Placement([rank]), random=self.random)
-        part.whole = self
+    def _part(self, ranks: Ranks) -> FlowDistribution:
+        """What lays the variables of a stage; one process that drives all ranks has them on the first."""
+        if ranks not in self._parts:
+            drives_all = backend().capabilities.drives_all_ranks
+            self._parts[ranks] = self._made_part(ranks[:1] if drives_all else ranks)
+            self._parts[ranks].stage_rank = ranks[0]
+        return self._parts[ranks]
+
+    def _made_part(self, ranks: Ranks) -> FlowDistribution:
+        part = FlowDistribution(Placement(list(ranks)), random=self.random)
+        part.whole, part.mirrored_view = self, True
         return part
 
     # ---- where variables are
 
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
-        """The layout of a variable: on the rank of its layer's stage; until that is known, and for all else, on all."""
+        """The layout of a variable: on its layer's stage; until that is known, and for all else, on all ranks."""
         made_by = creator()
-        rank = self._rank_of(layer or (made_by.layer if made_by else None))
-        part, source = (self._home, "default") if rank is None else (self._parts[rank], "its stage")
+        ranks = self._ranks_of(layer or (made_by.layer if made_by else None))
+        part, source = (self._home, "default") if ranks is None else (self._part(ranks), "its stage")
         return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
 
-    def _rank_of(self, layer: keras.Layer | None) -> int | None:
+    def _ranks_of(self, layer: keras.Layer | None) -> Ranks | None:
         if layer is None:
             return None
         said = said_ranks.current()
         if said is not None:
             self._said.setdefault(layer, said)
-        rank = self._said.get(layer, self._rank_of_layer.get(layer))
-        if rank is None and self.patterns is not None:
+        ranks = self._said.get(layer, self._ranks_of_layer.get(layer))
+        if ranks is None and self.patterns is not None:
             stage = cutting.stage_of_path(getattr(layer, "path", "") or layer.name, self.patterns)
-            rank = None if stage is None else self._rank_of_stage(stage)
-        return rank
+            ranks = None if stage is None else self._ranks_of_stage(stage)
+        return ranks
 
-    def _rank_of_stage(self, stage: int) -> int:
-        return self.placement.ranks[self.schedule.rank_of[stage]]
+    def _ranks_of_stage(self, stage: int) -> Ranks:
+        return self._grid[self.schedule.rank_of[stage]]
 
     def adopt(self, model: keras.Model, *others: object) -> bool:
-        """Cut the model into stages, and bring each variable to the rank of its stage; whether any moved."""
+        """Cut the model into stages, and bring each variable to those of its stage; whether any moved."""
         if model.built:
             self._cut(model)
         changed = super().adopt(model, *others)
         moved = False
         for layer in model._flatten_layers():
-            rank = self._rank_of_layer.get(layer)
+            ranks = self._ranks_of_layer.get(layer)
             for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
                 found = keras_layout(variable)
-                if rank is not None and found is not None and found.distribution is not self._parts[rank]:
+                if ranks is not None and found is not None and found.distribution is not self._part(ranks):
                     backend().place(variable, self.layout_for(variable.path, tuple(variable.shape), layer))
                     moved = True
         optimizer = getattr(model, "optimizer", None)
         if moved and optimizer is not None:
-            self.lay_optimizer(optimizer)
+            models.lay_optimizer(
+                optimizer, self
+            )  # slots that a checkpoint has filled are laid, but not on their stages
         if moved:
             backend().forget_steps(model)
         return changed or moved
@@ -221,43 +232,47 @@ class PipelineParallel(ExplainedDistribution):
             return found
         calls = graph.of(model)
         schedule = self.schedule
-        ranks = [self._rank_of_stage(stage) for stage in range(schedule.stages)]
-        said = {number: self._said_rank(call.operation) for number, call in enumerate(calls.calls)}
-        if any(rank is not None for rank in said.values()):
+        ranks = [self._ranks_of_stage(stage) for stage in range(schedule.stages)]
+        said = {number: self._said_ranks(call.operation) for number, call in enumerate(calls.calls)}
+        if any(each is not None for each in said.values()):
             stage_of_call, ranks = cutting.by_ranks(calls, said)
+            _refuse_unlike(ranks)
             schedule = self._schedule_on(ranks)
         elif self.patterns is not None:
             stage_of_call = cutting.by_patterns(calls, self.patterns)
         else:
             stage_of_call = cutting.by_cost(calls, schedule.stages)
         cutting.check(calls, stage_of_call, schedule.stages)
-        self._look_at_rows(calls)
+        self._look_at_rows(calls, lanes=len(ranks[0]))
         made = stages.cut(calls, stage_of_call, ranks)
         _refuse_shared_state(made)
         for stage in made:
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
-                    self._rank_of_layer.setdefault(inner, stage.rank)
+                    self._ranks_of_layer.setdefault(inner, stage.ranks)
         pipeline = self._pipelines[model] = StagedModel(model, calls, made, schedule, self.remat == "stage")
         return pipeline
 
-    def _said_rank(self, operation: object) -> int | None:
-        """The rank that was said as a layer, or one inside it, was made."""
+    def _said_ranks(self, operation: object) -> Ranks | None:
+        """The ranks that were said as a layer, or one inside it, was made."""
         if not isinstance(operation, keras.Layer):
             return None
         found = [self._said[layer] for layer in operation._flatten_layers() if layer in self._said]
         return found[0] if found else None
 
-    def refuse_rank(self, rank: int) -> None:
-        """Refuse a rank that the placement does not have.
+    def refuse_ranks(self, ranks: Ranks) -> None:
+        """Refuse ranks that the placement does not have.
 
         Raises:
             FlowError: naming those that it has.
         """
-        if rank not in self.placement.ranks:
-            raise FlowError(f"kf.scope.placement: rank {rank} is not of the pipeline's {list(self.placement.ranks)}")
+        for rank in ranks:
+            if rank not in self.placement.ranks:
+                raise FlowError(
+                    f"kf.scope.placement: rank {rank} is not of the pipeline's {list(self.placement.ranks)}"
+                )
 
-    def _schedule_on(self, ranks: Sequence[int]) -> schedules.Schedule:
+    def _schedule_on(self, ranks: Sequence[Ranks]) -> schedules.Schedule:
         """The schedule of stages that were placed by hand: the requested one if its stages are on the same ranks."""
         schedule, _, microbatches, chunks = self._asked
         parts = microbatches or 2 * len(ranks)
@@ -268,9 +283,9 @@ class PipelineParallel(ExplainedDistribution):
             made = None
         if made is not None and [places[made.rank_of[stage]] for stage in range(len(ranks))] == list(ranks):
             return made
-        return schedules.gpipe_on([places.index(rank) for rank in ranks], parts)
+        return schedules.gpipe_on([places.index(each) for each in ranks], parts)
 
-    def _look_at_rows(self, calls: graph.CallGraph) -> None:
+    def _look_at_rows(self, calls: graph.CallGraph, lanes: int) -> None:
         """Refuse layers in which the rows of a batch interact: a stage sees those of a micro-batch."""
         own: dict[str, None] = {}
         for call in calls.calls:
@@ -283,6 +298,11 @@ class PipelineParallel(ExplainedDistribution):
                         f"layer {inner.path!r} takes the statistics of all rows of a batch, of which a stage sees a "
                         "micro-batch at a time. Use GroupNormalization or LayerNormalization, or say "
                         'batch_normalization="microbatch", which is another number than one device\'s'
+                    )
+                if isinstance(inner, keras.layers.BatchNormalization) and lanes > 1:
+                    raise FlowError(
+                        f"layer {inner.path!r} takes the statistics of a micro-batch, whose rows are on {lanes} ranks: "
+                        "give each stage one rank, or use GroupNormalization or LayerNormalization"
                     )
                 if getattr(inner, "stateful", False):
                     raise FlowError(f"layer {inner.path!r} is stateful: its rows go on with those of the batch before")
@@ -308,6 +328,39 @@ class PipelineParallel(ExplainedDistribution):
                     f"model {model.name!r} has a {name} of its own, which computes a whole batch; a pipeline computes "
                     "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "
                     "kf.ModelParallel"
+                )
+
+
+def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> list[Ranks]:
+    """The ranks at each place of the pipe axis, in the order of the lanes.
+
+    Raises:
+        FlowError: there is no such axis, or there are others.
+    """
+    names = placement.axis_names
+    if pipe_axis not in names:
+        raise FlowError(
+            f"PipelineParallel takes a placement with the axis {pipe_axis!r}, not {list(names)}: for example "
+            f"kf.Placement({list(placement.ranks)}, axis_names=({pipe_axis!r},)), or say pipe_axis="
+        )
+    others = [name for name in names if name not in (pipe_axis, *batch_axes)]
+    if others:
+        raise FlowError(
+            f"PipelineParallel: the placement's axis {others[0]!r} is neither pipe_axis={pipe_axis!r} nor of "
+            f"batch_axes={list(batch_axes)}. Stages that are tensor-parallel themselves are not there yet"
+        )
+    ranks = np.moveaxis(np.reshape(placement.ranks, placement.hierarchy), names.index(pipe_axis), 0)
+    return [tuple(map(int, each)) for each in ranks.reshape(len(ranks), -1)]
+
+
+def _refuse_unlike(ranks: Sequence[Ranks]) -> None:
+    """Refuse stages placed by hand that have different numbers of ranks, or some ranks in common."""
+    for one in ranks:
+        for other in ranks:
+            if len(one) != len(other) or (one != other and set(one) & set(other)):
+                raise FlowError(
+                    f"kf.scope.placement: one stage is on ranks {list(one)}, another on {list(other)}. Stages have the "
+                    "same number of ranks, and the same ranks or none in common"
                 )
 
 

@@ -1,4 +1,4 @@
-"""The rank that `kf.scope.placement` says, while layers are made inside."""
+"""The ranks that `kf.scope.placement` says, while layers are made inside."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_said: ContextVar[int | None] = ContextVar("keras_flow_said_rank", default=None)
+_said: ContextVar[tuple[int, ...] | None] = ContextVar("keras_flow_said_rank", default=None)
 
 
-def current() -> int | None:
-    """The rank of the innermost scope, or None."""
+def current() -> tuple[int, ...] | None:
+    """The ranks of the innermost scope, or None."""
     return _said.get()
 
 
 @contextmanager
-def saying(rank: int) -> Iterator[None]:
-    """Inside, layers belong to a rank."""
-    token = _said.set(rank)
+def saying(ranks: tuple[int, ...]) -> Iterator[None]:
+    """Inside, layers belong to ranks."""
+    token = _said.set(ranks)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`kf.scope`: which rank computes the layers that are made inside, as in OneFlow's `scope.placement`.
+"""`kf.scope`: which ranks compute the layers that are made inside, as in OneFlow's `scope.placement`.
 
 Example:
     >>> import keras, keras_flow as kf
@@ -32,16 +32,17 @@ _by_itself: dict[tuple[int, str], PipelineParallel] = {}
 
 @contextmanager
 def placement(*where: str | int | Placement) -> Iterator[None]:
-    """Layers that are made inside, with their weights, belong to a rank: they are a stage there.
+    """Layers that are made inside, with their weights, belong to these ranks: they are a stage there.
 
     Under `kf.PipelineParallel` the stages are those that were said. Without it the model is placed by hand: `fit`
-    trains it with one micro-batch, so the ranks compute one after the other.
+    trains it with one micro-batch, so the stages compute one after the other. Several ranks share the rows of a stage;
+    each stage then has as many.
 
     Args:
-        where: a rank; or OneFlow's device type and `"host:device"`; or a `kf.Placement` of one rank.
+        where: a rank; or OneFlow's device type and `"host:device"`; or a `kf.Placement`.
 
     Raises:
-        FlowError: there is no such rank, several are named, or another distribution is active.
+        FlowError: there is no such rank, or another distribution is active.
 
     Example:
         >>> import keras, keras_flow as kf
@@ -55,17 +56,17 @@ def placement(*where: str | int | Placement) -> Iterator[None]:
         >>> [kf.layout_of(layer.kernel).layout.placement.ranks for layer in model.layers[1:]]
         [(0,), (1,)]
     """
-    rank = _rank_of(where)
+    ranks = _ranks_of(where)
     with nullcontext() if active() is not None else _implicit().scope():
         distribution = active()
-        refuse = getattr(distribution, "refuse_rank", None)
+        refuse = getattr(distribution, "refuse_ranks", None)
         if refuse is None:
             raise FlowError(
                 f"kf.scope.placement places the stages of a pipeline, and {distribution!r} has none. Open it under "
                 "kf.PipelineParallel(...).scope(), or under no scope"
             )
-        refuse(rank)
-        with said_ranks.saying(rank):
+        refuse(ranks)
+        with said_ranks.saying(ranks):
             yield
 
 
@@ -80,7 +81,7 @@ def _implicit() -> PipelineParallel:
     return _by_itself[key]
 
 
-def _rank_of(where: Sequence[str | int | Placement]) -> int:
+def _ranks_of(where: Sequence[str | int | Placement]) -> tuple[int, ...]:
     world = backend().world()
     if len(where) not in (1, 2):
         raise FlowError('kf.scope.placement takes a kf.Placement, or a device type and ranks: ("cpu", "0:1")')
@@ -90,15 +91,11 @@ def _rank_of(where: Sequence[str | int | Placement]) -> int:
     )
     if given.type not in (None, world.type):
         raise FlowError(f"kf.scope.placement: {given.type!r} is asked for, and this job runs on {world.type!r} devices")
-    if given.size != 1:
+    if max(given.ranks) >= world.size:
         raise FlowError(
-            f"kf.scope.placement: {given.size} ranks {list(given.ranks)}; a stage is on one rank. Stages that are "
-            "data- or tensor-parallel themselves are not there yet"
+            f"kf.scope.placement: there is no rank {max(given.ranks)}; the job has ranks 0 to {world.size - 1}"
         )
-    rank = given.ranks[0]
-    if rank >= world.size:
-        raise FlowError(f"kf.scope.placement: there is no rank {rank}; the job has ranks 0 to {world.size - 1}")
-    return rank
+    return given.ranks
 
 
 def _listed(ranks: object) -> object:

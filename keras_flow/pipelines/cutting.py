@@ -81,20 +81,20 @@ def by_patterns(graph: CallGraph, patterns: Sequence[Sequence[str]]) -> list[int
     return following_inputs(graph, {number: stage_of_path(path, patterns) for number, path in enumerate(paths)})
 
 
-def by_ranks(graph: CallGraph, said: Mapping[int, int | None]) -> tuple[list[int], list[int]]:
-    """Return the stage of each call, and the rank of each stage: where the rank changes, a new stage begins.
+def by_ranks(graph: CallGraph, said: Mapping[int, tuple[int, ...] | None]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Return the stage of each call, and the ranks of each stage: where they change, a new stage begins.
 
     Args:
         graph: the calls.
-        said: the rank of a call, by its number; None where nothing is said: it follows its inputs.
+        said: the ranks of a call, by its number; None where nothing is said: it follows its inputs.
     """
-    ranks: list[int] = []
+    ranks: list[tuple[int, ...]] = []
     stages: dict[int, int | None] = {}
     for number in range(len(graph.calls)):
-        rank = said.get(number)
-        if rank is not None and (not ranks or ranks[-1] != rank):
-            ranks.append(rank)
-        stages[number] = None if rank is None else len(ranks) - 1
+        here = said.get(number)
+        if here is not None and (not ranks or ranks[-1] != here):
+            ranks.append(here)
+        stages[number] = None if here is None else len(ranks) - 1
     return following_inputs(graph, stages), ranks
 
 

@@ -1,8 +1,9 @@
-"""`Pass`: one pass over the micro-batches of a batch, forward alone or as a schedule says."""
+"""`Pass`: one pass of a lane over the micro-batches of a batch, forward alone or as a schedule says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,124 +16,163 @@ from keras_flow.distributions.distribution import is_seed
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 from keras_flow.pipelines import losses, masks
-from keras_flow.pipelines.graph import filled
 from keras_flow.pipelines.stages import Stage
+from keras_flow.pipelines.transfers import Transfers
 from keras_flow.schedules import Schedule
-from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, RECV_B, RECV_F, SEND_B, SEND_F, WEIGHTS, Action
+from keras_flow.schedules.action import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
+    WEIGHTS,
+    Action,
+)
 
 if TYPE_CHECKING:
+    from keras_flow.pipelines.lanes import Lanes
     from keras_flow.pipelines.staged_model import StagedModel
 
 ops: Any = keras.ops
 
 
 class CutBatch:
-    """A batch, cut into micro-batches by the balanced split: 13 rows in four are 4, 3, 3 and 3."""
+    """A batch, cut into micro-batches by the balanced split, and these over the lanes.
+
+    13 rows in four are 4, 3, 3 and 3; in two lanes lane 0 has 2 of each, lane 1 has 2, 1, 1 and 1.
+    """
 
     def __init__(self, pipeline: StagedModel, data: Any):
+        self._pipeline = pipeline
         self.data = tree.map_structure(host, data)
         self.x, self.y, self.weights = keras.utils.unpack_x_y_sample_weight(self.data)
         self.inputs = pipeline.inputs_of(self.x)
         self.rows = int(self.inputs[0].shape[0])
         count = min(pipeline.schedule.microbatches, self.rows)  # of a last batch that is short there are fewer
-        self.parts = [slice(*balanced(self.rows, count, number)) for number in range(count)]
+        lanes = len(pipeline.lanes.all)
+        #: the rows of each micro-batch in each lane
+        self.parts: list[list[slice]] = []
+        for number in range(count):
+            start, stop = balanced(self.rows, count, number)
+            inner = [balanced(stop - start, lanes, lane) for lane in range(lanes)]
+            self.parts.append([slice(start + first, start + last) for first, last in inner])
         self.signature = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in self.inputs)
 
-    def microbatch(self, number: int) -> Microbatch:
-        """The rows of a micro-batch."""
-        part = self.parts[number]
+    def microbatch(self, number: int, lane: int) -> Microbatch:
+        """The rows of a micro-batch in a lane."""
+        part = self.parts[number][lane]
         return Microbatch(part.start, part.stop - part.start, self.rows)
 
-    def cut(self, structure: Any, number: int) -> Any:
+    def cut(self, structure: Any, part: Microbatch) -> Any:
         """The rows of a micro-batch of each array; weights that have no rows as they are."""
 
         def rows(leaf: Any) -> Any:
             has_rows = getattr(leaf, "shape", ())[:1] == (self.rows,)
-            return leaf[self.parts[number]] if has_rows else leaf
+            return leaf[part.start : part.start + part.count] if has_rows else leaf
 
         return tree.map_structure(rows, structure)
 
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """What part of each of the batch's losses that of some rows is, [micro-batches, lanes, losses], float32."""
+        found = masks.of_outputs(self._pipeline.graph, self.inputs)
+        parts = [part for lanes in self.parts for part in lanes]
+        shares = losses.shares(self._pipeline.model, (self.y, self.weights), found, parts)
+        return shares.reshape(len(self.parts), -1, shares.shape[-1]).astype("float32")
+
 
 class Pass:
-    """One pass over the micro-batches of a batch."""
+    """One pass of a lane over the micro-batches of a batch.
 
-    def __init__(self, pipeline: StagedModel, batch: CutBatch, training: bool, with_loss: bool, scale: float = 1.0):
-        self.pipeline, self.batch, self.training, self.scale = pipeline, batch, training, scale
+    Attributes:
+        blocks: of the last stage, for each micro-batch the outputs and their masks.
+        gradients: stage -> those by its weights, of this lane's rows.
+        losses: the sum of each stage and micro-batch.
+        state: stage -> its state after the micro-batches so far.
+    """
+
+    def __init__(
+        self,
+        pipeline: StagedModel,
+        lane: Transfers,
+        batch: CutBatch,
+        training: bool,
+        with_loss: bool,
+        scale: float = 1.0,
+    ):
+        self.pipeline, self.lane, self.batch, self.training, self.scale = pipeline, lane, batch, training, scale
         #: what decides the shapes of messages, as every rank knows it
         self.signature = (batch.signature, training, tuple(bool(stage.trainable) for stage in pipeline.stages))
         self.gradients: dict[int, list[Any]] = {}
         self.losses: list[Any] = []
-        pipeline.transfers.begin()
-        own = pipeline.transfers.own
-        stages = [stage for stage in pipeline.stages if stage.rank in own]
-        self._state = {stage.number: [backend().read(variable) for variable in stage.state] for stage in stages}
-        self._begun = dict(self._state)
-        self._weights = pipeline.transfers.weights_of(pipeline.stages)
-        count = len(batch.parts)
-        #: of the last stage: the outputs of each micro-batch, and their masks
-        self.parts: list[Any] = [None] * count
-        self.masks: list[Any] = [None] * count
+        stages = [stage for stage in pipeline.stages if lane.is_own(stage.number)]
+        self.state = {stage.number: [lane.value_of(each, stage) for each in stage.state] for stage in stages}
+        self._begun = dict(self.state)
+        self._weights = lane.weights_of(pipeline.stages)
+        self._blocks: dict[int, tuple[Any, Any]] = {}
         self._held: dict[tuple[int, int], Any] = {}
         self._later: dict[tuple[int, int], Any] = {}
-        self._shares: np.ndarray | None = None
-        if with_loss and pipeline.last.rank in own and pipeline.model._compile_loss is not None:
-            found = masks.of_outputs(pipeline.graph, batch.inputs)
-            self._shares = losses.shares(pipeline.model, (batch.y, batch.weights), found, batch.parts)
+        self._has_loss = with_loss and lane.is_own(-1) and pipeline.model._compile_loss is not None
 
-    def outputs(self) -> Any:
-        """The model's outputs for all rows, from the last stage."""
-        columns = zip(*self.parts, strict=True)
-        known = {key: joined(column, [None]) for key, column in zip(self.pipeline.last.sent, columns, strict=True)}
-        return filled(self.pipeline.graph.outputs, known)
+    @property
+    def blocks(self) -> list[tuple[Any, Any]]:
+        """The outputs and masks of each micro-batch, in their order."""
+        return [self._blocks[number] for number in sorted(self._blocks)]
 
     # ---- the order of work
 
-    def follow(self, schedule: Schedule) -> None:
-        """Run the lists of the ranks of this process, each action when what it needs is there."""
-        own = self.pipeline.transfers.own
-        self._go(
-            {
-                rank: order
-                for rank, order in zip(self.pipeline.transfers.ranks_of(schedule), schedule.lowered(), strict=True)
-                if rank in own
-            }
-        )
+    def follow(self, schedule: Schedule, sums: Lanes) -> Generator[None]:
+        """Run the lists of the ranks of this process, each action when what it needs is there.
 
-    def forward_only(self) -> None:
+        Args:
+            schedule: what each rank does.
+            sums: what adds up the gradients of all lanes.
+        """
+        yield from self._go(schedule.lowered(), sums)
+
+    def forward_only(self) -> Generator[None]:
         """Run all forward passes: each stage the micro-batches in their order."""
         orders: dict[int, list[Action]] = {}
-        stages, transfers = self.pipeline.stages, self.pipeline.transfers
         for number in range(len(self.batch.parts)):
-            for stage in stages:
-                order = orders.setdefault(stage.rank, [])
-                if stage.number and stages[stage.number - 1].rank != stage.rank:
-                    order.append(Action(stage.number, RECV_F, number))
-                order.append(Action(stage.number, FORWARD, number))
-                if stage is not stages[-1] and stages[stage.number + 1].rank != stage.rank:
-                    order.append(Action(stage.number, SEND_F, number))
-        self._go({rank: order for rank, order in orders.items() if rank in transfers.own})
+            for stage in self.pipeline.stages:
+                place, order = stage.number, orders.setdefault(self.lane.rank(stage.number), [])
+                if place and self.lane.rank(place - 1) != self.lane.rank(place):
+                    order.append(Action(place, RECV_F, number))
+                order.append(Action(place, FORWARD, number))
+                if stage is not self.pipeline.last and self.lane.rank(place + 1) != self.lane.rank(place):
+                    order.append(Action(place, SEND_F, number))
+        yield from self._go(list(orders.values()), None)
 
-    def _go(self, orders: Mapping[int, Sequence[Action]]) -> None:
-        waiting = {rank: list(reversed(order)) for rank, order in orders.items()}
+    def _go(self, orders: Sequence[Sequence[Action]], sums: Lanes | None) -> Generator[None]:
+        own = [order for order in orders if self.lane.is_own(order[0].stage)]
+        waiting = [[action for action in reversed(order) if self._has_rows(action.microbatch)] for order in own]
         # one action of each rank in turn: near the order in time, so that engines that run ahead overlap ranks
-        while any(waiting.values()):
-            before = sum(map(len, waiting.values()))
-            for order in waiting.values():
+        while any(waiting):
+            before = sum(map(len, waiting))
+            for order in waiting:
                 if order and self._can(order[-1]):
-                    self._do(order.pop())
-            if sum(map(len, waiting.values())) == before:
-                stuck = ", ".join(str(order[-1]) for order in waiting.values() if order)
+                    self._do(order.pop(), sums)
+            if sum(map(len, waiting)) == before:
+                stuck = ", ".join(str(order[-1]) for order in waiting if order)
                 raise FlowError(f"the schedule cannot go on: {stuck} wait for each other")
-        self.pipeline.transfers.finish()
+            yield
+        self.lane.finish()
+
+    def _has_rows(self, number: int) -> bool:
+        """Whether this lane has rows of a micro-batch; -1 is no micro-batch."""
+        return number < 0 or self.batch.microbatch(number, self.lane.number).count > 0
 
     def _can(self, action: Action) -> bool:
         stage, kind, number = action
         if kind in (RECV_F, RECV_B):
             other = stage - 1 if kind == RECV_F else stage + 1
-            return not self.pipeline.transfers.is_own(other) or self.pipeline.transfers.has(stage, kind, number)
+            return not self.lane.is_own(other) or self.lane.has(stage, kind, number)
         return True
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Action, sums: Lanes | None) -> None:
         stage, kind, number = self.pipeline.stages[action.stage], action.kind, action.microbatch
         if kind == FORWARD:
             self._forward(stage, number)
@@ -145,34 +185,36 @@ class Pass:
         elif kind == WEIGHTS:
             self._add(stage, self._later.pop((stage.number, number)))
         elif kind in (SEND_F, SEND_B):
-            self.pipeline.transfers.send(stage.number, kind, number, self.signature)
+            self.lane.send(stage.number, kind, number, self.signature)
         elif kind in (RECV_F, RECV_B):
-            self.pipeline.transfers.receive(stage.number, kind, number, self.signature)
+            self.lane.receive(stage.number, kind, number, self.signature)
+        elif kind == REDUCE_GRAD and sums is not None:
+            sums.add_up(stage, self.gradients.get(stage.number))
 
     # ---- the work
 
     def _forward(self, stage: Stage, number: int) -> None:
-        pipeline, part = self.pipeline, self.batch.microbatch(number)
+        pipeline, part = self.pipeline, self.batch.microbatch(number, self.lane.number)
         learns = self.training and self._learns(stage)
         received, found = [], []
         if stage.number:
-            received, found = pipeline.transfers.take(stage.number, RECV_F, number)
+            received, found = self.lane.take(stage.number, RECV_F, number)
         inputs = [self.batch.inputs[pipeline.graph.inputs.index(key)] for key in stage.inputs]
         has_gradient = [is_float(tensor) for tensor in received]
         others: dict[str, Any] = {
-            "inputs": self.batch.cut(inputs, number),
+            "inputs": self.batch.cut(inputs, part),
             "fixed": [None if has else tensor for tensor, has in zip(received, has_gradient, strict=True)],
             "masks": [*[None] * len(inputs), *found],
             "state": self._state_for(stage, number),
             "start": part.start,
-            "first": 1.0 if number == 0 else 0.0,
+            "first": 1.0 if number == self.lane.number == 0 else 0.0,
         }
         is_last = stage is pipeline.last
-        if is_last and self._shares is not None:
-            others["y"] = self.batch.cut(self.batch.y, number)
-            others["weights"] = self.batch.cut(self.batch.weights, number)
-            others["shares"] = self._shares[number].astype("float32")
-        program = pipeline.program(stage, part, self.training, self._shares_loss(stage))
+        if is_last and self._has_loss:
+            others["y"] = self.batch.cut(self.batch.y, part)
+            others["weights"] = self.batch.cut(self.batch.weights, part)
+            others["shares"] = self.batch.shares[number, self.lane.number]
+        program = self._program(stage, part)
         tensors = [tensor for tensor, has in zip(received, has_gradient, strict=True) if has]
         weights = self._weights[stage.number]
         if learns and not pipeline.remat:
@@ -182,39 +224,39 @@ class Pass:
             outputs, rest = program.run(weights, tensors, others)
             if learns:
                 self._held[stage.number, number] = (weights, tensors, others)
-        self._state[stage.number] = list(rest["state"])
+        self.state[stage.number] = list(rest["state"])
         self.losses.append(rest["loss"])
         known = iter(outputs)
         sent = [next(known) if tensor is None else tensor for tensor in rest["fixed"]]
         if is_last:
-            self.parts[number], self.masks[number] = sent, rest["masks"]
+            self._blocks[number] = sent, rest["masks"]
         else:
-            pipeline.transfers.give(stage.number + 1, RECV_F, number, (sent, rest["masks"]))
+            self.lane.give(stage.number + 1, RECV_F, number, (sent, rest["masks"]))
 
     def _backward(self, stage: Stage, number: int) -> list[Any] | None:
         pipeline = self.pipeline
         from_next = None
         if stage is not pipeline.last:
-            from_next = pipeline.transfers.take(stage.number, RECV_B, number)
+            from_next = self.lane.take(stage.number, RECV_B, number)
         if not self._learns(stage):
-            pipeline.transfers.give(stage.number - 1, RECV_B, number, None)
+            self.lane.give(stage.number - 1, RECV_B, number, None)
             return None
-        part = self.batch.microbatch(number)
-        program = pipeline.program(stage, part, self.training, self._shares_loss(stage))
+        program = self._program(stage, self.batch.microbatch(number, self.lane.number))
         held = self._held.pop((stage.number, number))
         if pipeline.remat:
             held = program.forward(*held)[2]
         gradients, by_received = program.backward(held, from_next, self.scale)
         if stage.number:
-            pipeline.transfers.give(stage.number - 1, RECV_B, number, by_received)
+            self.lane.give(stage.number - 1, RECV_B, number, by_received)
         return gradients
 
     def _learns(self, stage: Stage) -> bool:
         """Whether the stage or one before it has weights that are trained."""
         return any(each.trainable for each in self.pipeline.stages[: stage.number + 1])
 
-    def _shares_loss(self, stage: Stage) -> bool:
-        return stage is self.pipeline.last and self._shares is not None
+    def _program(self, stage: Stage, part: Microbatch) -> Any:
+        with_loss = stage is self.pipeline.last and self._has_loss
+        return self.pipeline.program(stage, self.lane.rank(stage.number), part, self.training, with_loss)
 
     def _add(self, stage: Stage, gradients: list[Any] | None) -> None:
         if gradients is None:
@@ -224,7 +266,7 @@ class Pass:
 
     def _state_for(self, stage: Stage, number: int) -> list[Any]:
         """The state that a micro-batch begins with: seeds as the batch began, all else as the one before left it."""
-        begun, now = self._begun[stage.number], self._state[stage.number]
+        begun, now = self._begun[stage.number], self.state[stage.number]
         return [
             old if is_seed(variable.path) else new for variable, old, new in zip(stage.state, begun, now, strict=True)
         ]
@@ -233,7 +275,7 @@ class Pass:
         """Give the variables what the forward passes have assigned."""
         for stage in self.pipeline.stages:
             for variable, old, new in zip(
-                stage.state, self._begun.get(stage.number, ()), self._state.get(stage.number, ()), strict=False
+                stage.state, self._begun.get(stage.number, ()), self.state.get(stage.number, ()), strict=False
             ):
                 if new is not old:
                     backend().write(variable, new)

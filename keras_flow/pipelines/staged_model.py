@@ -25,9 +25,9 @@ from keras_flow.current.microbatch import Microbatch
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines import losses
 from keras_flow.pipelines.graph import CallGraph, filled
+from keras_flow.pipelines.lanes import Lanes, in_turn
 from keras_flow.pipelines.passes import CutBatch, Pass, host, is_float, joined
 from keras_flow.pipelines.stages import Stage, StageLayer
-from keras_flow.pipelines.transfers import Transfers
 from keras_flow.pipelines.update import update
 from keras_flow.schedules import Schedule
 
@@ -47,7 +47,7 @@ class StagedModel:
 
     def __init__(self, model: keras.Model, graph: CallGraph, stages: Sequence[Stage], schedule: Schedule, remat: bool):
         self.model, self.graph, self.stages, self.schedule, self.remat = model, graph, list(stages), schedule, remat
-        self.transfers = Transfers([stage.rank for stage in stages])
+        self.lanes = Lanes(self.stages)
         self._trained = self._said_added = False
         self._schedules = {schedule.microbatches: schedule}
         self._first_stage: dict[int, int] = {}
@@ -72,13 +72,14 @@ class StagedModel:
                 f"one row at least. Take a larger batch_size, or microbatches={batch.rows}"
             )
         self._trained = True
-        self._look_at_variables()
         optimizer: Any = self.model.optimizer
-        run = Pass(self, batch, training=True, with_loss=True, scale=_loss_scale(optimizer))
-        run.follow(self._schedule(len(batch.parts)))
-        run.keep_state()
-        update(self, optimizer, run.gradients, run.scale)
-        return self._logs(batch, run)
+        scale = _loss_scale(optimizer)
+        runs = self._passes(batch, training=True, with_loss=True, scale=scale)
+        schedule = self._schedule(len(batch.parts))
+        in_turn([run.follow(schedule, self.lanes) for run in runs])
+        self.lanes.keep_state(runs, is_short=batch.rows < len(self.lanes.all))
+        update(self, optimizer, self.lanes.gradients(), scale)
+        return self._logs(batch, runs)
 
     def test(self, data: Any) -> dict[str, Any]:
         """One step of `evaluate`; the logs."""
@@ -88,9 +89,18 @@ class StagedModel:
     def predict(self, data: Any) -> Any:
         """One step of `predict`; the model's outputs, on every rank."""
         batch = CutBatch(self, data)
-        run = self._forward(batch, with_loss=False)
-        outputs = run.outputs() if self.last.rank in self.transfers.own else None
-        return self.transfers.from_rank(self.last.rank, outputs)
+        blocks, _ = self.lanes.outputs(self._forward(batch, with_loss=False), batch.signature)
+        outputs = None
+        if blocks:
+            known = {key: joined(rows, [None]) for key, *rows in zip(self.last.sent, *blocks, strict=True)}
+            outputs = filled(self.graph.outputs, known)
+        return self.lanes.from_rank(self.last.rank, outputs)
+
+    def _passes(self, batch: CutBatch, **settings: Any) -> list[Pass]:
+        """A pass of each lane of this process."""
+        self._look_at_variables()
+        self.lanes.begin()
+        return [Pass(self, lane, batch, **settings) for lane in self.lanes.own]
 
     def _schedule(self, microbatches: int) -> Schedule:
         """The schedule for so many micro-batches: without the actions of those that there are not."""
@@ -107,12 +117,11 @@ class StagedModel:
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
         return batch
 
-    def _forward(self, batch: CutBatch, with_loss: bool) -> Pass:
-        self._look_at_variables()
-        run = Pass(self, batch, training=False, with_loss=with_loss)
-        run.forward_only()
-        run.keep_state()
-        return run
+    def _forward(self, batch: CutBatch, with_loss: bool) -> list[Pass]:
+        runs = self._passes(batch, training=False, with_loss=with_loss)
+        in_turn([run.forward_only() for run in runs])
+        self.lanes.keep_state(runs, is_short=batch.rows < len(self.lanes.all))
+        return runs
 
     def _look_at_variables(self) -> None:
         """Take the variables as they are now, and which stage is the first to use each."""
@@ -130,12 +139,12 @@ class StagedModel:
 
     # ---- programs
 
-    def program(self, stage: Stage, part: Microbatch, training: bool, with_loss: bool) -> Any:
-        """What computes a stage for micro-batches of so many rows; compiled where the engine does."""
-        key = (stage.number, part.count, part.rows, training, with_loss, len(stage.trainable))
+    def program(self, stage: Stage, rank: int, part: Microbatch, training: bool, with_loss: bool) -> Any:
+        """What computes a stage on a rank for micro-batches of so many rows; compiled where the engine does."""
+        key = (stage.number, rank, part.count, part.rows, training, with_loss, len(stage.trainable))
         if key not in self._programs:
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
-            self._programs[key] = backend().stage_program(function, stage.rank, not self.model.run_eagerly)
+            self._programs[key] = backend().stage_program(function, rank, not self.model.run_eagerly)
         return self._programs[key]
 
     def _compute(
@@ -204,29 +213,30 @@ class StagedModel:
 
     # ---- losses and metrics of the whole batch
 
-    def _logs(self, batch: CutBatch, run: Pass) -> dict[str, Any]:
+    def _logs(self, batch: CutBatch, runs: Sequence[Pass]) -> dict[str, Any]:
         model: Any = self.model
         variables = model.metrics_variables
-        loss = self.transfers.sum_on(self.last.rank, run.losses)
+        loss = self.lanes.sum_on(self.last.rank, [loss for run in runs for loss in run.losses])
+        training = bool(runs) and runs[0].training
+        blocks, found = self.lanes.outputs(runs, (batch.signature, training))
         logs = None
-        if self.last.rank in self.transfers.own:
+        if blocks:
             if not self._finish:
                 for hides in (False, True):
                     function = functools.partial(self._finished, hides)
                     self._finish[hides] = backend().compiled(function, self.last.rank, not model.run_eagerly)
             finish = self._finish
-            outputs = [[part[place] for part in run.parts] for place in range(len(self.last.sent))]
-            found = [[part[place] for part in run.masks] for place in range(len(self.last.sent))]
+            outputs, known = (list(map(list, zip(*each, strict=True))) for each in (blocks, found))
             values = [backend().read(variable) for variable in variables]
             # a program for each of the two: in JAX's training step masks do not reach the metrics
-            hides = run.training and not backend().capabilities.masks_reach_metrics
-            logs, new = finish[hides](values, batch.data, outputs, found, loss)
+            hides = training and not backend().capabilities.masks_reach_metrics
+            logs, new = finish[hides](values, batch.data, outputs, known, loss)
             for variable, value in zip(variables, new, strict=True):
                 backend().write(variable, value)
-        if self.transfers.is_alone:
+        if self.lanes.is_alone:
             return logs  # type: ignore[return-value]
         own = [backend().read(variable) for variable in variables]
-        for variable, value in zip(variables, self.transfers.from_rank(self.last.rank, own, is_like=True), strict=True):
+        for variable, value in zip(variables, self.lanes.from_rank(self.last.rank, own, is_like=True), strict=True):
             backend().write(variable, value)
         return model.get_metrics_result()
 

@@ -1,4 +1,4 @@
-"""`Stage`: the calls that one rank computes, what they read from the stage before and give to the next."""
+"""`Stage`: the calls that its ranks compute, what they read from the stage before and give to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stage:
 
     Attributes:
         number: its place.
-        rank: the rank that computes it.
+        ranks: those that compute it, each in its lane: a part of the rows of every micro-batch.
         calls: in their order.
         inputs: keys of the model's inputs that it reads.
         received: keys of the tensors that it gets from the stage before, some of them only to hand them on.
@@ -29,7 +29,7 @@ class Stage:
     """
 
     number: int
-    rank: int
+    ranks: tuple[int, ...]
     calls: list[Call]
     inputs: tuple[int, ...]
     received: tuple[int, ...]
@@ -37,6 +37,11 @@ class Stage:
     trainable: list[keras.Variable] = field(default_factory=list)
     state: list[keras.Variable] = field(default_factory=list)
     layer: StageLayer | None = None
+
+    @property
+    def rank(self) -> int:
+        """The first of its ranks."""
+        return self.ranks[0]
 
     @property
     def layers(self) -> list[keras.Layer]:
@@ -97,13 +102,13 @@ class StageLayer(keras.Layer):
         return outputs, [get_keras_mask(tensor) for tensor in outputs]
 
 
-def cut(graph: CallGraph, stage_of_call: Sequence[int], ranks: Sequence[int]) -> list[Stage]:
+def cut(graph: CallGraph, stage_of_call: Sequence[int], ranks: Sequence[tuple[int, ...]]) -> list[Stage]:
     """Return the stages of a model.
 
     Args:
         graph: its calls.
         stage_of_call: the stage of each.
-        ranks: the rank of each stage.
+        ranks: the ranks of each stage.
     """
     count = len(ranks)
     made_in = {key: stage for call, stage in zip(graph.calls, stage_of_call, strict=True) for key in call.outputs}
@@ -116,12 +121,12 @@ def cut(graph: CallGraph, stage_of_call: Sequence[int], ranks: Sequence[int]) ->
         for place in range(count)
     ]
     stages = []
-    for number, rank in enumerate(ranks):
+    for number, of_stage in enumerate(ranks):
         calls = [call for call, stage in zip(graph.calls, stage_of_call, strict=True) if stage == number]
         read = {key for call in calls for key in call.inputs}
         is_last = number == count - 1
         inputs = tuple(key for key in graph.inputs if key in read or (is_last and key in graph.output_keys))
         received = () if number == 0 else crossing[number - 1]
         sent = tuple(dict.fromkeys(graph.output_keys)) if is_last else crossing[number]
-        stages.append(Stage(number, rank, calls, inputs, received, sent))
+        stages.append(Stage(number, of_stage, calls, inputs, received, sent))
     return stages

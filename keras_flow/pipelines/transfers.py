@@ -9,7 +9,6 @@ import keras
 
 from keras_flow.backends.active import backend
 from keras_flow.pipelines.stages import Stage
-from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import RECV_B, RECV_F, SEND_F
 
 #: what is on its way: the stage that gets it, `RECV_F` or `RECV_B`, and the micro-batch
@@ -19,20 +18,25 @@ _FIRST_TIED = 1 << 24
 
 
 class Transfers:
-    """The tensors between stages.
+    """The tensors between the stages of a lane.
 
     Args:
-        ranks: the rank of each stage.
+        stages: of the model.
+        lane: which of each stage's ranks computes.
 
     Attributes:
+        number: the lane.
         own: the ranks of this process.
-        is_alone: whether it drives all.
+        has_ranks: whether any of them is in the lane.
+        is_alone: whether this process drives all.
     """
 
-    def __init__(self, ranks: Sequence[int]):
-        self._ranks = list(ranks)
+    def __init__(self, stages: Sequence[Stage], lane: int):
+        self.number = lane
+        self._ranks = [stage.ranks[lane] for stage in stages]
         self.own = set(backend().world().local_ranks)
-        self.is_alone = set(ranks) <= self.own and backend().world().process_count == 1
+        self.has_ranks = bool(self.own & set(self._ranks))
+        self.is_alone = set(self._ranks) <= self.own and backend().world().process_count == 1
         self._ready: dict[Key, Any] = {}
         self._leaving: dict[Key, Any] = {}
         self._coming: dict[Key, Any] = {}
@@ -45,12 +49,9 @@ class Transfers:
         """Whether this process computes a stage."""
         return self._ranks[stage] in self.own
 
-    def ranks_of(self, schedule: Schedule) -> list[int]:
-        """The rank of each list of a schedule."""
-        found = dict.fromkeys(range(schedule.ranks), 0)
-        for stage, place in schedule.rank_of.items():
-            found[place] = self._ranks[stage]
-        return list(found.values())
+    def rank(self, stage: int) -> int:
+        """The rank that computes a stage."""
+        return self._ranks[stage]
 
     def begin(self) -> None:
         """Forget what a step that was broken off has left."""
@@ -104,19 +105,26 @@ class Transfers:
     def weights_of(self, stages: Sequence[Stage]) -> dict[int, list[Any]]:
         """The values of the trainable weights of this process's stages; of those that another rank has, copies."""
         copies: dict[tuple[int, int], Any] = {}
-        for number, (variable, home, users) in enumerate(_tied(stages)):
+        for number, (variable, home, users) in enumerate(self._tied(stages)):
             for user in users:
-                value = self._carried([backend().read(variable)] if home in self.own else None, home, user, number)
+                value = self.carried([backend().read(variable)] if home in self.own else None, home, user, number)
                 if value is not None:
                     copies[id(variable), user] = value[0]
         return {
             stage.number: [
-                copies[id(variable), stage.rank] if (id(variable), stage.rank) in copies else backend().read(variable)
+                copies[key]
+                if (key := (id(variable), self.rank(stage.number))) in copies
+                else self.value_of(variable, stage)
                 for variable in stage.trainable
             ]
             for stage in stages
-            if stage.rank in self.own
+            if self.is_own(stage.number)
         }
+
+    def value_of(self, variable: keras.Variable, stage: Stage) -> Any:
+        """The value of a variable for a stage of this lane; a copy where another rank of this process has it."""
+        value = backend().read(variable)
+        return backend().on(self.rank(stage.number), value) if self.is_alone and self.number else value
 
     def gradients_at_home(
         self, stages: Sequence[Stage], gradients: Mapping[int, Sequence[Any]]
@@ -129,26 +137,37 @@ class Transfers:
         """
         found: dict[tuple[int, int], tuple[keras.Variable, Any]] = {}
         for stage in stages:
-            if stage.rank in self.own:
+            if self.is_own(stage.number):
                 own = gradients.get(stage.number) or [None] * len(stage.trainable)
                 for variable, gradient in zip(stage.trainable, own, strict=True):
-                    key = (id(variable), stage.rank)
+                    key = (id(variable), self.rank(stage.number))
                     before = found.get(key, (variable, None))[1]
                     found[key] = (variable, backend().add([before], [gradient])[0])
-        tied = _tied(stages)
+        tied = self._tied(stages)
         for number, (variable, home, users) in enumerate(tied):
             for user in users:
                 mine = found.pop((id(variable), user), None)
-                value = self._carried(None if mine is None else [mine[1]], user, home, len(tied) + number)
+                value = self.carried(None if mine is None else [mine[1]], user, home, len(tied) + number)
                 if value is not None:
                     before = found[id(variable), home][1]
                     found[id(variable), home] = (variable, backend().add([before], value)[0])
         self.finish()
         return [(rank, variable, gradient) for (_, rank), (variable, gradient) in found.items()]
 
-    def _carried(self, value: list[Any] | None, source: int, to: int, number: int) -> list[Any] | None:
-        """Bring tensors of one rank to another; what arrived, or None where neither that is of this process."""
-        key = ("tied", number, source, to)
+    def carried(self, value: list[Any] | None, source: int, to: int, number: int, key: object = None) -> Any:
+        """Bring tensors of one rank to another.
+
+        Args:
+            value: on the rank that has them.
+            source: that rank.
+            to: the rank that gets them.
+            number: of the message, among those of this kind.
+            key: messages of one key have the same shapes.
+
+        Returns:
+            What arrived, or None where `to` is of another process.
+        """
+        key = key or ("tied", number, source, to)
         if source in self.own and to in self.own:
             return backend().on(to, value)
         if source in self.own:
@@ -157,32 +176,13 @@ class Transfers:
             return backend().receive_tensors(source, _FIRST_TIED + number, self._heard, key)()
         return None
 
-    # ---- numbers for all ranks
-
-    def sum_on(self, rank: int, values: Sequence[Any]) -> Any:
-        """The sum of scalars of all ranks, on a rank."""
-        total: Any = keras.ops.zeros((), "float32")
-        if self.is_alone:
-            total = backend().on(rank, total)
-            for value in values:
-                total = total + backend().on(rank, value)
-            return total
-        for value in values:
-            total = total + value
-        return backend().sum_over_processes(total)
-
-    def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:
-        """A structure of tensors that one rank has, on every process; `is_like`: all have tensors of its shapes."""
-        return value if self.is_alone else backend().from_process_of(rank, value, is_like)
-
-
-def _tied(stages: Sequence[Stage]) -> list[tuple[keras.Variable, int, list[int]]]:
-    """Weights of layers that several ranks call: the weight, the rank of the first, and the others."""
-    ranks: dict[int, tuple[keras.Variable, dict[int, None]]] = {}
-    for stage in stages:
-        for variable in stage.trainable:
-            ranks.setdefault(id(variable), (variable, {}))[1][stage.rank] = None
-    return [(variable, *(next(iter(of)), list(of)[1:])) for variable, of in ranks.values() if len(of) > 1]
+    def _tied(self, stages: Sequence[Stage]) -> list[tuple[keras.Variable, int, list[int]]]:
+        """Weights of layers that several ranks call: the weight, the rank of the first, and the others."""
+        ranks: dict[int, tuple[keras.Variable, dict[int, None]]] = {}
+        for stage in stages:
+            for variable in stage.trainable:
+                ranks.setdefault(id(variable), (variable, {}))[1][self.rank(stage.number)] = None
+        return [(variable, *(next(iter(of)), list(of)[1:])) for variable, of in ranks.values() if len(of) > 1]
 
 
 def _tag(key: Key) -> int:

@@ -25,16 +25,21 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
         gradients: stage -> one for each of its trainable weights; those of this process's stages.
         scale: by what they are multiplied.
     """
-    found = pipeline.transfers.gradients_at_home(pipeline.stages, gradients)
+    lanes = pipeline.lanes
+    # where one process drives all ranks the weights are on the first rank of each stage, which is in lane 0
+    own = lanes.own[:1] if lanes.is_alone else lanes.own
+    found = [each for lane in own for each in lane.gradients_at_home(pipeline.stages, gradients)]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    values = [gradient for *_, gradient in found if gradient is not None]
+    # each weight is counted once, whatever ranks have it
+    homes = {stage.rank for stage in pipeline.stages}
+    values = [gradient for rank, _, gradient in found if gradient is not None and rank in homes]
     is_finite, factor = _factor(pipeline, inner, scale, values, judges=inner is not optimizer)
     if inner is not optimizer:
         _move_scale(optimizer, is_finite)
     if not is_finite:
         return
     parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {
-        stage.rank: ([], []) for stage in pipeline.stages if stage.rank in pipeline.transfers.own
+        lane.rank(stage.number): ([], []) for lane in own for stage in pipeline.stages if lane.is_own(stage.number)
     }
     for rank, variable, gradient in found:
         parts[rank][0].append(variable)
@@ -55,7 +60,7 @@ def _factor(
     if optimizer.global_clipnorm is None and not judges:
         return True, 1.0
     squares = [ops.sum(ops.square(ops.cast(gradient, "float32") / scale)) for gradient in gradients]
-    total = float(ops.convert_to_numpy(pipeline.transfers.sum_on(pipeline.last.rank, squares)))
+    total = float(ops.convert_to_numpy(pipeline.lanes.sum_on(pipeline.last.rank, squares)))
     if judges and not math.isfinite(total):
         return False, 1.0
     norm, limit = math.sqrt(total), optimizer.global_clipnorm

@@ -252,11 +252,14 @@ SOME = ("dropout", "skips", "two_outputs", "masked_weights", "tied_norm", "regul
 
 
 def pipeline(name: str) -> kf.PipelineParallel:
-    """A pipeline by the name of its schedule, on two ranks or on four."""
+    """A pipeline by the name of its schedule: on four ranks, on two, or as `+2x2` on two stages of two ranks."""
     schedule, _, more = name.partition("+")
     ranks = 4 if schedule == "1f1b" else 2
     return kf.PipelineParallel(
-        kf.Placement(range(ranks), axis_names=("pipe",)),
+        # the lanes are ranks 0, 2 and 1, 3
+        kf.Placement([[0, 2], [1, 3]], axis_names=("data", "pipe"))
+        if more == "2x2"
+        else kf.Placement(range(ranks), axis_names=("pipe",)),
         microbatches=4,
         schedule=schedule,
         remat="stage" if more == "remat" else None,

@@ -9,7 +9,7 @@ import pytest
 from tests import sampling
 
 ENGINES = ("jax", "tensorflow", "torch")
-SCHEDULES = ("gpipe", "interleaved", "zb1p", "zbv", "1f1b+remat")
+SCHEDULES = ("gpipe", "interleaved", "zb1p", "zbv", "1f1b+remat", "zbv+2x2")
 
 
 def _off(names: tuple[str, ...], schedules: tuple[str, ...]) -> list[str]:
@@ -24,6 +24,11 @@ def test_those_of_one_device(engine: str, on_ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_stages_on_two_ranks(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_off, ("dropout", "tied_norm", "short_batch"), ("1f1b+2x2",)) == []
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
 
@@ -33,7 +38,53 @@ def test_schedules(engine: str, on_ranks: Any) -> None:
 def test_every_case(engine: str, on_ranks: Any) -> None:
     from tests.pipelines import models
 
-    assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b",), timeout=1800.0) == []
+    assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b", "1f1b+2x2"), timeout=3600.0) == []
+
+
+def _resumed(folder: str) -> list[str]:
+    import numpy as np
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    data = kf.DataParallel(kf.Placement(range(4), axis_names=("data",)), random="logical")
+    ways = {"pipeline": models.pipeline("1f1b"), "2x2": models.pipeline("1f1b+2x2"), "data": data}
+
+    def made(way: str) -> Any:
+        import keras
+
+        keras.utils.set_random_seed(3)
+        with ways[way].scope():
+            model = models.dense()
+            model.compile("adam", "mse")
+        return model
+
+    def fit(model: Any, epochs: int) -> None:
+        model.fit(models.X, models.Y, batch_size=models.ROWS, epochs=epochs, shuffle=False, verbose=0)
+
+    whole = made("data")
+    fit(whole, 4)
+    found = []
+    for one, other in (("pipeline", "2x2"), ("2x2", "data"), ("data", "pipeline")):
+        first, second = made(one), made(other)
+        fit(first, 2)
+        kf.checkpoint.save(f"{folder}/{one}", first, step=2)
+        kf.checkpoint.load(f"{folder}/{one}", second)
+        fit(second, 2)
+        pairs = zip(second.get_weights(), whole.get_weights(), strict=True)
+        off = max(float(np.abs(a - b).max()) for a, b in pairs)
+        if off > 1e-6:
+            found.append(f"{one} to {other}: weights are off by {off:.1e}")
+        for slot in second.optimizer.variables:
+            owner = next((w for w in second.weights if slot.name.startswith(w.path.replace("/", "_") + "_")), None)
+            if owner is not None and kf.layout_of(slot).layout.placement != kf.layout_of(owner).layout.placement:
+                found.append(f"{one} to {other}: {slot.path} is not where its variable is")
+    return found
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_a_checkpoint_goes_on_in_another_layout(engine: str, on_ranks: Any, tmp_path: Any) -> None:
+    assert on_ranks(engine)(_resumed, str(tmp_path)) == []
 
 
 def _one_gradient_dropped() -> list[str]:

@@ -76,6 +76,60 @@ def test_placed_by_hand() -> None:
     assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
 
 
+def test_stages_on_several_ranks() -> None:
+    with kf.PipelineParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("data", "pipe"))).scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(2)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    # one process drives all ranks: a weight is on the first of its stage's
+    assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
+
+
+def test_placed_by_hand_on_several_ranks() -> None:
+    inputs = keras.Input((4,))
+    with kf.scope.placement("cpu", "0:0-1"):
+        hidden = layers.Dense(8)(inputs)
+    with kf.scope.placement(kf.Placement([2, 3])):
+        outputs = layers.Dense(2)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    before = model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), epochs=3, verbose=0)
+    assert model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0) < before
+
+
+def test_unlike_stages_placed_by_hand() -> None:
+    inputs = keras.Input((4,))
+    with kf.scope.placement("cpu", "0:0-1"):
+        hidden = layers.Dense(8)(inputs)
+    with kf.scope.placement("cpu", "0:2"):
+        outputs = layers.Dense(2)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with pytest.raises(FlowError, match=r"one stage is on ranks \[0, 1\], another on \[2\]"):
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+
+
+class _LastMean(layers.Layer):
+    """Keeps the mean of the rows that it saw."""
+
+    def build(self, shape: Any) -> None:
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.seen.assign(keras.ops.mean(x))
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*is a custom layer")
+def test_state_that_depends_on_rows_is_refused_on_several_ranks() -> None:
+    with kf.PipelineParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("pipe", "data"))).scope():
+        model = _sequence(_LastMean())
+        model.compile("sgd", "mse")
+        with pytest.raises(FlowError, match="has state that depends on the rows that it sees"):
+            model.fit(np.arange(32.0).reshape(8, 4), np.ones((8, 2)), verbose=0)
+
+
 def _fit(model: keras.Model, rows: int = 8, **settings: Any) -> None:
     with _pipeline(**settings).scope():
         model.compile("sgd", "mse")
@@ -136,7 +190,7 @@ def test_models_that_cannot_be_cut() -> None:
         ({"schedule": kf.schedules.gpipe(2, 3), "microbatches": 4}, "is for 3 micro-batches, microbatches=4"),
         ({"remat": "block"}, 'remat is None or "stage"'),
         ({"batch_normalization": "global"}, 'is "refuse" or "microbatch"'),
-        ({"pipe_axis": "stages"}, "takes a placement with one axis, 'stages'"),
+        ({"pipe_axis": "stages"}, "takes a placement with the axis 'stages'"),
     ],
 )
 def test_refused_at_once(settings: dict[str, Any], said: str) -> None:
@@ -148,7 +202,6 @@ def test_refused_at_once(settings: dict[str, Any], said: str) -> None:
     ("where", "said"),
     [
         (("cpu", "0:9"), "there is no rank 9; the job has ranks 0 to 3"),
-        (("cpu", "0:0-1"), r"2 ranks \[0, 1\]; a stage is on one rank"),
         (("gpu", "0:0"), "is asked for, and this job runs on 'cpu' devices"),
         ((), "takes a kf.Placement, or a device type and ranks"),
     ],

@@ -1,0 +1,159 @@
+"""`Lanes`: pipelines side by side, where several ranks share a stage: each computes some rows of every micro-batch.
+
+Two stages on ranks 0, 1 and 2, 3, and a micro-batch of 5 rows:
+
+    lane 0   rows 0, 1, 2   stage 0 on rank 0, stage 1 on rank 2
+    lane 1   rows 3, 4      stage 0 on rank 1, stage 1 on rank 3
+
+Within a lane tensors go from stage to stage as in a pipeline of one lane. Across lanes go, once for a step, the sum of
+a stage's gradients, and the outputs, of which the loss and the metrics of the whole batch are computed. Where one
+process drives all ranks, weights are on the first rank of their stage and the other lanes get copies for each pass; a
+process that is one rank holds its own, and all ranks of a stage update theirs alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from keras_flow.backends.active import backend
+from keras_flow.distributions.distribution import is_seed
+from keras_flow.errors import FlowError
+from keras_flow.pipelines.stages import Stage
+from keras_flow.pipelines.transfers import Transfers
+
+if TYPE_CHECKING:
+    from keras_flow.pipelines.passes import Pass
+
+#: steps in which the state of all lanes is compared, where that makes the host wait
+_COMPARED = 3
+
+
+class Lanes:
+    """All lanes of a pipeline, and what is exchanged between them.
+
+    Args:
+        stages: of the model.
+
+    Attributes:
+        all: each lane's transfers.
+        own: those of which this process has ranks.
+        is_alone: whether it has all.
+    """
+
+    def __init__(self, stages: Sequence[Stage]):
+        self._stages = stages
+        self.all = [Transfers(stages, lane) for lane in range(len(stages[0].ranks))]
+        self.own = [lane for lane in self.all if lane.has_ranks]
+        self.is_alone = all(lane.is_alone for lane in self.all)
+        self._given: dict[int, list[list[Any]]] = {}
+        self._sums: dict[int, Callable[[], list[Any]]] = {}
+        self._compared = 0
+
+    def begin(self) -> None:
+        """Forget what a step that was broken off has left."""
+        self._given.clear()
+        self._sums.clear()
+        for lane in self.all:
+            lane.begin()
+
+    # ---- gradients
+
+    def add_up(self, stage: Stage, gradients: list[Any] | None) -> None:
+        """Begin to sum a stage's gradients over its ranks, when the last lane of this process has computed its own."""
+        given = self._given.setdefault(stage.number, [])
+        given.append(gradients or [None] * len(stage.trainable))
+        if len(given) == sum(lane.is_own(stage.number) for lane in self.own):
+            self._sums[stage.number] = backend().sum_over_ranks(stage.ranks, given, stage.trainable)
+
+    def gradients(self) -> dict[int, list[Any]]:
+        """The sums, when all are there: for each stage of this process one for each of its trainable weights."""
+        return {number: wait() for number, wait in self._sums.items()}
+
+    # ---- outputs and state
+
+    def outputs(self, runs: Sequence[Pass], signature: object) -> tuple[list[Any], list[Any]]:
+        """The last stage's outputs and masks, block after block of rows; elsewhere than on its first rank empty."""
+        last = self._stages[-1]
+        blocks: list[list[Any]] = []
+        for lane in self.all:
+            mine = next((run.blocks for run in runs if run.lane is lane), None)
+            if lane.rank(-1) != last.rank:
+                mine = lane.carried(mine, lane.rank(-1), last.rank, lane.number, ("outputs", signature))
+            blocks.append(mine or [])
+        for lane in self.own:
+            lane.finish()
+        if not self.all[0].is_own(-1):
+            return [], []
+        # a micro-batch's rows are spread over the lanes; those at the end have none where it has fewer rows than lanes
+        rows = [
+            of_lane[number] for number in range(max(map(len, blocks))) for of_lane in blocks if number < len(of_lane)
+        ]
+        return [outputs for outputs, _ in rows], [masks for _, masks in rows]
+
+    def keep_state(self, runs: Sequence[Pass], is_short: bool) -> None:
+        """Give variables what the forward passes have assigned: it must be the same in each lane.
+
+        Args:
+            runs: of this process's lanes.
+            is_short: a lane may have had no rows; its seeds have stood still.
+        """
+        if len(self.all) > 1:
+            for stage in self._stages:
+                self._agree_on_state(stage, [run for run in runs if stage.number in run.state], is_short)
+        for run in runs[:1] if self.is_alone else runs:
+            run.keep_state()
+        self._compared += 1
+
+    def _agree_on_state(self, stage: Stage, runs: Sequence[Pass], is_short: bool) -> None:
+        """Compare a stage's state between its ranks; all get that of the first."""
+        of_layers = any(not is_seed(variable.path) for variable in stage.state)
+        if not (of_layers or (is_short and stage.state)) or not runs:
+            return
+        first = runs[0].state[stage.number]
+        if not self.is_alone:
+            first = backend().from_process_of(stage.rank, first, True, stage.ranks)
+        elif self._compared >= _COMPARED:
+            return
+        for run in runs:
+            for variable, one, other in zip(stage.state, first, run.state[stage.number], strict=True):
+                if not is_seed(variable.path) and not _is_equal(one, other):
+                    raise FlowError(
+                        f"a layer of stage {stage.number} has state that depends on the rows that it sees "
+                        f"({variable.path}), and the ranks {list(stage.ranks)} of the stage see different ones. Give "
+                        "the stage one rank, or keep such state out of the model"
+                    )
+            run.state[stage.number] = first
+
+    # ---- numbers for all ranks
+
+    def sum_on(self, rank: int, values: Sequence[Any]) -> Any:
+        """The sum of scalars of all ranks, on a rank."""
+        total: Any = keras.ops.zeros((), "float32")
+        if self.is_alone:
+            total = backend().on(rank, total)
+            for value in values:
+                total = total + backend().on(rank, value)
+            return total
+        for value in values:
+            total = total + value
+        return backend().sum_over_processes(total)
+
+    def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:
+        """A structure of tensors that one rank has, on every process; `is_like`: all have tensors of its shapes."""
+        return value if self.is_alone else backend().from_process_of(rank, value, is_like)
+
+
+def in_turn(works: Sequence[Generator[None]]) -> None:
+    """Run generators, each a piece at a time: near the order in time, so that engines that run ahead overlap lanes."""
+    left = list(works)
+    while left:
+        left = [work for work in left if next(work, StopIteration) is not StopIteration]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    first, second = (np.asarray(keras.ops.convert_to_numpy(each)) for each in (one, other))
+    return bool(np.allclose(first, second, rtol=1e-5, atol=1e-6))
