@@ -184,7 +184,7 @@ NAMES = {
         "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
     },
     "stages": {
-        "send_tensors receive_tensors sum_over_processes from_process_of": (
+        "send_tensors receive_tensors sum_over_processes sum_over_ranks from_process_of": (
             "torch has a process for each rank; the others refuse several, in `one_process`"
         ),
     },
