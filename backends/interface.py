@@ -602,7 +602,8 @@ class Backend(TensorEngine, Protocol):
     def annotated(self, name: str) -> AbstractContextManager[object]:
         """Inside, the engine's profiler shows this name.
 
-        Names with a meaning for `kf.trace`: `step 3`, `layer model/up`, and `gradients of model/up, model/down`.
+        Names with a meaning for `kf.trace`: `step 3`, `layer model/up`, and `gradients of model/up, model/down`. A
+        pipeline's work has the names of its schedule, `1F3 on rank 1`.
         """
         ...
 

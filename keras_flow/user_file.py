@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DATA = re.compile(r"dp([1-9]\d*)(?:z([12]))?$")
 _TENSOR = re.compile(r"tp([1-9]\d*)$")
-_PIPE = re.compile(r"pp([1-9]\d*)(?:xdp([1-9]\d*))?$")
+_PIPE = re.compile(r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv))?(?:-m([1-9]\d*))?$")
 _HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([12]))?$")
 
 
@@ -174,6 +174,18 @@ def ranks_of(layout: str) -> int | None:
     return None
 
 
+def with_schedule(layout: str, schedule: str | None, microbatches: int | None) -> str:
+    """The name of a pipeline's layout with its schedule and number of micro-batches; other names as they are.
+
+    Example:
+        >>> with_schedule("pp2", "zbv", 8), with_schedule("pp2", None, None), with_schedule("dp4", "zbv", 8)
+        ('pp2-zbv-m8', 'pp2', 'dp4')
+    """
+    if not _PIPE.match(layout):
+        return layout
+    return layout + (f"-{schedule}" if schedule else "") + (f"-m{microbatches}" if microbatches else "")
+
+
 def check_file(
     file: str | Path, layouts: Sequence[str], what: str = "a comparison", needs: Sequence[str] = tuple(_NEEDS)
 ) -> None:
@@ -241,7 +253,8 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     if match := _PIPE.match(layout):
         grid = np.arange(int(match[1]) * int(match[2] or 1)).reshape(int(match[1]), -1)
         ranks = kf.Placement(grid, ("pipe", "data")) if match[2] else kf.Placement(grid[:, 0], ("pipe",))
-        return lambda: kf.PipelineParallel(ranks)
+        schedule, parts = match[3] or "1f1b", int(match[4]) if match[4] else None
+        return lambda: kf.PipelineParallel(ranks, schedule=schedule, microbatches=parts)
     # layouts that split variables need rules, which only the user can give
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:

@@ -103,7 +103,8 @@ def test_data() -> None:
 def test_names_of_layouts(tiny: ModuleType) -> None:
     assert user_file.distribution_maker(tiny, "1") is None
     made = {
-        name: user_file.distribution_maker(tiny, name)() for name in ("dp4", "tp2", "2x2", "pp2", "pp2xdp2", "scaled")
+        name: user_file.distribution_maker(tiny, name)()
+        for name in ("dp4", "tp2", "2x2", "pp2", "pp2xdp2", "pp2-zbv-m6", "scaled")
     }  # type: ignore[misc]
     assert {name: (one.placement.hierarchy, one.placement.axis_names) for name, one in made.items()} == {
         "dp4": ((4,), ("data",)),
@@ -111,6 +112,7 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
         "2x2": ((2, 2), ("data", "model")),
         "pp2": ((2,), ("pipe",)),
         "pp2xdp2": ((2, 2), ("pipe", "data")),
+        "pp2-zbv-m6": ((2,), ("pipe",)),
         "scaled": ((2,), ("data",)),
     }
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
@@ -141,7 +143,7 @@ def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> N
 
 def test_examples_of_docstrings() -> None:
     result = doctest.testmod(user_file)
-    assert (result.attempted, result.failed) == (1, 0)
+    assert (result.attempted, result.failed) == (2, 0)
 
 
 @pytest.mark.parametrize(("name", "call"), [("build_model", user_file.build_model), ("load_data", user_file.load_data)])

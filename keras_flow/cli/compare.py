@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends.engines import that_train
+from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import FlowError
 
 
@@ -24,6 +25,8 @@ def compare(
             "separated by commas."
         ),
     ] = "1,dp4,tp4,2x2",
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, help=MICROBATCHES)] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to train; default: whole epochs.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to train.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a global batch.")] = None,
@@ -42,13 +45,14 @@ def compare(
         raise FlowError(f"keras-flow compare was asked for {file}, which is not a file.")
     from keras_flow.cli.untested import say_untested
     from keras_flow.compare.runner import CompareOptions, compare  # loads keras
+    from keras_flow.user_file import with_schedule
 
     say_untested(_names(backends))
 
     options = CompareOptions(
         file=file,
         backends=_names(backends),
-        layouts=_names(layouts),
+        layouts=tuple(with_schedule(name, schedule, microbatches) for name in _names(layouts)),
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,

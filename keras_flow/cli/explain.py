@@ -11,16 +11,25 @@ import typer
 
 from keras_flow.errors import FlowError
 
+#: help of the options of a pipeline's layout
+SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p or zbv."
+MICROBATCHES = "Of a pipeline: into how many a batch is cut; twice the stages by default."
+
 
 def explain(
     file: Annotated[
         Path, typer.Argument(help="Defines build_model(), and rules() or distributions().", metavar="FILE.py")
     ],
-    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, dpNz2 (zero=2), or a name from distributions().")],
+    layout: Annotated[
+        str,
+        typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz2 (zero=2), or a name from distributions()."),
+    ],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a global batch.")] = 32,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Number of ranks, where the layout's name does not say it.")
     ] = None,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, help=MICROBATCHES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Print rules with column and row pairs, instead of the explanation.")
@@ -38,8 +47,9 @@ def explain(
     from keras_flow.explainer.explain_file import explain_file
     from keras_flow.explainer.suggest import rules_file
     from keras_flow.explainer.text import show
+    from keras_flow.user_file import with_schedule
 
-    explanation = explain_file(file, layout, batch_size, ranks)
+    explanation = explain_file(file, with_schedule(layout, schedule, microbatches), batch_size, ranks)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if suggest:
         if not explanation.suggested_rules:

@@ -68,8 +68,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     Raises:
         FlowError: the model is not built, or `batch_size` is no number of rows.
     """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise FlowError(f"explain was given batch_size={batch_size!r}; legal is a whole number of at least 1")
+    check_rows(batch_size)
     capabilities = backend().capabilities
     graph = graphs.graph_of(model, batch_size, is_leaf)
     placed = _placed(distribution, model)
@@ -96,7 +95,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         step.splits[key] = rows if graph.tensors[key].shape else {}
     memory_of_calls = []
     for call in list(graph.calls):
-        memory_of_calls.append(_explained(step, call))
+        memory_of_calls.append(explained(step, call))
         _constrain(step, call, distribution)
     tensors = {key: TensorRow(spec.shape, _short(step, key)) for key, spec in graph.tensors.items()}
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
@@ -108,7 +107,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         engine=backend().name,
         placement=dict(step.axes),
         batch_size=batch_size,
-        variables=[_row(variable, given) for variable, given in placed],
+        variables=[row_of(variable, given) for variable, given in placed],
         memory=_memory(distribution, placed, slots, step, memory_of_calls),
         collectives=_ordered(step.collectives, capabilities.traffic.joins_gradients),
         repeated=_repeated(step),
@@ -125,6 +124,16 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     )
 
 
+def check_rows(batch_size: int) -> None:
+    """Refuse what is no number of rows.
+
+    Raises:
+        FlowError: it is none.
+    """
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise FlowError(f"explain was given batch_size={batch_size!r}; legal is a whole number of at least 1")
+
+
 def _slot_layout(distribution: FlowDistribution, given: VariableLayout) -> Layout:
     return distribution.slot_layout(KerasLayout(given, distribution)).layout
 
@@ -138,7 +147,7 @@ def _gather_updated(step: StepCost, model: keras.Model) -> None:
         step.send("all_gather", axes, step.weight(variable), "update", path, variable.name, UPDATES_A_PART)
 
 
-def _explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
+def explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
     """Add the cost of a call to the step, and return the memory that the call needs."""
     before, step.workspace = step.activations, 0
     add_cost = cost_function(call.layer)
@@ -167,7 +176,8 @@ def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[ke
     return layouts
 
 
-def _row(variable: keras.Variable, placed: VariableLayout) -> VariableRow:
+def row_of(variable: keras.Variable, placed: VariableLayout) -> VariableRow:
+    """The row of a variable."""
     note = "; ".join(part for part in (placed.note, "gathered where it is used" if placed.gathered else "") if part)
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return VariableRow(
@@ -207,12 +217,12 @@ def _memory(
     scattered = min(
         sum(each.bytes for each in step.collectives if each.kind == "reduce_scatter"), engine.scattered_bytes
     )
-    peak = weights + of_slots + max(_backward_peak(calls), gradients + update + 2 * scattered)
+    peak = weights + of_slots + max(backward_peak(calls), gradients + update + 2 * scattered)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
 
 
-def _backward_peak(calls: Sequence[CallMemory]) -> int:
+def backward_peak(calls: Sequence[CallMemory]) -> int:
     """Most bytes of activations, their gradients and the variables' gradients in a backward pass over these calls.
 
     Each call, last first, needs what the calls up to it keep, the gradients of its inputs and outputs, and workspace.

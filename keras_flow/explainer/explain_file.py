@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 
 from keras_flow import user_file
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
-from keras_flow.explainer.explain import explain
 from keras_flow.explainer.explanation import Explanation
 
 #: ranks that the file's own distributions may use, if neither the command nor the layout's name says how many there are
@@ -21,7 +21,7 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
 
     Args:
         file: defines `build_model`, and `rules` or `distributions` where the layout needs them.
-        layout: dpN, tpN, AxB, or one of the file's own.
+        layout: dpN, tpN, AxB, ppN, ppNxdpM, or one of the file's own.
         batch_size: rows of a global batch.
         ranks: number of ranks; None takes what the layout's name says, else as many as the file asks for.
 
@@ -43,12 +43,12 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
     with dry_run(ranks or needs or _MOST_RANKS):
         maker = user_file.distribution_maker(module, layout)
         if maker is None:
-            raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB")
-        distribution = maker()
+            raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB, ppN")
+        distribution: Any = maker()
         with distribution.scope():
             model = module.build_model()
             if not isinstance(model, keras.Model):
                 raise FlowError(f"build_model() must return a keras.Model, got {type(model).__name__}")
-            explanation = explain(distribution, model, batch_size)
+            explanation = distribution.explain(model, batch_size)
         distribution.check(model)
     return explanation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -136,6 +137,33 @@ class TensorRow:
 
 
 @dataclass(frozen=True)
+class StageRow:
+    """One stage of a pipeline.
+
+    Attributes:
+        number: its place.
+        ranks: those that compute it.
+        layers: how many.
+        first: the path of the first of them.
+        weights: bytes of its variables.
+        work: its share of the model's multiplications.
+        kept: estimate: bytes that one micro-batch keeps on a rank until its backward pass.
+        sends: bytes that it sends to the next stage in a step.
+        gets_back: bytes of gradients that come back for them.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    layers: int
+    first: str
+    weights: int
+    work: float
+    kept: int
+    sends: int
+    gets_back: int
+
+
+@dataclass(frozen=True)
 class Explanation:
     """All of it.
 
@@ -154,6 +182,10 @@ class Explanation:
         tensors: key -> a tensor between calls.
         inputs: keys of the model's inputs.
         suggested_rules: variable path -> axis -> dim, which would remove the warnings about pairs; empty without any.
+        stages: of a pipeline.
+        schedule: of a pipeline, in words.
+        picture: of a pipeline: its ranks' work in time, as text.
+        idle: of a pipeline: the share of a step in which the rank with the least work has nothing to do.
     """
 
     model: str
@@ -170,11 +202,27 @@ class Explanation:
     calls: Sequence[CallRow] = ()
     tensors: Mapping[int, TensorRow] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
+    stages: Sequence[StageRow] = ()
+    schedule: str = ""
+    picture: str = ""
+    idle: float | None = None
 
     @property
     def received(self) -> int:
-        """Bytes that a rank receives in a step."""
+        """Bytes that a rank receives in a step; of a pipeline the rank that receives most."""
+        if self.stages:
+            return max(self._received_of_stages().values())
         return sum(collective.received for collective in self.collectives)
+
+    def _received_of_stages(self) -> dict[tuple[int, ...], int]:
+        """The ranks of each stage -> what one of them receives: messages, and the sum of gradients."""
+        found = dict.fromkeys([stage.ranks for stage in self.stages], 0)
+        for stage, following in itertools.pairwise(self.stages):
+            found[following.ranks] += stage.sends // len(stage.ranks)
+            found[stage.ranks] += stage.gets_back // len(stage.ranks)
+        for stage, each in zip(self.stages, self.collectives, strict=False):
+            found[stage.ranks] += each.received
+        return found
 
     def as_json(self) -> dict[str, object]:
         """The explanation as JSON values, sizes in bytes."""

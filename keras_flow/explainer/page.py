@@ -17,8 +17,11 @@ def html(explanation: Explanation) -> str:
     axes = ", ".join(f"{name}={ranks}" for name, ranks in explanation.placement.items())
     parts = [
         f"<div><b>{escape(explanation.model)}</b> on {escape(axes)} ({escape(explanation.engine)}), batches of "
-        f"{explanation.batch_size} rows: each rank receives <b>{amount(explanation.received)}</b> in a step</div>"
+        f"{explanation.batch_size} rows: {'a rank receives at most' if explanation.stages else 'each rank receives'} "
+        f"<b>{amount(explanation.received)}</b> in a step</div>"
     ]
+    if explanation.stages:
+        parts += [_stages(explanation), f"<pre>{escape(explanation.picture)}</pre>"]
     parts += [f"<div>⚠ <b>slow</b>: {escape(advice.text)}</div>" for advice in explanation.warnings]
     parts += [_variables(explanation), _memory(explanation), _collectives(explanation)]
     if explanation.repeated:
@@ -27,6 +30,33 @@ def html(explanation: Explanation) -> str:
         parts.append(table(("layer", "over", "parameters"), rows, numbers=(2,), title=title))
     parts += [f"<div style='opacity:.7'>note: {escape(note)}</div>" for note in explanation.notes]
     return "".join(parts)
+
+
+def _stages(explanation: Explanation) -> str:
+    rows = [
+        (
+            str(each.number),
+            ", ".join(map(str, each.ranks)),
+            str(each.layers),
+            each.first,
+            f"{each.work:.0%}",
+            *map(amount, (each.weights, each.kept, each.sends, each.gets_back)),
+        )
+        for each in explanation.stages
+    ]
+    heads = (
+        "stage",
+        "ranks",
+        "layers",
+        "from",
+        "work",
+        "weights",
+        "a micro-batch keeps",
+        "sends in a step",
+        "gets back",
+    )
+    title = f"{explanation.schedule}: a rank has nothing to do in {explanation.idle:.0%} of a step"
+    return table(heads, rows, numbers=(0, 2, 4, 5, 6, 7, 8), title=title)
 
 
 def _variables(explanation: Explanation) -> str:

@@ -23,6 +23,7 @@ def render(explanation: Explanation, most: int | None = _MOST_ROWS) -> Renderabl
         f"[bold]{escape(explanation.model)}[/] on {axes} ({explanation.engine}), "
         f"batches of {explanation.batch_size} rows",
         "",
+        *([_stages(explanation), "", *_schedule(explanation), ""] if explanation.stages else []),
         _variables(explanation.variables, most),
         "",
         _memory(explanation),
@@ -56,6 +57,24 @@ def _table(title: str, *heads: tuple[str, bool]) -> Table:
     return table
 
 
+def _stages(explanation: Explanation) -> Table:
+    heads = [("stage", True), ("ranks", False), ("layers", True), ("from", False), ("work", True), ("weights", True)]
+    heads += [("a micro-batch keeps", True), ("sends in a step", True), ("gets back", True)]
+    table = _table("stages", *heads)
+    for each in explanation.stages:
+        ranks = ", ".join(map(str, each.ranks))
+        sizes = (each.weights, each.kept, each.sends, each.gets_back)
+        cells = (str(each.number), ranks, str(each.layers), escape(each.first), f"{each.work:.0%}")
+        table.add_row(*cells, *map(amount, sizes))
+    return table
+
+
+def _schedule(explanation: Explanation) -> list[RenderableType]:
+    idle = f"a rank has nothing to do in {explanation.idle:.0%} of a step"
+    idle = f"[bold]schedule[/] {escape(explanation.schedule)}: {idle}"
+    return [idle, *map(escape, explanation.picture.splitlines())]
+
+
 def _variables(rows: Sequence[VariableRow], most: int | None) -> Table:
     table = _table(
         "variables", ("path", False), ("shape", False), ("layout", False), ("from", False), ("bytes/rank", True)
@@ -86,11 +105,17 @@ def _memory(explanation: Explanation) -> Table:
     return table
 
 
+def _received(explanation: Explanation) -> str:
+    if explanation.stages:
+        return f"{amount(explanation.received)} received by the rank that receives most, messages of stages included"
+    return f"{amount(explanation.received)} received by each rank"
+
+
 def _collectives(explanation: Explanation, most: int | None) -> RenderableType:
     if not explanation.collectives:
         return "[bold]collectives of a step[/]: none"
     table = _table(
-        f"collectives of a step: {len(explanation.collectives)}, {amount(explanation.received)} received by each rank",
+        f"collectives of a step: {len(explanation.collectives)}, {_received(explanation)}",
         ("pass", False),
         ("what", False),
         ("over", False),

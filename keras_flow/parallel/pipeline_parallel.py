@@ -116,6 +116,7 @@ class PipelineParallel(ExplainedDistribution):
         #: layer -> the ranks that `kf.scope.placement` said as it was made
         self._said: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
         self.remat = remat
+        self._pipe_axis = pipe_axis
         self.batch_normalization_view = batch_normalization
         #: ranks of a stage -> what lays its variables
         self._parts: dict[Ranks, FlowDistribution] = {}
@@ -203,15 +204,22 @@ class PipelineParallel(ExplainedDistribution):
         yield
 
     def explain(self, model: keras.Model, batch_size: int) -> Explanation:
-        """Refuse: what a pipeline sends and holds is not counted yet.
+        """Stages, messages and memory of a training step, without running anything.
+
+        Args:
+            model: a built model, created inside or outside of a scope.
+            batch_size: rows of a batch.
+
+        Returns:
+            Each stage's ranks, weights, share of the work and messages, each rank's memory by the schedule, and the
+            schedule drawn; printed as tables.
 
         Raises:
-            FlowError: always.
+            FlowError: the model is not built or cannot be cut, or has fewer rows than micro-batches.
         """
-        raise FlowError(
-            "explain does not know pipelines yet. Its `schedule` has `makespan(costs)`, how long a step takes, and "
-            "`peak(rank)`, what a rank holds; kf.layout_of says where a weight is"
-        )
+        from keras_flow.explainer.pipeline import explain_pipeline
+
+        return explain_pipeline(self, self._cut(model), batch_size, self._pipe_axis)
 
     def verify(self, model: keras.Model, x: object, y: object, *args: object, **kwargs: object) -> Verification:
         """Refuse: a step in stages is not verified yet.

@@ -30,7 +30,7 @@ def by_cost(graph: CallGraph, stages: int) -> list[int]:
     Raises:
         FlowError: there are fewer layers with weights than stages.
     """
-    costs = [_operations(graph, call) for call in graph.calls]
+    costs = [operations(graph, call) for call in graph.calls]
     weighted = sum(bool(_weights(call)) for call in graph.calls)
     if weighted < stages:
         raise FlowError(
@@ -156,7 +156,7 @@ def _weights(call: Call) -> list[keras.Variable]:
     return list(call.operation.weights) if isinstance(call.operation, keras.Layer) else []
 
 
-def _operations(graph: CallGraph, call: Call) -> float:
+def operations(graph: CallGraph, call: Call) -> float:
     """Multiplications of a call for one row, at least one for each element that it makes.
 
     Of a weight each element is used once for each place of the output: 64 kernels of 3x3x3 for an image of 8x8 places

@@ -154,7 +154,9 @@ class Pass:
             before = sum(map(len, waiting))
             for order in waiting:
                 if order and self._can(order[-1]):
-                    self._do(order.pop(), sums)
+                    # `kf.trace` shows them by their names in a schedule: 1F3 is stage 1, forward, micro-batch 3
+                    with backend().annotated(f"{order[-1]} on rank {self.lane.rank(order[-1].stage)}"):
+                        self._do(order.pop(), sums)
             if sum(map(len, waiting)) == before:
                 stuck = ", ".join(str(order[-1]) for order in waiting if order)
                 raise FlowError(f"the schedule cannot go on: {stuck} wait for each other")

@@ -32,7 +32,7 @@ def _transformer(blocks: int = 12) -> keras.Model:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_cut_by_cost_is_the_best_one(stages: int) -> None:
     calls = graph.of(_transformer())
-    costs = [cutting._operations(calls, call) for call in calls.calls]
+    costs = [cutting.operations(calls, call) for call in calls.calls]
     chosen = cutting.by_cost(calls, stages)
 
     def slowest(starts: tuple[int, ...]) -> float:

@@ -83,6 +83,33 @@ def told(folder: str, layout: str) -> tuple[list[dict[str, Any]], list[dict[str,
     return found, said  # type: ignore[return-value]
 
 
+def pipeline(folder: str) -> list[str]:
+    """On every rank: the names of a step of a pipeline."""
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+
+    with kf.PipelineParallel(kf.Placement(range(4), axis_names=("pipe",)), microbatches=2).scope():
+        model = keras.Sequential([keras.layers.Input((4,)), *(keras.layers.Dense(4) for _ in range(4))])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
+    path = Path(folder) / "run.json"
+    with kf.trace(path):
+        model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
+    return [each["name"] for each in json.loads(path.read_text())["traceEvents"]] if kf.env.is_main_process() else []
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(that_train()))
+def test_a_pipelines_stages_and_micro_batches(on_ranks, backend: str, tmp_path: Path) -> None:
+    names = on_ranks(backend)(pipeline, str(tmp_path))
+    assert {f"{stage}{kind}{part} on rank {stage}" for stage in range(4) for kind in "FB" for part in range(2)} <= {
+        *names
+    }
+
+
 def overlapping(events: list[dict[str, Any]]) -> list[str]:
     """Events that overlap another one of their lane and are not inside it: Perfetto drops these."""
     lanes: dict[tuple[int, int], list[tuple[int, int, str]]] = {}

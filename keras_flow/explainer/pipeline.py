@@ -1,0 +1,237 @@
+"""What a step of a pipeline holds and sends: each stage's share, and a rank's memory by its schedule.
+
+A rank holds what a stage's forward pass keeps, for each micro-batch from F to the end of its backward pass. In
+`one_f_one_b` with two stages and four micro-batches rank 0 holds two at most, and rank 1 one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import keras
+
+from keras_flow.backends.active import backend
+from keras_flow.current.models import own_variables
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.distributions.dry_run import dry_run
+from keras_flow.errors import FlowError
+from keras_flow.explainer import explain as whole
+from keras_flow.explainer import graph as graphs
+from keras_flow.explainer.explanation import Collective, Explanation, Memory, StageRow
+from keras_flow.explainer.layer_costs import is_leaf
+from keras_flow.explainer.step_cost import StepCost, ring
+from keras_flow.layout import Layout, itemsize
+from keras_flow.pipelines import cutting
+from keras_flow.pipelines.graph import CallGraph
+from keras_flow.pipelines.staged_model import StagedModel
+from keras_flow.pipelines.stages import Stage
+from keras_flow.placements import Placement
+from keras_flow.schedules import Schedule
+from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, WEIGHTS
+
+_ESTIMATED = (
+    "activations and peaks are estimates; idle time is that of a schedule in which a stage's backward pass takes twice "
+    "its forward pass, and these are as long as their multiplications are many"
+)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Bytes of one stage for a micro-batch on one rank: kept until its backward pass, and what that needs besides."""
+
+    kept: int
+    besides: int
+
+
+def explain_pipeline(
+    distribution: FlowDistribution, pipeline: StagedModel, batch_size: int, pipe_axis: str
+) -> Explanation:
+    """What a training step of a model in stages holds and sends.
+
+    Args:
+        distribution: it has laid the variables.
+        pipeline: the model in stages.
+        batch_size: rows of a batch.
+        pipe_axis: the axis along which the stages are.
+
+    Raises:
+        FlowError: `batch_size` is no number of rows, or there are fewer rows than micro-batches.
+    """
+    whole.check_rows(batch_size)
+    model, calls, stages, schedule = pipeline.model, pipeline.graph, pipeline.stages, pipeline.schedule
+    if batch_size < schedule.microbatches:
+        raise FlowError(
+            f"a batch of {batch_size} rows cannot be cut into {schedule.microbatches} micro-batches; take a larger "
+            f"batch_size, or microbatches={batch_size}"
+        )
+    for stage in stages:
+        stage.look_at_variables()
+    lanes = len(stages[0].ranks)
+    part = -(-batch_size // schedule.microbatches)
+    rows = -(-part // lanes)  # of the largest micro-batch on one rank
+    held = _held(model, calls, stages, rows, pipeline.remat)
+    operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
+    costs = (operations, operations, operations)
+    crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
+    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+    placed = [
+        (each, distribution.layout_for(each.path, tuple(each.shape), owners.get(id(each))).given)
+        for each in model.variables
+    ]
+    notes = [_ESTIMATED]
+    slots, unknown = _slots(model, stages)
+    notes += unknown
+    names = [stage.layers[0].path if stage.layers else "" for stage in stages]
+    return Explanation(
+        model=model.name,
+        engine=backend().name,
+        placement={name: distribution.placement.axis_size(name) for name in distribution.placement.axis_names},
+        batch_size=batch_size,
+        variables=[
+            replace(whole.row_of(variable, given), layout=f"B on {_listed(given.layout.placement.ranks)}")
+            for variable, given in placed
+        ],
+        memory=_memory(stages, schedule, held, slots, sum(_bytes(calls, key, batch_size) for key in stages[-1].sent)),
+        collectives=_sums([name for name in distribution.placement.axis_names if name != pipe_axis], stages, lanes),
+        repeated=[],
+        warnings=[],
+        notes=notes,
+        stages=[
+            StageRow(
+                stage.number,
+                stage.ranks,
+                len(stage.layers),
+                names[stage.number],
+                sum(_size(variable) for variable in (*stage.trainable, *stage.state)),
+                operations[stage.number] / sum(operations),
+                held[stage.number].kept,
+                *crossing[stage.number],
+            )
+            for stage in stages
+        ],
+        schedule=repr(schedule),
+        picture=repr(schedule.draw(costs)),
+        idle=schedule.bubble(costs),
+    )
+
+
+def _held(model: keras.Model, calls: CallGraph, stages: Sequence[Stage], rows: int, remat: bool) -> list[_Held]:
+    """What one micro-batch keeps of each stage, by what each of its layers' calls keeps."""
+    graph = graphs.graph_of(model, rows, is_leaf)
+    alone = Placement([0])
+    step = StepCost(
+        graph,
+        {},
+        backend().capabilities.traffic,
+        backend().capabilities.memory,
+        lambda variable: Layout(alone, {}, tuple(variable.shape)),
+        lambda variable: Layout(alone, {}, tuple(variable.shape)),
+    )
+    for key in graph.inputs:
+        step.splits[key] = {}
+    stage_of: dict[int, int] = {}
+    for stage in reversed(stages):  # a layer of several stages counts in the first
+        stage_of.update((id(layer), stage.number) for layer in stage.inner_layers)
+        stage_of.update((id(call.operation), stage.number) for call in stage.calls)
+    of_stage: list[list[whole.CallMemory]] = [[] for _ in stages]
+    number = 0
+    for call in list(graph.calls):
+        number = stage_of.get(id(call.layer), number)
+        of_stage[number].append(replace(whole.explained(step, call), variable_gradients=0))
+    found = []
+    for stage, memory_of_calls in zip(stages, of_stage, strict=True):
+        kept = sum(call.kept_for_backward for call in memory_of_calls)
+        peak = whole.backward_peak(memory_of_calls)
+        # computed again, a stage keeps what it received
+        received = sum(_bytes(calls, key, rows) for key in stage.received)
+        found.append(_Held(received, peak) if remat else _Held(kept, peak - kept))
+    return found
+
+
+def _memory(
+    stages: Sequence[Stage], schedule: Schedule, held: Sequence[_Held], slots: Sequence[int], outputs: int
+) -> dict[int, Memory]:
+    """Each rank's bytes: the weights of its stages, and the micro-batches that its list holds at a time."""
+    memory: dict[int, Memory] = {}
+    for order in schedule.orders:
+        own = sorted({action.stage for action in order})
+        now = kept = most = 0
+        for stage, kind, _ in order:
+            if kind == FORWARD:
+                now += held[stage].kept
+                kept = max(kept, now)
+                most = max(most, now)
+            elif kind in (BACKWARD, INPUTS):
+                most = max(most, now + held[stage].besides)
+            if kind in (BACKWARD, WEIGHTS):
+                now -= held[stage].kept
+        for lane, rank in enumerate(stages[own[0]].ranks):
+            is_home = lane == 0 or not backend().capabilities.drives_all_ranks
+            trained = sum(_size(variable) for stage in own for variable in stages[stage].trainable)
+            weights = trained + sum(_size(variable) for stage in own for variable in stages[stage].state) * is_home
+            of_slots = sum(slots[stage] for stage in own) * is_home
+            here = outputs if lane == 0 and stages[-1].number in own else 0
+            peak = weights + of_slots + trained + most + here
+            memory[rank] = Memory(weights, of_slots, trained, kept + here, peak)
+    return dict(sorted(memory.items()))
+
+
+def _sums(axes: Sequence[str], stages: Sequence[Stage], lanes: int) -> list[Collective]:
+    """The sums of each stage's gradients over its ranks."""
+    found = []
+    for stage in stages if lanes > 1 else ():
+        size = sum(_size(variable) for variable in stage.trainable)
+        why = f"the ranks {_listed(stage.ranks)} share the rows of stage {stage.number}"
+        received = ring("all_reduce", size, lanes)
+        found.append(
+            Collective(
+                "all_reduce", tuple(axes), lanes, size, received, "gradients", f"stage {stage.number}", "gradients", why
+            )
+        )
+    return found
+
+
+def _crossing(calls: CallGraph, stage: Stage, following: Stage, rows: int) -> tuple[int, int]:
+    """Bytes that a stage sends to the next in a step, and that come back as gradients; none within a rank."""
+    if stage.ranks == following.ranks:
+        return 0, 0
+    sizes = {key: _bytes(calls, key, rows) for key in stage.sent}
+    floats = [key for key in sizes if "float" in keras.backend.standardize_dtype(calls.tensors[key].dtype)]
+    return sum(sizes.values()), sum(sizes[key] for key in floats)
+
+
+def _bytes(calls: CallGraph, key: int, rows: int) -> int:
+    return cutting.bytes_of(calls.tensors[key]) * rows
+
+
+def _size(variable: keras.Variable) -> int:
+    size = itemsize(keras.backend.standardize_dtype(variable.dtype))
+    for length in variable.shape:
+        size *= length
+    return size
+
+
+def _slots(model: keras.Model, stages: Sequence[Stage]) -> tuple[list[int], list[str]]:
+    """Bytes of the optimizer's slots for each stage's weights, and a note where they cannot be counted."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return [0] * len(stages), ["the model is not compiled: no optimizer, so no slots are counted"]
+    found, counted = [], set[int]()
+    for stage in stages:
+        own = [variable for variable in stage.trainable if id(variable) not in counted]
+        counted.update(map(id, own))
+        try:
+            copy = type(optimizer).from_config(optimizer.get_config())
+            with dry_run(1):
+                copy.build(own)
+        except Exception as error:
+            note = f"slots are not counted: {type(optimizer).__name__} could not be copied ({error})"
+            return [0] * len(stages), [note]
+        found.append(sum(_size(slot) for slot in copy.variables if len(slot.shape)))
+    return found, []
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
