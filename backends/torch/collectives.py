@@ -49,7 +49,8 @@ def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts:
     incoming = [row[me] * value.itemsize for row in table]
     data = _bytes(value)
     arrived = torch.empty(sum(incoming), dtype=torch.uint8, device=value.device)
-    if len(ranks) == 2 and not table[0][0] and not table[1][1] and not (table[0][1] and table[1][0]):
+    # by what both know: a rank's table has not what the other keeps
+    if len(ranks) == 2 and not counts.longest[0] and not (table[0][1] and table[1][0]):
         other, work = ranks[1 - me], None
         if arrived.numel():
             work = dist.irecv(arrived, other)
