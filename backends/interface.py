@@ -556,6 +556,20 @@ class Backend(TensorEngine, Protocol):
         """
         ...
 
+    # ---- host_calls.py
+    def call_in_step(self, function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -> list[Any]:
+        """Call a Python function of tensors in a step, compiled or not, once each time that the step runs.
+
+        Args:
+            function: returns tensors of the same dtypes and shapes; may wait for other processes.
+            values: at least one tensor.
+        """
+        ...
+
+    def dense(self, gradient: Any) -> Any:
+        """A gradient as a tensor that has all its elements."""
+        ...
+
     # ---- random.py
     def random_part(
         self, shape: tuple[int, ...], inputs: Any, noise_shape: Sequence[int | None] | None, is_whole: bool

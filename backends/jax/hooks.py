@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, layout_over_ranks
-from keras_flow.backends.jax import convolutions, data, fourier, layers, optimizer, reading, trainer, variables
+from keras_flow.backends.jax import (
+    convolutions,
+    data,
+    fourier,
+    host_calls,
+    layers,
+    optimizer,
+    reading,
+    trainer,
+    variables,
+)
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -92,6 +102,13 @@ def _trainer() -> tuple[Hook, ...]:
             "jit",
             trainer.jit,
             "slices padded batches inside the step",
+        ),
+        Hook(
+            "keras:trainer",
+            "jit",
+            host_calls.cut,
+            "a step whose optimizer waits for other processes (keras_flow.hvd) is cut there into two programs",
+            when=host_calls.steps_that_call,
         ),
         Hook(
             "keras.Model",

@@ -33,6 +33,8 @@ from keras_flow.backends.tensorflow.exporting import plain_value as plain_value
 from keras_flow.backends.tensorflow.exporting import track as track
 from keras_flow.backends.tensorflow.generation import generate_function as generate_function
 from keras_flow.backends.tensorflow.hooks import hooks as hooks
+from keras_flow.backends.tensorflow.host_calls import call_in_step as call_in_step
+from keras_flow.backends.tensorflow.host_calls import dense as dense
 from keras_flow.backends.tensorflow.layouts import constrain as constrain
 from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layout
 from keras_flow.backends.tensorflow.privates import privates as privates

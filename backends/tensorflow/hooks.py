@@ -138,7 +138,7 @@ def _trainer() -> tuple[Hook, ...]:
             "keras.Model",
             "compile",
             trainer.compile,
-            "notes an explicit jit_compile=True, which Keras stores as it stores 'auto'; changes nothing",
+            "notes an explicit jit_compile=True, which Keras stores as it stores 'auto'; XLA cannot wait for others",
             when=always,
         ),
         Hook(

@@ -244,14 +244,25 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
 
 
 def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
-    """Hook on `Trainer.compile`: remember an explicit `jit_compile=True`, which Keras does not tell from `"auto"`."""
+    """Hook on `Trainer.compile`: remember an explicit `jit_compile=True`, which Keras does not tell from `"auto"`.
+
+    A step whose optimizer waits for other processes is not compiled by XLA.
+    """
     # its place in `Trainer.compile(optimizer, loss, loss_weights, metrics, weighted_metrics, run_eagerly,
     # steps_per_execution, jit_compile)`
     if kwargs.get("jit_compile") is True or (len(args) > 7 and args[7] is True):
         _asked_for_jit.add(model)
     else:
         _asked_for_jit.discard(model)
-    return original(model, *args, **kwargs)
+    result = original(model, *args, **kwargs)
+    if hasattr(model.optimizer, "keras_flow_calls_in_step") and model.jit_compile:
+        if model in _asked_for_jit:
+            raise FlowError(
+                f"model {model.name!r} is compiled with jit_compile=True, and its optimizer waits for other processes "
+                "in a step, which XLA cannot do on tensorflow. Use jit_compile='auto' (it means False here)"
+            )
+        model.jit_compile = False
+    return result
 
 
 def _refuse_jit(model: keras.Model) -> None:

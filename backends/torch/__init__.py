@@ -27,6 +27,8 @@ from keras_flow.backends.torch.exporting import plain_value as plain_value
 from keras_flow.backends.torch.exporting import track as track
 from keras_flow.backends.torch.generation import generate_function as generate_function
 from keras_flow.backends.torch.hooks import hooks as hooks
+from keras_flow.backends.torch.host_calls import call_in_step as call_in_step
+from keras_flow.backends.torch.host_calls import dense as dense
 from keras_flow.backends.torch.layouts import constrain as constrain
 from keras_flow.backends.torch.layouts import engine_layout as engine_layout
 from keras_flow.backends.torch.privates import privates as privates

@@ -154,7 +154,7 @@ class DistributedDataParallel:
         engine = backend()
         found = list(gradients)
         begun = []
-        for places in _buckets(gradients, self._bucket_bytes):
+        for places in buckets(gradients, self._bucket_bytes):
             flat = engine.join([engine.reshape(gradients[place], (-1,)) for place in places])
             begun.append((places, all_reduce(flat, "mean", self._group, async_op=True)))
         for places, work in begun:
@@ -165,16 +165,18 @@ class DistributedDataParallel:
 
     def _share(self, variables: Sequence[keras.Variable]) -> None:
         """Give variables the first rank's values."""
-        if len(self._ranks) == 1 or not variables:
-            return
-        engine, values = backend(), [_value(each) for each in variables]
-        for places in _buckets(values, self._bucket_bytes):
-            flat = engine.join([engine.reshape(values[place], (-1,)) for place in places])
-            parts = parts_of(
-                broadcast(flat, self._ranks[0], self._group), [shape_of(values[place]) for place in places]
-            )
-            for place, part in zip(places, parts, strict=True):
-                variables[place].assign(part)
+        if len(self._ranks) > 1:
+            share(variables, self._ranks[0], self._group, self._bucket_bytes)
+
+
+def share(variables: Sequence[keras.Variable], source: int, group: Placement | None, bucket_bytes: int) -> None:
+    """Give variables the values that they have on rank `source`; all ranks of the group call it."""
+    engine, values = backend(), [_value(each) for each in variables]
+    for places in buckets(values, bucket_bytes):
+        flat = engine.join([engine.reshape(values[place], (-1,)) for place in places])
+        parts = parts_of(broadcast(flat, source, group), [shape_of(values[place]) for place in places])
+        for place, part in zip(places, parts, strict=True):
+            variables[place].assign(part)
 
 
 def _value(variable: keras.Variable) -> Any:
@@ -182,7 +184,7 @@ def _value(variable: keras.Variable) -> Any:
     return keras.ops.convert_to_tensor(keras.ops.stop_gradient(variable))
 
 
-def _buckets(values: Sequence[Any], limit: int) -> list[list[int]]:
+def buckets(values: Sequence[Any], limit: int) -> list[list[int]]:
     """Places of values that travel together: of one dtype, up to `limit` bytes, from the last to the first."""
     found: list[list[int]] = []
     opened: dict[str, tuple[list[int], int]] = {}

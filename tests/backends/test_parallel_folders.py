@@ -99,6 +99,7 @@ NAMES = {
         "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
         "Target drawn_variable uniform normal truncated_normal": "torch's generator is a stream that each rank walks",
     },
+    "host_calls": {"cut steps_that_call": "a program of XLA cannot wait for another one, so it is cut"},
     "data": {
         "Uneven has_uneven to_logical distribute_data_input": "on JAX batches that do not divide stay split",
         "gathered": "a step of TensorFlow's may fall back to one device, which needs all rows",
