@@ -57,6 +57,20 @@ GROUPS = {
         ("DistributedDataParallel",),
         "comm",
     ),
+    "hvd": Group(
+        "Horovod's names",
+        "`import keras_flow.hvd as hvd`: programs of Horovod run with their import line changed "
+        "([what is there](../migrate/from_horovod.md)).",
+        (),
+        "hvd",
+        (
+            *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank"),
+            *("cross_size", "is_homogeneous", "ProcessSet", "add_process_set", "remove_process_set", "allreduce"),
+            *("grouped_allreduce", "allgather", "allgather_object", "broadcast", "broadcast_object", "alltoall"),
+            *("reducescatter", "barrier", "join", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer"),
+            *("broadcast_variables", "broadcast_global_variables", "load_model", "run"),
+        ),
+    ),
     "tensors": Group(
         "Global tensors",
         "One logical tensor on all ranks of a placement. `kf.ops` has the operators of `keras.ops`, with their names "

@@ -52,6 +52,7 @@ _MODULES = {
     "checkpoint": "keras_flow.checkpoint",
     "comm": "keras_flow.comm",
     "env": "keras_flow.runtime.env",
+    "hvd": "keras_flow.hvd",
     "notebook": "keras_flow.notebook",
     "ops": "keras_flow.tensors.ops",
     "sbp": "keras_flow.sbp",

@@ -2,6 +2,7 @@ from keras_flow import boxing as boxing
 from keras_flow import callbacks as callbacks
 from keras_flow import checkpoint as checkpoint
 from keras_flow import comm as comm
+from keras_flow import hvd as hvd
 from keras_flow import notebook as notebook
 from keras_flow import sbp as sbp
 from keras_flow import schedules as schedules

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import keras_flow as kf
+from tests.launch import programs
 
 ROOT = Path(kf.__file__).parent
 #: folders whose examples need ranks that train
@@ -28,6 +29,10 @@ def modules_with_examples() -> list[str]:
         if ">>> " in path.read_text()
     ]
     return [name for name in names if not name.startswith(("keras_flow.backends", "keras_flow.boxing."))]
+
+
+#: folders whose examples are those of a process that is one rank
+ALONE = ("hvd",)
 
 
 def on(name: str) -> str:
@@ -48,7 +53,11 @@ def run_examples(name: str) -> None:
     ("backend", "name"), [(on(name), name) for name in modules_with_examples()], ids=modules_with_examples()
 )
 def test_examples_run(backend: str, name: str, on_ranks: Callable) -> None:
-    if backend:
+    if name.split(".")[1] in ALONE:
+        code = f"from tests.test_doctests import run_examples; run_examples({name!r})"
+        status, _, err = programs.finish(programs.start(["-c", code], "jax", PYTHONPATH=str(ROOT.parent)), 200)
+        assert status == 0, err
+    elif backend:
         on_ranks(backend)(run_examples, name)
     else:
         run_examples(name)

@@ -204,6 +204,7 @@ ORDER = (
     ("pipelines",),
     ("callbacks",),
     ("comm",),
+    ("hvd",),
     ("user_file",),
     ("rules_check",),
     ("explainer", "verify", "doctor", "timeline"),

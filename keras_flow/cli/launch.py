@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends import active
+from keras_flow.cli.check_build import check_build
 from keras_flow.cli.untested import say_untested
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
@@ -105,6 +106,15 @@ def launch(
         bool, typer.Option("--print-mpirun", help="Run nothing: print a shell script for OpenMPI's mpirun.")
     ] = False,
     image: Annotated[str, typer.Option(help="Container image with keras_flow and the script, for --print-k8s.")] = "",
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--check-build",
+            is_eager=True,
+            callback=check_build,
+            help="Run nothing: print the engines, starters and transports that are found here.",
+        ),
+    ] = False,
 ) -> None:
     """Run SCRIPT.py on several ranks, in several processes and on several hosts.
 

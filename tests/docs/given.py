@@ -54,7 +54,6 @@ ELSEWHERE = {
     "make notebook": "opens JupyterLab; tests/notebooks/test_notebooks.py runs the notebooks",
     "pip install 'keras-flow[jax]'": _INDEX,
     "pip install 'keras-flow[notebook,torch]'": _INDEX,
-    "horovodrun -np 4 python before.py": "no release of Horovod installs beside Keras 3",
     f"keras-flow launch --nnodes 2 --node_rank 0 {_TWO}": _HOSTS,
     f"keras-flow launch --nnodes 2 --node_rank 1 {_TWO}": _HOSTS,
     "keras-flow launch --nnodes 4 --nproc_per_node 8 --print-slurm train.py --epochs 3 > job.sh && sbatch job.sh": (

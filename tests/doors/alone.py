@@ -133,6 +133,7 @@ REASONS = {
     **dict.fromkeys(["kf.init", "kf.run"], "before the ranks are there"),
     "kf.notebook": "starts processes of its own",
     "kf.scope": "a scope, which all enter",
+    "kf.hvd": "its calls are those of kf.comm",
     "kf.callbacks": "made for `fit`, which all call",
     "kf.explain_file": "of a file, in no process of a job",
     "kf.on_preemption": "waits for a signal",

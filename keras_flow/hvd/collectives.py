@@ -1,0 +1,243 @@
+"""The collectives of Horovod, which agree on a call first and leave the rest to `kf.comm`.
+
+`allreduce`, `grouped_allreduce` and `broadcast` also work in a compiled step of `fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_flow import comm
+from keras_flow.backends.active import backend
+from keras_flow.comm.group import as_tensor, dtype_name, shape_of
+from keras_flow.errors import FlowError
+from keras_flow.hvd import ranks
+from keras_flow.hvd.agreed import agree
+from keras_flow.hvd.compression import Compression
+from keras_flow.hvd.ranks import ProcessSet, global_process_set
+
+Average, Sum, Adasum, Min, Max, Product = "Average", "Sum", "Adasum", "Min", "Max", "Product"
+#: the mean over the ranks that have not joined, which Horovod has not
+AverageOfPresent = "AverageOfPresent"
+#: ours -> that of `kf.comm`
+_OPS = {Average: "sum", AverageOfPresent: "sum", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+def allreduce(
+    tensor: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: str | None = None,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The mean, sum, smallest, largest or product of a tensor over the ranks.
+
+    Args:
+        tensor: of one shape and dtype on all ranks; also in a compiled step of `fit`.
+        name: not needed: calls are in order.
+        average: the mean (True) or the sum; give it or `op`. The mean where neither is given.
+        prescale_factor: a factor before the reduction.
+        postscale_factor: a factor after it.
+        op: `hvd.Average`, `Sum`, `Min`, `Max`, `Product`, or `AverageOfPresent`, which leaves out who has joined.
+        compression: `hvd.Compression.fp16` or `none`.
+        process_set: who takes part.
+
+    Raises:
+        FlowError: a rank gives another shape or dtype, or calls something else: on all ranks.
+
+    Example:
+        >>> import numpy as np, keras_flow.hvd as hvd
+        >>> hvd.init()
+        >>> float(hvd.allreduce(np.float32(2.0), op=hvd.Sum, prescale_factor=3.0))
+        6.0
+    """
+    return grouped_allreduce([tensor], name, average, prescale_factor, postscale_factor, op, compression, process_set)[
+        0
+    ]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: str | None = None,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """`allreduce` of several tensors."""
+    found = checked_op(op, average)
+    given = [_tensor(each, "allreduce") for each in tensors]
+    for each in given:
+        if found in (Average, AverageOfPresent) and "int" in dtype_name(each):
+            raise FlowError(f"hvd.allreduce: the mean of {dtype_name(each)} is no {dtype_name(each)}; take op=hvd.Sum")
+    packed = [compression.compress(each * prescale_factor if prescale_factor != 1.0 else each) for each in given]
+    scale = postscale_factor
+    results = backend().call_in_step(
+        lambda values: [reduced(each, found, process_set) for each in values], [each for each, _ in packed]
+    )
+    opened = [compression.decompress(each, context) for each, (_, context) in zip(results, packed, strict=True)]
+    return [each * scale if scale != 1.0 else each for each in opened]
+
+
+def reduced(value: Any, op: str, process_set: ProcessSet) -> Any:
+    """An array that has values, reduced over the ranks; the mean divides as Horovod does, by all."""
+    kind = _OPS[op]
+    present = agree("allreduce", process_set, kind, [value])
+    if process_set.size() == 1:
+        return value
+    total = comm.all_reduce(value, kind, ranks.group_of(process_set))
+    count = {Average: process_set.size(), AverageOfPresent: present}.get(op, 1)
+    return total / count if count > 1 else total
+
+
+def checked_op(op: str | None, average: bool | None) -> str:
+    """The op of two arguments of which one may be given.
+
+    Raises:
+        FlowError: both are given, or the op is not there.
+    """
+    if op is not None and average is not None:
+        raise FlowError("hvd: give op= or average=, not both; average=True is op=hvd.Average, False is op=hvd.Sum")
+    found = op or (Sum if average is False else Average)
+    if found == Adasum:
+        raise FlowError("hvd: op=hvd.Adasum is not there; take op=hvd.Average, and a learning rate for that batch")
+    if found not in _OPS:
+        raise FlowError(f"hvd: op={op!r}; legal is one of hvd.{', hvd.'.join(_OPS)}")
+    return found
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """The tensors of all ranks, joined along dim 0, which may differ between ranks.
+
+    Raises:
+        FlowError: other dims, or dtypes, differ.
+    """
+    value = _tensor(tensor, "allgather")
+    shape = shape_of(value)
+    if not shape:
+        raise FlowError("hvd.allgather takes tensors of one dim or more; x[None] makes one of a scalar")
+    agree("allgather", process_set, detail=f"{dtype_name(value)}[rows, {', '.join(map(str, shape[1:]))}]")
+    if process_set.size() == 1:
+        return value
+    return keras.ops.concatenate(comm.all_gather(value, ranks.group_of(process_set)), 0)
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The tensor of one rank, on all; they give one of the same shape."""
+    _check_root(root_rank, process_set)
+
+    def run(values: list[Any]) -> list[Any]:
+        agree("broadcast", process_set, tensors=values, detail=f"from {root_rank}")
+        if process_set.size() == 1:
+            return values
+        return [comm.broadcast(values[0], root_rank, ranks.group_of(process_set))]
+
+    return backend().call_in_step(run, [_tensor(tensor, "broadcast")])[0]
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """A Python object of one rank, on all; pickled, and signed with the secret of the job."""
+    _check_root(root_rank, process_set)
+    agree("broadcast", process_set, detail=f"of an object from {root_rank}")
+    return obj if process_set.size() == 1 else comm.broadcast_object(obj, root_rank, ranks.group_of(process_set))
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """The Python objects of all ranks, by rank."""
+    agree("allgather", process_set, detail="of objects")
+    return [obj] if process_set.size() == 1 else comm.all_gather_object(obj, ranks.group_of(process_set))
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Rows of a tensor for each rank; the rows that all have for this one, joined.
+
+    Args:
+        tensor: its dim 0 is rows.
+        splits: how many rows each rank gets; equally many where it is None.
+        name: not needed.
+        process_set: who takes part.
+
+    Returns:
+        The rows; where `splits` are given also how many came from each rank.
+
+    Raises:
+        FlowError: rows do not divide, or `splits` do not fit.
+    """
+    value, count = _tensor(tensor, "alltoall"), process_set.size()
+    rows = shape_of(value)[0] if shape_of(value) else 0
+    sizes = [rows // count] * count if splits is None else [int(each) for each in np.asarray(splits).ravel()]
+    if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
+        raise FlowError(
+            f"hvd.alltoall: {rows} rows, splits {sizes} for {count} ranks; legal are {count} numbers whose sum is the "
+            "number of rows, and without splits rows that divide"
+        )
+    agree("alltoall", process_set, detail=f"{dtype_name(value)}[rows, {', '.join(map(str, shape_of(value)[1:]))}]")
+    ends = np.cumsum(sizes)
+    parts = [value[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
+    got = parts if count == 1 else comm.all_to_all(parts, ranks.group_of(process_set))
+    joined = keras.ops.concatenate(got, 0)
+    received = keras.ops.convert_to_tensor([shape_of(each)[0] for each in got], "int32")
+    return joined if splits is None else (joined, received)
+
+
+def reducescatter(
+    tensor: Any,
+    op: str | None = None,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The mean or sum over the ranks, of which each gets its part of dim 0; the first ones a row more if need be."""
+    found = checked_op(op, None)
+    if found not in (Average, Sum):
+        raise FlowError(f"hvd.reducescatter: op is hvd.Average or hvd.Sum, not {found!r}")
+    value, context = compression.compress(_tensor(tensor, "reducescatter") * prescale_factor)
+    if not shape_of(value):
+        raise FlowError("hvd.reducescatter takes tensors of one dim or more")
+    agree("reducescatter", process_set, "sum", [value])
+    count, rows = process_set.size(), shape_of(value)[0]
+    if count == 1:
+        part = value
+    else:
+        ends = [rows // count * (at + 1) + min(at + 1, rows % count) for at in range(count)]
+        parts = [value[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        part = comm.reduce_scatter(parts, "sum", ranks.group_of(process_set))
+    scale = postscale_factor / (count if found == Average else 1)
+    return compression.decompress(part, context) * scale
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait for all ranks."""
+    agree("barrier", process_set)
+
+
+def _check_root(root_rank: int, process_set: ProcessSet) -> None:
+    if root_rank not in process_set.ranks:
+        raise FlowError(f"hvd.broadcast: root_rank={root_rank}; legal is one of the ranks {process_set.ranks}")
+
+
+def _tensor(value: Any, call: str) -> Any:
+    """The engine's tensor, a traced one too."""
+    ranks.rank()  # which asks for hvd.init()
+    if keras.ops.is_tensor(value) and not isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, keras.Variable):
+        return value.value
+    return as_tensor(value, ranks.rank(), call)

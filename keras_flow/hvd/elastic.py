@@ -1,0 +1,196 @@
+"""`hvd.elastic`: a program that fails is started again by `keras-flow launch --max_restarts`, and goes on.
+
+What a state commits is in a file of the job, which rank 0 writes; the processes that are started again load it.
+Horovod keeps the processes that are left; here all begin anew, and a job keeps its number of ranks.
+
+>>> CommittedState(epoch=3).epoch
+3
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_flow import atomic
+from keras_flow.errors import FlowError
+from keras_flow.hvd import ranks
+from keras_flow.hvd.collectives import broadcast_object
+from keras_flow.hvd.variables import broadcast_variables
+from keras_flow.launch.folder import own_folder
+
+
+class CommittedState:
+    """Numbers, texts and lists of them that a program commits.
+
+    Args:
+        values: by name; they become attributes.
+    """
+
+    def __init__(self, **values: Any):
+        self._names = list(values)
+        self._committed: dict[str, Any] = {}
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._committed_values = dict(values)
+
+    def variables(self) -> list[keras.Variable]:
+        """The variables that belong to the state."""
+        return []
+
+    def commit(self) -> None:
+        """Keep the values of now; rank 0 writes them into a file of the job."""
+        self._committed_values = {name: getattr(self, name) for name in self._names}
+        self._committed = {
+            str(number): keras.ops.convert_to_numpy(each) for number, each in enumerate(self.variables())
+        }
+        path = _file()
+        if path is not None and ranks.rank() == 0:
+            try:
+                text = json.dumps(self._committed_values)
+            except TypeError as error:
+                raise FlowError(f"hvd.elastic: a state keeps numbers, texts and lists of them: {error}") from error
+            with atomic.beside(path) as new, new.open("wb") as file:
+                np.savez(file, allow_pickle=False, values=np.array(text), **self._committed)
+
+    def restore(self) -> None:
+        """Take back the values of the last commit."""
+        for name, value in self._committed_values.items():
+            setattr(self, name, value)
+        for number, variable in enumerate(self.variables()):
+            if str(number) in self._committed:
+                variable.assign(self._committed[str(number)])
+
+    def sync(self) -> None:
+        """Give all ranks the values of rank 0."""
+        for name, value in broadcast_object({name: getattr(self, name) for name in self._names}, 0).items():
+            setattr(self, name, value)
+        broadcast_variables(self.variables(), 0)
+
+    def load(self) -> None:
+        """Take what an earlier start of this job has committed, if it has: on rank 0, before `sync`."""
+        path = _file()
+        if path is None or not path.exists() or ranks.rank() != 0:
+            return
+        with np.load(path) as found:
+            self._committed_values = json.loads(str(found["values"]))
+            self._committed = {name: found[name] for name in found.files if name != "values"}
+        self.restore()
+
+
+class KerasState(CommittedState):
+    """A model, its optimizer, and numbers like `batch=0, epoch=0`.
+
+    Args:
+        model: built and compiled.
+        optimizer: its optimizer where that is not the model's own.
+        values: as in `CommittedState`.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: Any = None, **values: Any):
+        self.model, self.optimizer = model, optimizer or model.optimizer
+        if not model.built:
+            raise FlowError("hvd.elastic.KerasState takes a built model: call it once, or model.build(shape), before")
+        super().__init__(**values)
+
+    def variables(self) -> list[keras.Variable]:
+        """The weights, and the optimizer's variables."""
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # on JAX a running fit holds the values itself
+        if self.optimizer is None:
+            return list(self.model.weights)
+        if not self.optimizer.built:
+            self.optimizer.build(self.model.trainable_variables)
+        return [*self.model.weights, *self.optimizer.variables]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of a state one that goes on from the last commit after a restart.
+
+    Args:
+        func: takes the state first.
+    """
+
+    @functools.wraps(func)
+    def wrapped(state: CommittedState, *args: Any, **kwargs: Any) -> Any:
+        state.load()
+        state.sync()
+        return func(state, *args, **kwargs)
+
+    return wrapped
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commit after so many batches, and after each epoch.
+
+    Args:
+        state: to commit.
+        batches_per_commit: how many.
+    """
+
+    def __init__(self, state: CommittedState, batches_per_commit: int = 1):
+        super().__init__()
+        self.state, self.batches_per_commit, self._left = state, batches_per_commit, batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit where it is time."""
+        self._left -= 1
+        if self._left == 0:
+            self.state.commit()
+            self._left = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keep `state.batch`: the batches of the epoch that are done. Put it before `CommitStateCallback`.
+
+    Args:
+        state: whose `batch` it is.
+    """
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state, self._before = state, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the batches that were done before."""
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count."""
+        self.state.batch = self._before + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin anew."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keep `state.epoch`: the epochs that are done, for `initial_epoch=state.epoch`. Put it before the commits.
+
+    Args:
+        state: whose `epoch` it is.
+    """
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count."""
+        self.state.epoch = epoch + 1
+
+
+def _file() -> Path | None:
+    """What a commit writes: in the job's own folder, which its restarts see."""
+    folder = own_folder()
+    return None if folder is None else folder.path / "hvd-commit.npz"

@@ -1,0 +1,312 @@
+"""`DistributedOptimizer`: an optimizer of Keras whose `apply` takes the mean of the ranks' gradients first.
+
+It is a class made from the optimizer's own, as in Horovod, so that Keras, its loss scale and its files see an SGD or
+an Adam. Gradients of one dtype travel joined, 64 MiB at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from keras_flow.backends.active import backend
+from keras_flow.backends.installing import install
+from keras_flow.comm.distributed_data_parallel import buckets
+from keras_flow.comm.group import parts_of, shape_of
+from keras_flow.current.distribution import active
+from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
+from keras_flow.hvd import ranks
+from keras_flow.hvd.collectives import Average, Sum, checked_op, reduced
+from keras_flow.hvd.compression import Compression
+from keras_flow.hvd.ranks import ProcessSet, global_process_set
+
+#: bytes of gradients that travel together, Horovod's HOROVOD_FUSION_THRESHOLD
+_BUCKET_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What `DistributedOptimizer` was told."""
+
+    op: str
+    compression: Any
+    passes: int
+    averages_passes: bool
+    predivide: float
+    groups: int | Sequence[Sequence[keras.Variable]] | None
+    process_set: ProcessSet
+    local: frozenset[int] = frozenset()
+    scales_local: bool = True
+    #: id of a variable -> the sum of its gradients so far; Keras would track an attribute of the optimizer
+    sums: dict[int, keras.Variable] = field(default_factory=dict)
+
+
+class DistributedMethods:
+    """What the class of a distributed optimizer has beside those of its optimizer."""
+
+    #: tells the engines that a step waits for other processes inside
+    keras_flow_calls_in_step = True
+    _hvd: _Settings
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Make slots, and sums of gradients where several passes are one step."""
+        if getattr(self, "built", False):
+            return
+        super().build(variables)  # type: ignore[misc]
+        _refuse_distributions(variables)
+        if self._hvd.passes > 1:
+            add: Any = self.add_variable_from_reference  # type: ignore[attr-defined]
+            self._hvd.sums.update({id(each): add(each, name="hvd_sum") for each in variables})
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
+        """Update weights by the reduced gradients."""
+        if not self.built and trainable_variables is not None:  # type: ignore[attr-defined]
+            self.build(list(trainable_variables))
+        variables = self._known() if trainable_variables is None else list(trainable_variables)
+        base: Any = super()
+        if self._hvd.passes == 1:
+            base.apply(self._reduced(list(grads), variables), variables)
+            return
+        sums = [self._hvd.sums[id(each)] for each in variables]
+        ops = keras.ops
+        totals = [ops.add(kept, backend().dense(new)) for kept, new in zip(sums, grads, strict=True)]
+        is_due = ops.equal((self.iterations + 1) % self._hvd.passes, 0)  # type: ignore[attr-defined]
+        gradients = self._reduced(totals, variables, is_due)
+        if self._hvd.averages_passes:
+            gradients = [each / self._hvd.passes for each in gradients]
+        others = {id(each) for each in (*sums, self.iterations)}  # type: ignore[attr-defined]
+        moved = [each for each in (*variables, *self.variables) if id(each) not in others]  # type: ignore[attr-defined]
+        before = [ops.copy(each.value) for each in moved]
+        base.apply(gradients, variables)
+        for variable, value in zip(moved, before, strict=True):
+            variable.assign(ops.where(is_due, variable.value, value))
+        for kept, total in zip(sums, totals, strict=True):
+            kept.assign(ops.where(is_due, ops.zeros_like(total), total))
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Return new values, on JAX; a loss scale looks whether the reduced gradients are finite."""
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            grads = self._reduced(list(grads), self._known())
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
+
+    def _known(self) -> list[keras.Variable]:
+        """The variables that the optimizer was built for."""
+        return self._trainable_variables  # type: ignore[attr-defined]
+
+    def _reduced(self, gradients: list[Any], variables: Sequence[keras.Variable], is_due: Any = None) -> list[Any]:
+        """Gradients reduced over the ranks.
+
+        Args:
+            gradients: of this rank; None where a weight has none.
+            variables: whose they are.
+            is_due: a boolean tensor: whether this pass is one that reduces; None: it is.
+        """
+        _refuse_distributions(variables)
+        settings, count = self._hvd, self._hvd.process_set.size()
+        found: list[Any] = [None if each is None else backend().dense(each) for each in gradients]
+        sent = [
+            place for place, each in enumerate(found) if each is not None and id(variables[place]) not in settings.local
+        ]
+        if settings.scales_local:
+            for place, each in enumerate(found):
+                if each is not None and id(variables[place]) in settings.local:
+                    found[place] = each / count
+        if not sent or count == 1:
+            return found
+        packed = {place: settings.compression.compress(found[place] / settings.predivide) for place in sent}
+        # Average: before / f, after * f / n; here the mean divides by n
+        after = settings.predivide
+        bundles = self._bundles(sent, [packed[place][0] for place in sent], variables)
+        ops = keras.ops
+        flat = [ops.concatenate([ops.reshape(packed[place][0], (-1,)) for place in bundle]) for bundle in bundles]
+        if is_due is None:
+            results = backend().call_in_step(self._exchange, flat)
+        else:
+            due = ops.cast(is_due, "int32")
+            results = backend().call_in_step(
+                lambda values: [values[0], *(self._exchange(values[1:]) if int(values[0]) else values[1:])],
+                [due, *flat],
+            )[1:]
+        for bundle, joined in zip(bundles, results, strict=True):
+            parts = parts_of(joined, [shape_of(packed[place][0]) for place in bundle])
+            for place, part in zip(bundle, parts, strict=True):
+                found[place] = settings.compression.decompress(part, packed[place][1]) * after
+        return found
+
+    def _exchange(self, values: list[Any]) -> list[Any]:
+        return [reduced(each, self._hvd.op, self._hvd.process_set) for each in values]
+
+    def _bundles(self, places: list[int], values: list[Any], variables: Sequence[keras.Variable]) -> list[list[int]]:
+        """Places of gradients that travel joined: as `groups` says, of one dtype, up to 64 MiB."""
+        groups, owner = self._hvd.groups, dict[int, int]()
+        if isinstance(groups, int):
+            owner = {place: at * groups // len(places) for at, place in enumerate(places)}
+        elif groups is not None:
+            named = {id(each): number for number, group in enumerate(groups) for each in group}
+            owner = {place: named.get(id(variables[place]), -1 - place) for place in places}
+        found = []
+        for number in dict.fromkeys(owner.get(place, 0) for place in places):
+            own = [at for at, place in enumerate(places) if owner.get(place, 0) == number]
+            found += [
+                [places[own[at]] for at in bundle] for bundle in buckets([values[at] for at in own], _BUCKET_BYTES)
+            ]
+        return found
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: str = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[keras.Variable]] | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer like the given one, which takes the mean (or sum) of the ranks' gradients before it updates.
+
+    Every rank's mean counts alike, whatever its number of rows.
+
+    Args:
+        optimizer: of Keras. One that was used already keeps its slots, and is changed itself.
+        name: of the new one.
+        device_dense: not needed.
+        device_sparse: not needed.
+        compression: `hvd.Compression.fp16` halves what travels.
+        sparse_as_dense: gradients always travel dense.
+        gradient_predivide_factor: with `op=hvd.Average`, gradients are divided by it before and the rest after the sum.
+        op: `hvd.Average`, `hvd.Sum` or `hvd.AverageOfPresent`.
+        backward_passes_per_step: so many batches are one update; their gradients are added up.
+        average_aggregated_gradients: take the mean of those gradients, not the sum.
+        groups: how many bundles of gradients travel, or lists of variables that travel together.
+        process_set: the ranks that take part.
+
+    Raises:
+        FlowError: it is distributed already, or an argument is not legal.
+
+    Example:
+        >>> import keras, keras_flow.hvd as hvd
+        >>> hvd.init()
+        >>> type(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size()))).__name__
+        'SGD'
+    """
+    return _distributed(
+        optimizer,
+        name,
+        _Settings(
+            _checked(op, backward_passes_per_step, gradient_predivide_factor, groups),
+            compression,
+            backward_passes_per_step,
+            average_aggregated_gradients,
+            gradient_predivide_factor,
+            groups,
+            process_set,
+        ),
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    local_layers: Sequence[keras.Layer] | keras.Layer = (),
+    scale_local_gradients: bool = True,
+    compression: Any = Compression.none,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[keras.Variable]] | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """`DistributedOptimizer`, but for the weights of some layers, which each rank trains for itself.
+
+    Args:
+        local_layers: built layers whose gradients stay on their rank.
+        scale_local_gradients: divide these by the number of ranks.
+        optimizer: and the others as there.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers)
+    if unbuilt := [layer.name for layer in layers if not layer.built]:
+        raise FlowError(f"hvd.PartialDistributedOptimizer: layers {unbuilt} are not built; call the model once before")
+    local = frozenset(id(weight) for layer in layers for weight in layer.trainable_weights)
+    checked = _checked(op, backward_passes_per_step, gradient_predivide_factor, groups)
+    return _distributed(
+        optimizer,
+        name,
+        _Settings(
+            checked,
+            compression,
+            backward_passes_per_step,
+            average_aggregated_gradients,
+            gradient_predivide_factor,
+            groups,
+            process_set,
+            local,
+            scale_local_gradients,
+        ),
+    )
+
+
+def _checked(op: str, passes: int, predivide: float, groups: Any) -> str:
+    found = checked_op(op, None)
+    if found not in (Average, Sum, "AverageOfPresent"):
+        raise FlowError(f"hvd.DistributedOptimizer: op is hvd.Average, hvd.Sum or hvd.AverageOfPresent, not {found!r}")
+    if not isinstance(passes, int) or passes < 1:
+        raise FlowError(f"hvd.DistributedOptimizer: backward_passes_per_step={passes!r}; legal is a number from 1 up")
+    if predivide != 1.0 and found == Sum:
+        raise FlowError("hvd.DistributedOptimizer: gradient_predivide_factor is for op=hvd.Average")
+    if not predivide > 0:
+        raise FlowError(f"hvd.DistributedOptimizer: gradient_predivide_factor={predivide!r}; legal is a number above 0")
+    if isinstance(groups, int) and groups < 1:
+        raise FlowError(
+            f"hvd.DistributedOptimizer: groups={groups}; legal is a number from 1 up, or lists of variables"
+        )
+    return found
+
+
+def _distributed(optimizer: Any, name: str | None, settings: _Settings) -> Any:
+    ranks.rank()  # which asks for hvd.init()
+    _refuse_distributions(())
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise FlowError(f"hvd.DistributedOptimizer takes an optimizer of Keras; got {optimizer!r}")
+    if isinstance(optimizer, DistributedMethods):
+        raise FlowError("hvd.DistributedOptimizer: the optimizer is distributed already; wrap it once")
+    if settings.passes > 1 and (optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
+        raise FlowError(
+            "hvd.DistributedOptimizer: backward_passes_per_step > 1 is for an optimizer that was not used yet and has "
+            "no loss scale"
+        )
+    install(backend())
+    kind: Any = type(optimizer)
+    made = _class_of(kind)
+    if optimizer.built:
+        optimizer.__class__ = made
+        found: Any = optimizer
+    else:
+        config = dict(optimizer.get_config())
+        found = made.from_config({**config, "name": name} if name else config)
+    found._hvd = settings
+    return found
+
+
+@functools.cache
+def _class_of(kind: Any) -> Any:
+    """The class of a distributed optimizer; files name the one that it is made of, so that Keras alone reads them."""
+    return type(kind.__name__, (DistributedMethods, kind), {"__module__": kind.__module__})
+
+
+def _refuse_distributions(variables: Sequence[keras.Variable]) -> None:
+    if active() is not None or any(keras_layout(each) is not None for each in variables):
+        raise FlowError(
+            "keras_flow.hvd and a distribution in one program: under kf.DataParallel gradients are those of the batch "
+            "of all ranks already. Leave out hvd.DistributedOptimizer, or the distribution's scope"
+        )

@@ -1,0 +1,333 @@
+"""A job of several processes: Horovod's names against its formulas in NumPy.
+
+`keras-flow launch --nproc_per_node 2 tests/hvd/job.py FOLDER` prints `done` at its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_flow as kf
+import keras_flow.hvd as hvd
+
+#: steps, rows of rank 0 in a batch, features
+STEPS, ROWS, FEATURES = 6, 4, 3
+RATE = 0.1
+
+
+def rank_values(shape: tuple[int, ...] = (5,)) -> list[np.ndarray]:
+    """Return the tensor of each rank."""
+    return [np.random.default_rng(rank).normal(size=shape).astype("float32") for rank in range(hvd.size())]
+
+
+def check(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(found), wanted, rtol=tolerance, atol=tolerance)
+
+
+def ranks() -> None:
+    assert hvd.is_initialized() and hvd.local_rank() == hvd.rank() and hvd.local_size() == hvd.size()
+    assert hvd.cross_rank() == 0 and hvd.cross_size() == 1 and hvd.is_homogeneous()
+    assert hvd.rank() == kf.env.get_rank() and hvd.size() == kf.env.get_world_size()
+
+
+def collectives() -> None:
+    count, here, values = hvd.size(), hvd.rank(), rank_values()
+    own, stack = values[here], np.stack(values)
+    check(hvd.allreduce(own), stack.mean(0))
+    check(hvd.allreduce(own, average=False), stack.sum(0))
+    check(hvd.allreduce(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0), 1.5 * stack.sum(0))
+    check(hvd.allreduce(own, op=hvd.Min), stack.min(0))
+    check(hvd.allreduce(own, op=hvd.Max), stack.max(0))
+    check(hvd.allreduce(own, op=hvd.Product), stack.prod(0))
+    check(hvd.allreduce(own, compression=hvd.Compression.fp16), stack.mean(0), 2e-3)
+    first, second = hvd.grouped_allreduce([own, own.reshape(5, 1) * 2.0])
+    check(first, stack.mean(0))
+    check(second, 2 * stack.mean(0).reshape(5, 1))
+    rows = [np.full((rank + 1, 2), rank, "float32") for rank in range(count)]
+    check(hvd.allgather(rows[here]), np.concatenate(rows))
+    check(hvd.broadcast(own, root_rank=count - 1), values[-1])
+    assert hvd.broadcast_object({"rank": here}, root_rank=1) == {"rank": 1}
+    assert hvd.allgather_object(here) == list(range(count))
+    # rank r sends s rows to rank s
+    sent = np.arange(sum(range(count)), dtype="float32") + 100 * here
+    got, sizes = hvd.alltoall(sent, splits=list(range(count)))
+    begins = np.cumsum([0, *range(count)])
+    check(got, np.concatenate([np.arange(begins[here], begins[here + 1]) + 100 * rank for rank in range(count)]))
+    assert keras.ops.convert_to_numpy(sizes).tolist() == [here] * count
+    check(hvd.alltoall(np.arange(count, dtype="float32") + 10 * here), np.arange(count) * 10 + here)
+    parts = np.array_split(stack.mean(0), count)
+    check(hvd.reducescatter(own), parts[here])
+    check(hvd.reducescatter(own, op=hvd.Sum), count * parts[here])
+    hvd.barrier()
+    pair = hvd.ProcessSet([0, count - 1])
+    if pair.included():
+        check(hvd.allreduce(own, process_set=pair), stack[[0, count - 1]].mean(0))
+    hvd.barrier()
+
+
+def join() -> None:
+    """Rank r reduces r + 1 times."""
+    count = hvd.size()
+    for turn in range(hvd.rank() + 1):
+        present = count - turn
+        check(hvd.allreduce(np.ones(2, "float32")), np.full(2, present / count))
+        check(hvd.allreduce(np.ones(2, "float32"), op=hvd.AverageOfPresent), np.ones(2))
+    assert hvd.join() == count - 1
+    check(hvd.allreduce(np.ones(3, "float32")), np.ones(3))
+
+
+def join_refuses() -> None:
+    if hvd.rank() == 0:
+        with pytest.raises(kf.FlowError, match=r"rank 0 calls join; rank 1 calls allgather .*Once a rank has joined"):
+            hvd.join()
+    else:
+        with pytest.raises(kf.FlowError, match="Once a rank has joined the others may only reduce by a sum"):
+            hvd.allgather(np.ones(2, "float32"))
+
+
+def wrong_calls() -> None:
+    here = hvd.rank()
+    begun = time.monotonic()
+    with pytest.raises(kf.FlowError, match=r"rank 0 calls allreduce sum float32\[2\]; rank 1 calls .* float32\[3\]"):
+        hvd.allreduce(np.ones(2 if here == 0 else 3, "float32"))
+    with pytest.raises(kf.FlowError, match=r"rank 0 calls allreduce .*; rank 1 calls barrier"):
+        hvd.allreduce(np.ones(2, "float32")) if here == 0 else hvd.barrier()
+    assert time.monotonic() - begun < 10.0
+    with pytest.raises(kf.FlowError, match=r"Adasum is not there; take op=hvd.Average"):
+        hvd.allreduce(np.ones(2, "float32"), op=hvd.Adasum)
+    with pytest.raises(kf.FlowError, match="not both"):
+        hvd.allreduce(np.ones(2, "float32"), op=hvd.Sum, average=True)
+    with pytest.raises(kf.FlowError, match="the mean of int32 is no int32"):
+        hvd.allreduce(np.ones(2, "int32"))
+    with pytest.raises(kf.FlowError, match="3 rows, splits"):
+        hvd.alltoall(np.ones(3, "float32"), splits=[1] * (hvd.size() - 1) + [7])
+    with pytest.raises(kf.FlowError, match="no global variables"):
+        hvd.broadcast_global_variables(0)
+    with pytest.raises(kf.FlowError, match="distributed already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+    check(hvd.allreduce(np.ones(2, "float32")), np.ones(2))
+
+
+def batches(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the data of a rank: every rank's batches have another number of rows."""
+    rows = STEPS * (ROWS + rank)
+    x = np.random.default_rng(50 + rank).normal(size=(rows, FEATURES)).astype("float32")
+    return x, x @ np.array([[1.0], [-2.0], [0.5]], "float32") + 0.1 * rank
+
+
+def linear(optimizer: Any, **options: Any) -> keras.Model:
+    model = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", **options)
+    model.set_weights([np.full((FEATURES, 1), 0.3, "float32"), np.zeros(1, "float32")])
+    return model
+
+
+def trained(model: keras.Model, **options: Any) -> tuple[list[np.ndarray], dict[str, list[float]]]:
+    x, y = batches(hvd.rank())
+    options = {"batch_size": ROWS + hvd.rank(), "shuffle": False, "verbose": 0, **options}
+    history = model.fit(x, y, **options)
+    return model.get_weights(), history.history
+
+
+def formula(
+    reduce: Callable[[list[np.ndarray]], Any], momentum: float = 0.0, passes: int = 1, epochs: int = 1
+) -> tuple[list[np.ndarray], list[float]]:
+    """Train by hand: the update of what `reduce` makes of the ranks' gradients.
+
+    Returns:
+        Weights; the mean over the ranks of each epoch's loss.
+    """
+    weights = np.array([0.3] * FEATURES + [0.0])
+    velocity, sums = np.zeros_like(weights), [np.zeros_like(weights) for _ in range(hvd.size())]
+    losses = []
+    for step in range(STEPS * epochs):
+        at, of_ranks = step % STEPS, []
+        if at == 0:
+            totals = [[0.0, 0] for _ in sums]
+        for rank in range(hvd.size()):
+            x, y = batches(rank)
+            rows = slice(at * (ROWS + rank), (at + 1) * (ROWS + rank))
+            wide = np.concatenate([x[rows], np.ones((ROWS + rank, 1))], 1)
+            error = wide @ weights - y[rows, 0]
+            sums[rank] = sums[rank] + 2 * wide.T @ error / len(error)
+            totals[rank][0] += (error**2).sum()
+            totals[rank][1] += len(error)
+            of_ranks.append(sums[rank])
+        if (step + 1) % passes == 0:
+            gradient = np.asarray(reduce(of_ranks))
+            velocity = momentum * velocity - RATE * gradient
+            weights = weights + velocity
+            sums = [np.zeros_like(weights) for _ in sums]
+        if at == STEPS - 1:
+            losses.append(float(np.mean([total / rows for total, rows in totals])))
+    return [weights[:-1, None], weights[-1:]], losses
+
+
+def training() -> None:
+    """Batches of the ranks have different numbers of rows, and each rank's mean counts alike."""
+    mean = lambda gradients: np.mean(gradients, 0)  # noqa: E731
+    total = lambda gradients: np.sum(gradients, 0)  # noqa: E731
+    halves = lambda gradients: np.mean(gradients, 0) / 2  # noqa: E731
+    sgd = lambda **options: keras.optimizers.SGD(RATE, **options)  # noqa: E731
+    cases = {
+        "plain": (hvd.DistributedOptimizer(sgd()), mean, {}),
+        "sum": (hvd.DistributedOptimizer(sgd(), op=hvd.Sum), total, {}),
+        "momentum": (hvd.DistributedOptimizer(sgd(momentum=0.9)), mean, {"momentum": 0.9}),
+        "predivide": (hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=3.0), mean, {}),
+        "groups": (hvd.DistributedOptimizer(sgd(), groups=2), mean, {}),
+        "passes": (hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2), mean, {"passes": 2}),
+        "mean of passes": (
+            hvd.DistributedOptimizer(sgd(momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=True),
+            halves,
+            {"momentum": 0.9, "passes": 2},
+        ),
+    }
+    for name, (optimizer, reduce, options) in cases.items():
+        weights, _ = trained(linear(optimizer))
+        for found, wanted in zip(weights, formula(reduce, **options)[0], strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
+    model = linear(hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16))
+    for found, wanted in zip(trained(model)[0], formula(mean)[0], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=5e-3)
+
+
+def partial() -> None:
+    """The bias of a layer of its own stays on its rank; the kernel is shared."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.layers.Input((FEATURES,))
+    shared, own = keras.layers.Dense(4, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    model = keras.Model(inputs, own(shared(inputs)))
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(RATE), local_layers=[own], scale_local_gradients=False
+    )
+    model.compile(optimizer, "mse")
+    trained(model)
+    kernels = hvd.allgather_object(model.get_weights())
+    for first, other in itertools.pairwise(kernels):
+        np.testing.assert_array_equal(first[0], other[0])
+        assert np.abs(first[1] - other[1]).max() > 1e-3
+
+
+def callbacks(folder: Path) -> None:
+    """The mean of logs, and a warmup whose velocity is scaled with the rate."""
+    size, mean = hvd.size(), lambda gradients: np.mean(gradients, 0)
+    keras.utils.set_random_seed(hvd.rank())
+    model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+    if hvd.rank() > 0:
+        model.set_weights([np.full((FEATURES, 1), 9.0, "float32"), np.ones(1, "float32")])
+    best = folder / "best.keras"
+    _, history = trained(
+        model,
+        epochs=2,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.BestModelCheckpoint(best, monitor="loss"),
+        ],
+    )
+    weights, losses = formula(mean, epochs=2)
+    np.testing.assert_allclose(history["loss"], losses, rtol=1e-5)
+    for found, wanted in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+    hvd.barrier()
+    assert best.exists()
+    rates: list[float] = []
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if hasattr(self.model, "jax_state_sync"):
+                self.model.jax_state_sync()
+            rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    warmup = hvd.callbacks.LearningRateWarmupCallback(RATE * size, warmup_epochs=2)
+    after = hvd.callbacks.LearningRateScheduleCallback(RATE * size, 0.5, start_epoch=2, momentum_correction=False)
+    model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE * size, momentum=0.9)))
+    _, history = trained(model, epochs=3, callbacks=[warmup, after, Rates()])
+    scale = [1 / size * ((step + 1) / STEPS * (size - 1) / 2 + 1) for step in range(2 * STEPS)]
+    np.testing.assert_allclose(rates, [RATE * size * each for each in (*scale, *[0.5] * STEPS)], rtol=1e-5)
+    assert history["lr"][-1] == pytest.approx(RATE * size / 2)
+
+
+def models(folder: Path) -> None:
+    """Whatever a train step is made of: embeddings, batch norm, dropout, a loss scale, steps of one's own."""
+    tokens = np.random.default_rng(hvd.rank()).integers(0, 9, size=(12, 5))
+    several = 1 if keras.backend.backend() == "torch" else 2  # which has no such steps
+    for policy in ("float32", "mixed_float16"):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.layers.Input((5,)),
+                keras.layers.Embedding(9, 4),
+                keras.layers.Flatten(),
+                keras.layers.Dense(6, "relu", dtype=policy),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2),
+                keras.layers.Dense(1),
+            ]
+        )
+        optimizer: Any = keras.optimizers.Adam(0.01)
+        if policy != "float32":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(hvd.DistributedOptimizer(optimizer), "mse", steps_per_execution=several)
+        before = model.get_weights()
+        model.fit(tokens, tokens[:, :1] / 9, batch_size=3, epochs=2, verbose=0)
+        moved = hvd.allgather_object([each.numpy() for each in model.trainable_weights])
+        for first, other in zip(moved[0], moved[-1], strict=True):
+            np.testing.assert_array_equal(first, other)
+        assert any(np.abs(old - new).max() > 1e-3 for old, new in zip(before, model.get_weights(), strict=True))
+    model.train_on_batch(tokens, tokens[:, :1] / 9)
+
+
+def files(folder: Path) -> None:
+    """A file is one of stock Keras; `hvd.load_model` goes on where it was."""
+    path = folder / "model.keras"
+    model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=0.9)))
+    trained(model)
+    if hvd.rank() == 0:
+        model.save(path)
+    hvd.barrier()
+    stock = keras.saving.load_model(path).optimizer
+    assert isinstance(stock, keras.optimizers.SGD) and not hasattr(stock, "keras_flow_calls_in_step")
+    weights, _ = trained(hvd.load_model(path))
+    for found, wanted in zip(weights, formula(lambda each: np.mean(each, 0), momentum=0.9, epochs=2)[0], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def beside_a_distribution() -> None:
+    """Which of them averages would be a guess, so it is refused as soon as both are there."""
+    refused = pytest.raises(kf.FlowError, match="hvd and a distribution in one program")
+    optimizer, distribution = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)), kf.DataParallel()
+    with distribution.scope(), refused:
+        hvd.DistributedOptimizer(keras.optimizers.SGD(RATE))
+    with distribution.scope(), refused:
+        linear(optimizer).fit(np.ones((4, FEATURES), "float32"), np.ones((4, 1), "float32"), verbose=0)
+
+
+def main(folder: Path) -> None:
+    with pytest.raises(kf.FlowError, match=r"call hvd.init\(\) first"):
+        hvd.rank()
+    hvd.init()
+    cases = [ranks, collectives, join, join_refuses, wrong_calls, training, partial]
+    for case in cases:
+        begun = time.monotonic()
+        case()
+        print(f"{case.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
+    for in_folder in (callbacks, models, files):
+        begun = time.monotonic()
+        in_folder(folder)
+        print(f"{in_folder.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
+    beside_a_distribution()
+    print("done")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
