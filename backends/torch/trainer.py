@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, own_code, random_states, row_interaction, states
 from keras_flow.backends.shared_files import optimizers_of
@@ -51,6 +52,8 @@ def enter(distribution: Distribution) -> None:
         layouts.group(placement.ranks)
     # after the groups exist: aligning the random states is a collective
     operations.register()
+    # what a program computes beside steps (`layer.call(x)`, `x @ layer.kernel`) mixes both, as in a step
+    DTensor._op_dispatcher._allow_implicit_replication = True
     random_states.align()
 
 

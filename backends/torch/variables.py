@@ -53,7 +53,12 @@ def to_logical(value: torch.Tensor) -> torch.Tensor: ...
 def to_logical(value: object) -> object: ...
 def to_logical(value: object) -> object:
     """The logical tensor of a DTensor, a collective where it is split; anything else as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    if full.requires_grad:  # its gradient is a DTensor where the program computes with it and with split weights
+        full.register_hook(to_logical)
+    return full
 
 
 # ---- creation, assignment, reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tests.beside_fit.models import cut
+from tests.beside_fit.models import cut, from_parts
 
 
 def _values(model):
@@ -105,6 +105,15 @@ def forward(model, x):
     return list(jax.jvp(model, (x,), (jnp.ones_like(x),)))
 
 
+def of_parts(model, x):
+    """By inputs, of what is computed from layers' inner parts."""
+
+    def score(inputs):
+        return sum(jnp.sum(value**2) for value in from_parts(model, inputs))
+
+    return [from_parts(model, x), jax.grad(score)(x)]
+
+
 def own_loop(model, x):
     """Steps of a loop of one's own, with the model's loss and optimizer, compiled."""
     y = jnp.ones((x.shape[0], 3))
@@ -131,7 +140,18 @@ def own_loop(model, x):
 CASES = {
     case.__name__: case
     for case in (
-        *(by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, forward, own_loop),
+        *(
+            by_input,
+            by_layer,
+            by_weights,
+            penalty,
+            twice_by_input,
+            hessian_vector,
+            by_example,
+            forward,
+            of_parts,
+            own_loop,
+        ),
     )
 }
 

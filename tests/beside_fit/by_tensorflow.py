@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.beside_fit.models import handing_out
+from tests.beside_fit.models import from_parts, handing_out
 
 
 def by_input(model, x):
@@ -93,6 +93,15 @@ def forward(model, x):
     return accumulator.jvp(out)
 
 
+def of_parts(model, x):
+    """By inputs and weights, of what is computed from layers' inner parts."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = from_parts(model, x)
+        score = sum(tf.reduce_sum(value**2) for value in found)
+    return [found, tape.gradient(score, [x, *model.trainable_weights])]
+
+
 def own_loop(model, x):
     """Steps of a loop of one's own, with the model's loss, an optimizer and clipping."""
     for _ in range(2):
@@ -134,7 +143,7 @@ CASES = {
     case.__name__: case
     for case in (
         *(by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, some_watched, forward),
-        *(own_loop, by_hand, by_value),
+        *(own_loop, of_parts, by_hand, by_value),
     )
 }
 

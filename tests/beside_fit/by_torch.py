@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.beside_fit.models import handing_out
+from tests.beside_fit.models import from_parts, handing_out
 
 
 def by_input(model, x):
@@ -67,6 +67,14 @@ def by_example(model, x):
     return [list(torch.autograd.grad(cost, weights, retain_graph=True)) for cost in costs]
 
 
+def of_parts(model, x):
+    """By inputs and weights, of what is computed from layers' inner parts."""
+    x = x.clone().requires_grad_()
+    found = from_parts(model, x)
+    score = sum((value**2).sum() for value in found)
+    return [found, list(torch.autograd.grad(score, [x, *(weight.value for weight in model.trainable_weights)]))]
+
+
 def own_loop(model, x):
     """Steps of a loop of one's own, with the model's loss and optimizer."""
     for _ in range(2):
@@ -81,7 +89,17 @@ def own_loop(model, x):
 
 CASES = {
     case.__name__: case
-    for case in (by_input, by_layer, by_weights, penalty, twice_by_input, hessian_vector, by_example, own_loop)
+    for case in (
+        by_input,
+        by_layer,
+        by_weights,
+        penalty,
+        twice_by_input,
+        hessian_vector,
+        by_example,
+        of_parts,
+        own_loop,
+    )
 }
 
 

@@ -86,6 +86,14 @@ def handing_out(model: keras.Model) -> list[keras.Model]:
     return [seen, graph, Looking(model)]
 
 
+def from_parts(model: keras.Model, x: Any) -> list[Any]:
+    """What a function of one's own computes from the inner parts of a model: `layer.call`, and weights in a product."""
+    hidden, last = model.get_layer("h"), model.get_layer("o")
+    of_hidden = keras.tree.flatten(keras.Model(model.inputs, hidden.input)(x))
+    of_last = keras.Model(model.inputs, last.input)(x)
+    return [hidden.call(*of_hidden), last.call(of_last), ops.tanh(of_last @ last.kernel + last.bias)]
+
+
 #: name -> the shape of a row, and the model
 MODELS: dict[str, tuple[tuple[int, ...], Callable[[], keras.Model]]] = {
     "dense": ((6,), dense),
