@@ -139,6 +139,13 @@ def _trainer() -> tuple[Hook, ...]:
             when=mirrored.step_on_all_rows,
         ),
         Hook(
+            "torch",
+            "cond",
+            step.cond,
+            "torch compiles both branches, and its compiler fails on DTensors: the one that is taken is run",
+            when=step.step_or_active,
+        ),
+        Hook(
             "keras:core",
             "remat",
             trainer.remat,

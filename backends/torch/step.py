@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
+from keras_flow.current.distribution import active
 from keras_flow.layout import balanced
 
 if TYPE_CHECKING:
@@ -104,6 +105,23 @@ def step_by_rows(*args: object, **kwargs: object) -> RunningStep | None:
     """Condition of hooks on random draws: the running step, while a layer computes this rank's rows."""
     step = _step.get()
     return step if step is not None and step.inside is not None else None
+
+
+def step_or_active(*args: object, **kwargs: object) -> RunningStep | Distribution | None:
+    """Condition of hooks on what also ranks outside of the placement compute: the running step or distribution."""
+    return _step.get() or active()
+
+
+def cond(
+    _: RunningStep | Distribution,
+    original: Callable[..., object],
+    pred: object,
+    true_fn: Callable[..., object],
+    false_fn: Callable[..., object],
+    operands: Sequence[object] = (),
+) -> object:
+    """Hook on `torch.cond`: run the branch that is taken."""
+    return (true_fn if pred else false_fn)(*operands)
 
 
 @contextlib.contextmanager

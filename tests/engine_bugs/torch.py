@@ -163,6 +163,15 @@ def a_group_that_its_members_make_has_another_name_on_each(mesh: DeviceMesh) -> 
     return len(set(names)) > 1  # made, its members would wait
 
 
+def a_branch_of_dtensors_is_not_compiled(mesh: DeviceMesh) -> bool:
+    """`torch.cond` of DTensors raises "error when making fake tensor call": it compiles both branches.
+
+    Instead: under a distribution `torch.cond` runs the branch that is taken.
+    """
+    x = distribute_tensor(torch.arange(4.0), mesh, [Replicate()])
+    return _raises(lambda: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y * 2, (x,)), Exception)
+
+
 def _same(found: torch.Tensor, expected: torch.Tensor) -> None:
     if not torch.equal(found, expected):
         raise ValueError(f"{found} is not {expected}")
