@@ -117,11 +117,11 @@ def apply(
 
 
 def _lay_alike(variables: Iterable[Target], distribution: Distribution) -> None:
-    """Lay anew what another distribution has laid: DTensor computes an update on one mesh, clipped gradients too."""
+    """Lay what is not laid, or by another distribution: DTensor computes an update, clipping too, on one mesh."""
     for variable in variables:
         layout = keras_layout(variable)
-        if layout is not None and layout.distribution is not distribution:
-            place(variable, distribution.layout_for(variable.path, layout.layout.shape))
+        if isinstance(variable, keras.Variable) and (layout is None or layout.distribution is not distribution):
+            place(variable, distribution.layout_for(variable.path, tuple(variable.shape)))
 
 
 @contextlib.contextmanager

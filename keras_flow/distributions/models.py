@@ -111,7 +111,7 @@ def lay(roots: Iterable[object], distribution: Distribution) -> bool:
     for variable, owner in found:
         if id(variable) not in slots and not is_laid(variable, distribution):
             # of another model, which a function of the user's knows by its name: its own distribution holds
-            if keras_layout(variable) is not None and isinstance(owner, keras.Layer) and id(variable) not in listed:
+            if keras_layout(variable) is not None and id(variable) in makers and id(variable) not in listed:
                 continue
             _place(variable, distribution, makers.get(id(variable), owner))
             changed = True

@@ -344,6 +344,9 @@ def _is_possible(kind: str, made: str, use: str) -> bool:
         return False
     if kind == "callback":
         return use in ("fit", "validation")
+    # JAX: after a `fit` a weight and its average are one buffer, which `train_on_batch` donates twice
+    if kind == "EMA" and made in ("in a plain fit", "under another") and use == "train_on_batch":
+        return False
     # JAX says UnexpectedTracerError where a loss scale's `apply` is called as it is
     return kind != "loss scale" or use != "a loop"
 

@@ -36,6 +36,15 @@ def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(elsewhere.deviations, FIXED) == {}
 
 
+def test_a_step_and_an_update_are_of_one_mesh(on_ranks: Callable[..., Pool]) -> None:
+    cases = (
+        Case("variable", "under another", "evaluate", "2x2"),
+        Case("loss", "under another", "fit", "2x2"),
+        Case("layer", "in a plain fit", "a loop"),
+    )
+    assert on_ranks("tensorflow")(elsewhere.deviations, cases) == {}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("part", range(-(-len(_ALL) // _PART)))
