@@ -6,6 +6,7 @@ from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.backends.tensorflow import (
     convolutions,
+    host_calls,
     layers,
     mirrored_step,
     mirrored_strategy,
@@ -125,6 +126,13 @@ def _trainer() -> tuple[Hook, ...]:
             "Keras reads batches inside the compiled function, which cannot yield DTensors; a batch is put "
             "on the mesh before the step",
             when=optimizer.distribution_by_dtensor,
+        ),
+        Hook(
+            "keras.Model",
+            "_make_function",
+            host_calls.with_own_errors,
+            "an error of a collective in a step (keras_flow.hvd) would be 60 lines of TensorFlow's around its text",
+            when=host_calls.steps_that_call,
         ),
         Hook(
             "keras.Model",

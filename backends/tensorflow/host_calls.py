@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    import keras
+
+#: what a function has raised in a graph, which TensorFlow makes a text of
+_raised: list[Exception] = []
 
 
 def dense(gradient: Any) -> Any:
@@ -22,9 +28,36 @@ def call_in_step(function: Callable[[list[Any]], list[Any]], values: Sequence[An
         return function(list(values))
 
     def run(*arrays: Any) -> list[Any]:
-        return [tf.convert_to_tensor(each).numpy() for each in function([tf.constant(each) for each in arrays])]
+        try:
+            return [tf.convert_to_tensor(each).numpy() for each in function([tf.constant(each) for each in arrays])]
+        except Exception as error:
+            _raised.append(error)
+            raise
 
     results = tf.numpy_function(run, list(values), [each.dtype for each in values])
     for result, value in zip(results, values, strict=True):
         result.set_shape(value.shape)
     return list(results)
+
+
+def steps_that_call(model: keras.Model, *args: object) -> bool | None:
+    """Condition of `with_own_errors`: the model's optimizer says that it calls `call_in_step`."""
+    return True if hasattr(model.optimizer, "keras_flow_calls_in_step") else None
+
+
+def with_own_errors(
+    _: object, original: Callable[..., Callable[..., object]], model: keras.Model, step: Callable[..., object]
+) -> Callable[[object], object]:
+    """Hook on `TensorFlowTrainer._make_function`: raise what a function has raised, and not a text of it."""
+    steps = original(model, step)
+
+    def run(iterator: object) -> object:
+        _raised.clear()
+        try:
+            return steps(iterator)
+        except tf.errors.OpError:
+            if _raised:
+                raise _raised.pop() from None
+            raise
+
+    return run

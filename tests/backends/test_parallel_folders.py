@@ -99,7 +99,10 @@ NAMES = {
         "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
         "Target drawn_variable uniform normal truncated_normal": "torch's generator is a stream that each rank walks",
     },
-    "host_calls": {"cut steps_that_call": "a program of XLA cannot wait for another one, so it is cut"},
+    "host_calls": {
+        "cut": "a program of XLA cannot wait for another one, so it is cut",
+        "steps_that_call with_own_errors": "torch's steps are Python, and raise what is raised in them",
+    },
     "data": {
         "Uneven has_uneven to_logical distribute_data_input": "on JAX batches that do not divide stay split",
         "gathered": "a step of TensorFlow's may fall back to one device, which needs all rows",

@@ -117,6 +117,14 @@ def wrong_calls() -> None:
     check(hvd.allreduce(np.ones(2, "float32")), np.ones(2))
 
 
+def uneven_steps() -> None:
+    """A rank that has ended its epoch while another one goes on is told, and so is the other one."""
+    rows = np.ones((4 * (2 + hvd.rank()), FEATURES), "float32")
+    model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+    with pytest.raises(kf.FlowError, match=r"rank 0 calls allreduce sum float32\[1\]; rank 1 calls .* float32\[4\]"):
+        model.fit(rows, rows[:, :1], batch_size=4, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
+
+
 def batches(rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the data of a rank: every rank's batches have another number of rows."""
     rows = STEPS * (ROWS + rank)
@@ -316,7 +324,7 @@ def main(folder: Path) -> None:
     with pytest.raises(kf.FlowError, match=r"call hvd.init\(\) first"):
         hvd.rank()
     hvd.init()
-    cases = [ranks, collectives, join, join_refuses, wrong_calls, training, partial]
+    cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, partial]
     for case in cases:
         begun = time.monotonic()
         case()
