@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 def run(name: str) -> str:
     """What the `main` of an example prints."""
     model = os.path.join(tempfile.gettempdir(), "digits.keras")
-    arguments = {"bytes_lm": (128, 1, 4), "custom_rules": (1,), "finetune_lora": (model, 1)}
+    arguments = {"bytes_lm": (128, 1, 4), "custom_rules": (1,), "finetune_lora": (model, 1), "pipeline": (1,)}
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)

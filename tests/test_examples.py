@@ -10,6 +10,7 @@ WANTED = {
     "bytes_lm": ("bits per byte", "def __init__(self"),
     "custom_rules": ("losses under the LayoutMap", "feedforward_up/kernel"),
     "finetune_lora": ("on the new digits", "(frozen)"),
+    "pipeline": ("sends in a step", "validation accuracy"),
 }
 
 

@@ -103,7 +103,7 @@ def explain_pipeline(
                 stage.number,
                 stage.ranks,
                 len(stage.layers),
-                names[stage.number],
+                names[stage.number] or "",
                 sum(_size(variable) for variable in (*stage.trainable, *stage.state)),
                 operations[stage.number] / sum(operations),
                 held[stage.number].kept,

@@ -51,11 +51,14 @@ class Call:
 
     def run(self, tensors: Mapping[int, Any], training: bool | None) -> list[Any]:
         """Compute it from the tensors known so far."""
-        kwargs = filled(self.kwargs, tensors)
+        kwargs = filled(self.kwargs, tensors) if self.kwargs else {}
         # as a functional model does: what `fit` says goes before what the graph's own calls said
         if training is not None and "training" in getattr(self.operation, "_call_context_args", ()):
             kwargs["training"] = training
-        return tree.flatten(self.operation(*filled(self.args, tensors), **kwargs))
+        # most calls have one tensor: a walk through structures would take as long as a small layer
+        args = [tensors[each.key] if isinstance(each, Ref) else filled(each, tensors) for each in self.args]
+        result = self.operation(*args, **kwargs)
+        return tree.flatten(result) if isinstance(result, list | tuple | dict) else [result]
 
 
 @dataclass
