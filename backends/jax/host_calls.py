@@ -45,7 +45,7 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise FlowError(
         "a collective between processes (an optimizer of keras_flow.hvd, say) is called inside jax.jit, lax.cond or "
         "lax.scan, where arrays have no values yet. Call it outside of them; the steps of fit and train_on_batch are "
-        "cut there by themselves. A loss scale goes inside: hvd.DistributedOptimizer(LossScaleOptimizer(optimizer))"
+        "cut there by themselves"
     )
 
 

@@ -53,6 +53,16 @@ class DistributedMethods:
     keras_flow_calls_in_step = True
     _hvd: _Settings
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # LossScaleOptimizer sets this of what it is wrapped around, as compile does under "mixed_float16". Around this
+        # optimizer each rank would look at its own gradients, and one that overflows would leave the others waiting.
+        if name == "loss_scale_factor" and value is None and hasattr(self, "_hvd"):
+            raise FlowError(
+                'a LossScaleOptimizer around hvd.DistributedOptimizer (compile adds one under "mixed_float16"): the '
+                "loss scale goes inside: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+            )
+        super().__setattr__(name, value)
+
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Make slots, and sums of gradients where several passes are one step."""
         if getattr(self, "built", False):

@@ -295,6 +295,25 @@ def models(folder: Path) -> None:
     model.train_on_batch(tokens, tokens[:, :1] / 9)
 
 
+def loss_scale() -> None:
+    """One rank overflows, and all leave out the step; a scale around the optimizer would not know."""
+    sgd, policy = keras.optimizers.SGD(RATE), keras.DTypePolicy("mixed_float16")
+    model = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(1, dtype=policy)])
+    model.dtype_policy = policy
+    with pytest.raises(
+        kf.FlowError, match=r"the loss scale goes inside: hvd.DistributedOptimizer\(keras.optimizers.Lo"
+    ):
+        model.compile(hvd.DistributedOptimizer(sgd), "mse")
+    scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(sgd, initial_scale=256.0))
+    model.compile(scaled, "mse")
+    model.set_weights([np.full((FEATURES, 1), 0.3, "float32"), np.zeros(1, "float32")])
+    rows = np.ones((4, FEATURES), "float32")
+    for factor, wanted in ((1e3 if hvd.rank() == 1 else 1.0, 0.3), (1.0, 0.3 + 2 * RATE * 0.1)):
+        model.train_on_batch(factor * rows, rows[:, :1])
+        np.testing.assert_allclose(model.get_weights()[0].ravel(), [wanted] * FEATURES, rtol=1e-3)
+    assert float(keras.ops.convert_to_numpy(scaled.dynamic_scale)) == 128.0
+
+
 def files(folder: Path) -> None:
     """A file is one of stock Keras; `hvd.load_model` goes on where it was."""
     path = folder / "model.keras"
@@ -324,7 +343,7 @@ def main(folder: Path) -> None:
     with pytest.raises(kf.FlowError, match=r"call hvd.init\(\) first"):
         hvd.rank()
     hvd.init()
-    cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, partial]
+    cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, partial, loss_scale]
     for case in cases:
         begun = time.monotonic()
         case()
