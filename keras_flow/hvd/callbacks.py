@@ -75,7 +75,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         end_epoch: the first that it is not for any more; None: all.
         staircase: change the rate at the begin of an epoch only, not at each batch.
         momentum_correction: scale the velocities of SGD when the rate changes (Goyal et al. 2017, remark 3). Horovod
-            scales the momentum in that step, which is the same.
+            scales the momentum in that step, which is the same without `nesterov`.
         steps_per_epoch: batches; None: what `fit` says.
     """
 
