@@ -55,6 +55,13 @@ def test_a_process_of_several_ranks_is_refused(backend: str) -> None:
     assert "keras-flow launch --nproc_per_node 2" in err
 
 
+@pytest.mark.full
+def test_run_returns_what_each_rank_returned() -> None:
+    code, out, err = programs.finish(programs.start(["-m", "tests.hvd.function"], "torch", PYTHONPATH=str(ROOT)), 120)
+    assert code == 0, err[-4000:]
+    assert out.splitlines()[-1] == "[(5, 3.0), (15, 3.0)]"
+
+
 @sampling.one_in(2)
 @pytest.mark.parametrize("backend", sampling.on_one(that_train()))
 def test_the_example_of_horovod(backend: str) -> None:
