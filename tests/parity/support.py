@@ -69,6 +69,18 @@ ONE_DEVICE = {
     )
 }
 
+#: what is tested elsewhere than in the grid
+HOROVOD = """
+## Programs of Horovod
+
+| feature | jax | tensorflow | torch |
+|---|---|---|---|
+| `import keras_flow.hvd as hvd`, one rank in a process | native | native; `jit_compile=True` is refused | native |
+
+Not in the grid: `tests/hvd` compares it with Horovod's formulas on 2 and 3 processes. What is not there, like
+Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
+"""
+
 
 def is_expected(result: dict) -> bool:
     """Whether a result of the product has the numbers of one device."""
@@ -177,7 +189,7 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-{_mirrored_text(mirrored)}{_product_text(product)}"""
+{_mirrored_text(mirrored)}{HOROVOD}{_product_text(product)}"""
 
 
 def _mirrored_text(cells: Sequence[Cell]) -> str:

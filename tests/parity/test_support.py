@@ -1,5 +1,7 @@
 """The support table says what the results say."""
 
+from pathlib import Path
+
 from tests.parity import support
 
 RESULT = {"backend": "tensorflow", "case": "mlp", "layout": "dp4", "features": ["Dense"], "status": "ok", "notes": []}
@@ -20,6 +22,11 @@ def test_page() -> None:
     assert "1. rows\n2. dense/kernel: no\n3. loss: 3 times the tolerance\n" in text
     assert "Native: jax 0 of 1 (0 %), tensorflow 1 of 3 (33 %)." in text
     assert "for: Dense.\n\nRefused:\n\n- add_loss: rows mix\n" in text
+
+
+def test_the_page_has_what_the_grid_does_not_run() -> None:
+    page = Path(__file__).parents[2] / "docs" / "features.md"
+    assert support.HOROVOD in support.page([]) and support.HOROVOD in page.read_text()
 
 
 def test_what_one_device_computes_is_not_called_native() -> None:
