@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         # on torch a collective: all ranks call it, one writes
         weights = model.get_weights()
     explained = _explained(distribution, model, job.batch_size)
-    _write_shards(folder, job.backend, layout, model)
+    computed = distribution.computed_on(model) if isinstance(distribution, kf.PipelineParallel) else ()
+    _write_shards(folder, job.backend, layout, model, computed)
     if job.traces is not None and distribution is not None:
         # after all that is compared: these steps train on
         more = Ordered(data.x, data.y, job.batch_size, job.seed, _TRACED_STEPS)  # type: ignore[attr-defined]
@@ -183,8 +185,15 @@ def _versions(backend: str) -> dict[str, str]:
     return {name: versions.installed(name) or "" for name in ("keras", backend)}
 
 
-def _write_shards(folder: Path, backend: str, layout: str, model: object) -> None:
+def _write_shards(folder: Path, backend: str, layout: str, model: object, computed: Iterable[int]) -> None:
     """Write the shapes and bytes that the ranks of this process hold, read from the engine's live arrays.
+
+    Args:
+        folder: for the file.
+        backend: which engine.
+        layout: its name.
+        model: whose weights.
+        computed: ranks that have computed, also those that hold no weights between steps.
 
     Raises:
         FlowError: the shape of a shard is not that of its layout.
@@ -192,9 +201,9 @@ def _write_shards(folder: Path, backend: str, layout: str, model: object) -> Non
     from keras_flow.backends.active import backend as engine
     from keras_flow.current.variable_layout import keras_layout
 
-    shapes: dict[str, dict[str, list[int]]] = {}
+    shapes: dict[str, dict[str, list[int]]] = {str(rank): {} for rank in computed}
     declared = {}
-    bytes_of: dict[str, int] = {}
+    bytes_of: dict[str, int] = dict.fromkeys(shapes, 0)
     for variable in model.weights:  # type: ignore[attr-defined]
         layout_of = keras_layout(variable)
         # one device has no layout to ask

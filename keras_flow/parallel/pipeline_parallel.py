@@ -203,6 +203,11 @@ class PipelineParallel(ExplainedDistribution):
             setattr(model, f"{name}_function", backend().step_function(model, name, step))
         yield
 
+    def computed_on(self, model: keras.Model) -> set[int]:
+        """The ranks of this process that have computed stages of a model."""
+        found = self._pipelines.get(model)
+        return set() if found is None else found.computed_on
+
     def explain(self, model: keras.Model, batch_size: int) -> Explanation:
         """Stages, messages and memory of a training step, without running anything.
 

@@ -61,6 +61,11 @@ class StagedModel:
         """The stage with the model's outputs."""
         return self.stages[-1]
 
+    @property
+    def computed_on(self) -> set[int]:
+        """The ranks of this process that have computed."""
+        return {rank for _, rank, *_ in self._programs}
+
     # ---- steps, as Keras's trainer asks for them
 
     def train(self, data: Any) -> dict[str, Any]:
