@@ -80,12 +80,11 @@ def grouped_allreduce(
         if found in (Average, AverageOfPresent) and "int" in dtype_name(each):
             raise FlowError(f"hvd.allreduce: the mean of {dtype_name(each)} is no {dtype_name(each)}; take op=hvd.Sum")
     packed = [compression.compress(each * prescale_factor if prescale_factor != 1.0 else each) for each in given]
-    scale = postscale_factor
     results = backend().call_in_step(
         lambda values: [reduced(each, found, process_set) for each in values], [each for each, _ in packed]
     )
     opened = [compression.decompress(each, context) for each, (_, context) in zip(results, packed, strict=True)]
-    return [each * scale if scale != 1.0 else each for each in opened]
+    return [each * postscale_factor if postscale_factor != 1.0 else each for each in opened]
 
 
 def reduced(value: Any, op: str, process_set: ProcessSet) -> Any:
@@ -135,7 +134,7 @@ def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The tensor of one rank, on all; they give one of the same shape."""
-    _check_root(root_rank, process_set)
+    check_root(root_rank, process_set)
 
     def run(values: list[Any]) -> list[Any]:
         agree("broadcast", process_set, tensors=values, detail=f"from {root_rank}")
@@ -150,7 +149,7 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """A Python object of one rank, on all; pickled, and signed with the secret of the job."""
-    _check_root(root_rank, process_set)
+    check_root(root_rank, process_set)
     agree("broadcast", process_set, detail=f"of an object from {root_rank}")
     return obj if process_set.size() == 1 else comm.broadcast_object(obj, root_rank, ranks.group_of(process_set))
 
@@ -228,7 +227,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     agree("barrier", process_set)
 
 
-def _check_root(root_rank: int, process_set: ProcessSet) -> None:
+def check_root(root_rank: int, process_set: ProcessSet) -> None:
+    """Raise an error where a root is not one of the ranks that take part."""
     if root_rank not in process_set.ranks:
         raise FlowError(f"hvd.broadcast: root_rank={root_rank}; legal is one of the ranks {process_set.ranks}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from keras_flow.current.distribution import active
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
-from keras_flow.hvd.collectives import Average, Sum, checked_op, reduced
+from keras_flow.hvd.collectives import Average, AverageOfPresent, Sum, checked_op, reduced
 from keras_flow.hvd.compression import Compression
 from keras_flow.hvd.ranks import ProcessSet, global_process_set
 
@@ -189,11 +189,10 @@ def DistributedOptimizer(
     Args:
         optimizer: of Keras. One that was used already keeps its slots, and is changed itself.
         name: of the new one.
-        device_dense: not needed.
-        device_sparse: not needed.
+        device_dense, device_sparse: not needed.
         compression: `hvd.Compression.fp16` halves what travels.
         sparse_as_dense: gradients always travel dense.
-        gradient_predivide_factor: with `op=hvd.Average`, gradients are divided by it before and the rest after the sum.
+        gradient_predivide_factor: the mean divides by this before the sum, and by the rest after it.
         op: `hvd.Average`, `hvd.Sum` or `hvd.AverageOfPresent`.
         backward_passes_per_step: so many batches are one update; their gradients are added up.
         average_aggregated_gradients: take the mean of those gradients, not the sum.
@@ -209,92 +208,28 @@ def DistributedOptimizer(
         >>> type(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size()))).__name__
         'SGD'
     """
-    return _distributed(
-        optimizer,
-        name,
-        _Settings(
-            _checked(op, backward_passes_per_step, gradient_predivide_factor, groups),
-            compression,
-            backward_passes_per_step,
-            average_aggregated_gradients,
-            gradient_predivide_factor,
-            groups,
-            process_set,
-        ),
-    )
-
-
-def PartialDistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer,
-    name: str | None = None,
-    local_layers: Sequence[keras.Layer] | keras.Layer = (),
-    scale_local_gradients: bool = True,
-    compression: Any = Compression.none,
-    op: str = Average,
-    gradient_predivide_factor: float = 1.0,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[keras.Variable]] | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """`DistributedOptimizer`, but for the weights of some layers, which each rank trains for itself.
-
-    Args:
-        local_layers: built layers whose gradients stay on their rank.
-        scale_local_gradients: divide these by the number of ranks.
-        optimizer: and the others as there.
-    """
-    layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers)
-    if unbuilt := [layer.name for layer in layers if not layer.built]:
-        raise FlowError(f"hvd.PartialDistributedOptimizer: layers {unbuilt} are not built; call the model once before")
-    local = frozenset(id(weight) for layer in layers for weight in layer.trainable_weights)
-    checked = _checked(op, backward_passes_per_step, gradient_predivide_factor, groups)
-    return _distributed(
-        optimizer,
-        name,
-        _Settings(
-            checked,
-            compression,
-            backward_passes_per_step,
-            average_aggregated_gradients,
-            gradient_predivide_factor,
-            groups,
-            process_set,
-            local,
-            scale_local_gradients,
-        ),
-    )
-
-
-def _checked(op: str, passes: int, predivide: float, groups: Any) -> str:
-    found = checked_op(op, None)
-    if found not in (Average, Sum, "AverageOfPresent"):
-        raise FlowError(f"hvd.DistributedOptimizer: op is hvd.Average, hvd.Sum or hvd.AverageOfPresent, not {found!r}")
-    if not isinstance(passes, int) or passes < 1:
-        raise FlowError(f"hvd.DistributedOptimizer: backward_passes_per_step={passes!r}; legal is a number from 1 up")
-    if predivide != 1.0 and found == Sum:
-        raise FlowError("hvd.DistributedOptimizer: gradient_predivide_factor is for op=hvd.Average")
-    if not predivide > 0:
-        raise FlowError(f"hvd.DistributedOptimizer: gradient_predivide_factor={predivide!r}; legal is a number above 0")
-    if isinstance(groups, int) and groups < 1:
-        raise FlowError(
-            f"hvd.DistributedOptimizer: groups={groups}; legal is a number from 1 up, or lists of variables"
-        )
-    return found
-
-
-def _distributed(optimizer: Any, name: str | None, settings: _Settings) -> Any:
+    here = "hvd.DistributedOptimizer"
     ranks.rank()  # which asks for hvd.init()
     _refuse_distributions(())
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise FlowError(f"hvd.DistributedOptimizer takes an optimizer of Keras; got {optimizer!r}")
+        raise FlowError(f"{here} takes an optimizer of Keras; got {optimizer!r}")
     if isinstance(optimizer, DistributedMethods):
-        raise FlowError("hvd.DistributedOptimizer: the optimizer is distributed already; wrap it once")
-    if settings.passes > 1 and (optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
+        raise FlowError(f"{here}: the optimizer is distributed already; wrap it once")
+    op, passes, predivide = checked_op(op, None), backward_passes_per_step, gradient_predivide_factor
+    if op not in (Average, Sum, AverageOfPresent):
+        raise FlowError(f"{here}: op is hvd.Average, hvd.Sum or hvd.AverageOfPresent, not {op!r}")
+    if not isinstance(passes, int) or passes < 1:
+        raise FlowError(f"{here}: backward_passes_per_step={passes!r}; legal is a number from 1 up")
+    if passes > 1 and (optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
         raise FlowError(
-            "hvd.DistributedOptimizer: backward_passes_per_step > 1 is for an optimizer that was not used yet and has "
-            "no loss scale"
+            f"{here}: backward_passes_per_step > 1 is for an optimizer that was not used yet and has no loss scale"
         )
+    if predivide != 1.0 and op == Sum:
+        raise FlowError(f"{here}: gradient_predivide_factor is for op=hvd.Average")
+    if not predivide > 0:
+        raise FlowError(f"{here}: gradient_predivide_factor={predivide!r}; legal is a number above 0")
+    if isinstance(groups, int) and groups < 1:
+        raise FlowError(f"{here}: groups={groups}; legal is a number from 1 up, or lists of variables")
     install(backend())
     kind: Any = type(optimizer)
     made = _class_of(kind)
@@ -304,7 +239,30 @@ def _distributed(optimizer: Any, name: str | None, settings: _Settings) -> Any:
     else:
         config = dict(optimizer.get_config())
         found = made.from_config({**config, "name": name} if name else config)
-    found._hvd = settings
+    found._hvd = _Settings(op, compression, passes, average_aggregated_gradients, predivide, groups, process_set)
+    return found
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    *args: Any,
+    local_layers: Sequence[keras.Layer] | keras.Layer = (),
+    scale_local_gradients: bool = True,
+    **options: Any,
+) -> Any:
+    """`DistributedOptimizer`, but for the weights of some layers, which each rank trains for itself.
+
+    Args:
+        optimizer: and all others as there.
+        local_layers: built layers whose gradients stay on their rank.
+        scale_local_gradients: divide these by the number of ranks.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers)
+    if unbuilt := [layer.name for layer in layers if not layer.built]:
+        raise FlowError(f"hvd.PartialDistributedOptimizer: layers {unbuilt} are not built; call the model once before")
+    local = frozenset(id(weight) for layer in layers for weight in layer.trainable_weights)
+    found = DistributedOptimizer(optimizer, *args, **options)
+    found._hvd = replace(found._hvd, local=local, scales_local=scale_local_gradients)
     return found
 
 

@@ -13,7 +13,7 @@ from keras_flow.comm.distributed_data_parallel import share
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
 from keras_flow.hvd.agreed import agree
-from keras_flow.hvd.collectives import allgather_object
+from keras_flow.hvd.collectives import allgather_object, check_root
 from keras_flow.hvd.compression import Compression
 from keras_flow.hvd.optimizer import DistributedOptimizer
 from keras_flow.hvd.ranks import ProcessSet, global_process_set
@@ -33,8 +33,7 @@ def broadcast_variables(
         >>> hvd.init()
         >>> hvd.broadcast_variables([keras.Variable([1.0])], root_rank=0)
     """
-    if root_rank not in process_set.ranks:
-        raise FlowError(f"hvd.broadcast_variables: root_rank={root_rank}; legal is one of {process_set.ranks}")
+    check_root(root_rank, process_set)
     if process_set.size() == 1 or not variables:
         return
     agree("broadcast", process_set, tensors=[each.value for each in variables], detail=f"from {root_rank}")
