@@ -43,8 +43,9 @@ def agree(call: str, process_set: ProcessSet, op: str = "", tensors: Sequence[An
         How many ranks take part; those in `join` do not.
 
     Raises:
-        FlowError: another rank makes another call; or has joined, and this one is no sum.
+        FlowError: another rank makes another call; or has joined, and this one is no sum. This one is not in the set.
     """
+    process_set.rank()
     if process_set.size() == 1:
         return 1
     dtype = dtype_name(tensors[0]) if tensors else ""

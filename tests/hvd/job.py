@@ -104,6 +104,8 @@ def wrong_calls() -> None:
     assert time.monotonic() - begun < 10.0
     with pytest.raises(kf.FlowError, match=r"Adasum is not there; take op=hvd.Average"):
         hvd.allreduce(np.ones(2, "float32"), op=hvd.Adasum)
+    with pytest.raises(kf.FlowError, match="is not in the process set"):
+        hvd.allreduce(np.ones(2, "float32"), process_set=hvd.ProcessSet([(here + 1) % hvd.size()]))
     with pytest.raises(kf.FlowError, match="not both"):
         hvd.allreduce(np.ones(2, "float32"), op=hvd.Sum, average=True)
     with pytest.raises(kf.FlowError, match="the mean of int32 is no int32"):
