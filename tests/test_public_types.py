@@ -12,6 +12,8 @@ import keras_flow as kf
 from keras_flow.tensors.gradients import ValueAndGrad
 from keras_flow.tensors.ops import Operator
 
+_HVD = ("allgather", "allreduce", "alltoall", "broadcast", "reducescatter")
+
 #: function, parameter or `return` -> why it has no type
 UNTYPED = {
     ("GlobalTensor.to_local", "return"): "the array of the engine: of NumPy, JAX, TensorFlow or torch",
@@ -37,6 +39,24 @@ UNTYPED = {
     ("notebook.run", "return"): "what the function returns, by rank",
     ("comm.broadcast_object", "return"): "the object",
     ("comm.all_gather_object", "return"): "the objects",
+    **{(f"hvd.{name}", "tensor"): "an array of the engine, or what becomes one" for name in _HVD},
+    **{(f"hvd.{name}", "return"): "an array of the engine" for name in _HVD},
+    ("hvd.alltoall", "splits"): "numbers of rows, in whatever holds numbers",
+    ("hvd.grouped_allreduce", "tensors"): "arrays of the engine",
+    ("hvd.grouped_allreduce", "return"): "arrays of the engine",
+    **{(f"hvd.{name}_object", "obj"): "any object" for name in ("allgather", "broadcast")},
+    **{(f"hvd.{name}_object", "return"): "the object, or one of each rank" for name in ("allgather", "broadcast")},
+    **{
+        (f"hvd.{name}", "compression"): "a class of `hvd.Compression`, or one of the program's with its two functions"
+        for name in ("allreduce", "grouped_allreduce", "reducescatter", "DistributedOptimizer", "load_model")
+    },
+    ("hvd.PartialDistributedOptimizer", "args"): "those of DistributedOptimizer",
+    ("hvd.PartialDistributedOptimizer", "options"): "those of DistributedOptimizer",
+    ("hvd.load_model", "custom_objects"): "classes and functions",
+    ("hvd.run", "func"): "any function",
+    ("hvd.run", "args"): "of the function",
+    ("hvd.run", "kwargs"): "of the function",
+    ("hvd.run", "return"): "what the function returns, by rank",
     **{
         (f"comm.{name}", "return"): "arrays of the engine: this rank's, or rank -> array; a `Work` where asked for"
         for name in "all_gather all_gather_into_tensor all_to_all broadcast gather scatter recv all_reduce reduce "

@@ -126,7 +126,9 @@ def _compiled(step: Callable[..., Any], args: tuple[Any, ...], donated: int) -> 
 
 def _program(jaxpr: Any, body: Sequence[Any], reads: Sequence[Any], makes: Sequence[Any]) -> Callable[..., list[Any]]:
     """Some operations of a traced step as a function."""
-    part = jaxpr.replace(constvars=[], invars=list(reads), outvars=list(makes), eqns=list(body), debug_info=None)
+    # JAX wants the names of arguments and results to be as many as these, or unknown
+    told = jaxpr.debug_info.with_unknown_names()
+    part = jaxpr.replace(constvars=[], invars=list(reads), outvars=list(makes), eqns=list(body), debug_info=told)
     return core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))
 
 

@@ -181,7 +181,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     groups: int | Sequence[Sequence[keras.Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> keras.optimizers.Optimizer:
     """An optimizer like the given one, which takes the mean (or sum) of the ranks' gradients before it updates.
 
     Every rank's mean counts alike, whatever its number of rows.
@@ -249,7 +249,7 @@ def PartialDistributedOptimizer(
     local_layers: Sequence[keras.Layer] | keras.Layer = (),
     scale_local_gradients: bool = True,
     **options: Any,
-) -> Any:
+) -> keras.optimizers.Optimizer:
     """`DistributedOptimizer`, but for the weights of some layers, which each rank trains for itself.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from typing import Any
 
 import jax
 import keras
@@ -15,7 +16,7 @@ from keras_flow.backends import hooking, keras_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.jax import data
 from keras_flow.current import keras_places
-from keras_flow.current.distribution import active
+from keras_flow.current.distribution import Distribution, active
 from tests import sampling
 from tests.distributions import programs
 from tests.hooks import wrapped
@@ -78,8 +79,11 @@ def compiled_step(count: int, distribution: kf.DataParallel | kf.ModelParallel, 
 
 
 def hooked_with(spy: object, hooked: object, function: object, options: dict) -> object:
-    """keras_flow's hook around `spy` in the place of Keras's own jit."""
-    return hooked.keras_flow_hook.replacement(active(), spy, function, **options)  # type: ignore[attr-defined]
+    """keras_flow's hook under a distribution around `spy`, in the place of Keras's own jit."""
+    around: Any = hooked
+    while not isinstance(around.keras_flow_hook.when(function, **options), Distribution):
+        around = around.__wrapped__
+    return around.keras_flow_hook.replacement(active(), spy, function, **options)
 
 
 @pytest.mark.parametrize("count", [13, 16])
