@@ -19,6 +19,7 @@ from keras_flow.hvd import ranks
 from keras_flow.hvd.agreed import agree
 from keras_flow.hvd.compression import Compression
 from keras_flow.hvd.ranks import ProcessSet, global_process_set
+from keras_flow.layout import balanced
 
 Average, Sum, Adasum, Min, Max, Product = "Average", "Sum", "Adasum", "Min", "Max", "Product"
 #: the mean over the ranks that have not joined, which Horovod has not
@@ -215,8 +216,7 @@ def reducescatter(
     if count == 1:
         part = value
     else:
-        ends = [rows // count * (at + 1) + min(at + 1, rows % count) for at in range(count)]
-        parts = [value[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        parts = [value[slice(*balanced(rows, count, at))] for at in range(count)]
         part = comm.reduce_scatter(parts, "sum", ranks.group_of(process_set))
     scale = postscale_factor / (count if found == Average else 1)
     return compression.decompress(part, context) * scale

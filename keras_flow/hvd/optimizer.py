@@ -26,7 +26,7 @@ from keras_flow.hvd.compression import Compression
 from keras_flow.hvd.ranks import ProcessSet, global_process_set
 
 #: bytes of gradients that travel together, Horovod's HOROVOD_FUSION_THRESHOLD
-_BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class DistributedMethods:
         for number in dict.fromkeys(owner.get(place, 0) for place in places):
             own = [at for at, place in enumerate(places) if owner.get(place, 0) == number]
             found += [
-                [places[own[at]] for at in bundle] for bundle in buckets([values[at] for at in own], _BUCKET_BYTES)
+                [places[own[at]] for at in bundle] for bundle in buckets([values[at] for at in own], BUCKET_BYTES)
             ]
         return found
 

@@ -15,7 +15,7 @@ from keras_flow.hvd import ranks
 from keras_flow.hvd.agreed import agree
 from keras_flow.hvd.collectives import allgather_object, check_root
 from keras_flow.hvd.compression import Compression
-from keras_flow.hvd.optimizer import DistributedOptimizer
+from keras_flow.hvd.optimizer import BUCKET_BYTES, DistributedOptimizer
 from keras_flow.hvd.ranks import ProcessSet, global_process_set
 from keras_flow.launch.run import run as run_ranks
 
@@ -37,7 +37,7 @@ def broadcast_variables(
     if process_set.size() == 1 or not variables:
         return
     agree("broadcast", process_set, tensors=[each.value for each in variables], detail=f"from {root_rank}")
-    share(variables, root_rank, ranks.group_of(process_set), 64 * 2**20)
+    share(variables, root_rank, ranks.group_of(process_set), BUCKET_BYTES)
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:
