@@ -18,7 +18,6 @@ from keras_flow.layout import balanced
 from keras_flow.pipelines import losses, masks
 from keras_flow.pipelines.stages import Stage
 from keras_flow.pipelines.transfers import Transfers
-from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import (
     BACKWARD,
     FORWARD,
@@ -124,29 +123,13 @@ class Pass:
 
     # ---- the order of work
 
-    def follow(self, schedule: Schedule, sums: Lanes) -> Generator[None]:
+    def follow(self, orders: Sequence[Sequence[Action]], sums: Lanes | None = None) -> Generator[None]:
         """Run the lists of the ranks of this process, each action when what it needs is there.
 
         Args:
-            schedule: what each rank does.
-            sums: what adds up the gradients of all lanes.
+            orders: what each rank does, messages included.
+            sums: what adds up the gradients of all lanes; None where there are none.
         """
-        yield from self._go(schedule.lowered(), sums)
-
-    def forward_only(self) -> Generator[None]:
-        """Run all forward passes: each stage the micro-batches in their order."""
-        orders: dict[int, list[Action]] = {}
-        for number in range(len(self.batch.parts)):
-            for stage in self.pipeline.stages:
-                place, order = stage.number, orders.setdefault(self.lane.rank(stage.number), [])
-                if place and self.lane.rank(place - 1) != self.lane.rank(place):
-                    order.append(Action(place, RECV_F, number))
-                order.append(Action(place, FORWARD, number))
-                if stage is not self.pipeline.last and self.lane.rank(place + 1) != self.lane.rank(place):
-                    order.append(Action(place, SEND_F, number))
-        yield from self._go(list(orders.values()), None)
-
-    def _go(self, orders: Sequence[Sequence[Action]], sums: Lanes | None) -> Generator[None]:
         own = [order for order in orders if self.lane.is_own(order[0].stage)]
         waiting = [[action for action in reversed(order) if self._has_rows(action.microbatch)] for order in own]
         # one action of each rank in turn: near the order in time, so that engines that run ahead overlap ranks

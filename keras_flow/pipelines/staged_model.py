@@ -30,6 +30,8 @@ from keras_flow.pipelines.passes import CutBatch, Pass, host, is_float, joined
 from keras_flow.pipelines.stages import Stage, StageLayer
 from keras_flow.pipelines.update import update
 from keras_flow.schedules import Schedule
+from keras_flow.schedules.action import FORWARD, Action
+from keras_flow.schedules.lowering import lowered
 
 ops: Any = keras.ops
 
@@ -50,6 +52,7 @@ class StagedModel:
         self.lanes = Lanes(self.stages)
         self._trained = self._said_added = False
         self._schedules = {schedule.microbatches: schedule}
+        self._forward_orders: dict[int, tuple[tuple[Action, ...], ...]] = {}
         self._first_stage: dict[int, int] = {}
         self._programs: dict[Any, Any] = {}
         self._finish: dict[Any, Any] = {}
@@ -80,8 +83,8 @@ class StagedModel:
         optimizer: Any = self.model.optimizer
         scale = _loss_scale(optimizer)
         runs = self._passes(batch, training=True, with_loss=True, scale=scale)
-        schedule = self._schedule(len(batch.parts))
-        in_turn([run.follow(schedule, self.lanes) for run in runs])
+        orders = self._schedule(len(batch.parts)).lowered()
+        in_turn([run.follow(orders, self.lanes) for run in runs])
         self.lanes.keep_state(runs, is_short=batch.rows < len(self.lanes.all))
         update(self, optimizer, self.lanes.gradients(), scale)
         return self._logs(batch, runs)
@@ -89,12 +92,12 @@ class StagedModel:
     def test(self, data: Any) -> dict[str, Any]:
         """One step of `evaluate`; the logs."""
         batch = self._batch(data)
-        return self._logs(batch, self._forward(batch, with_loss=True))
+        return self._logs(batch, self._evaluated(batch, with_loss=True))
 
     def predict(self, data: Any) -> Any:
         """One step of `predict`; the model's outputs, on every rank."""
         batch = CutBatch(self, data)
-        blocks, _ = self.lanes.outputs(self._forward(batch, with_loss=False), batch.signature)
+        blocks, _ = self.lanes.outputs(self._evaluated(batch, with_loss=False), batch.signature)
         outputs = None
         if blocks:
             known = {key: joined(rows, [None]) for key, *rows in zip(self.last.sent, *blocks, strict=True)}
@@ -114,6 +117,17 @@ class StagedModel:
             self._schedules[microbatches] = Schedule(orders, self.schedule.name)
         return self._schedules[microbatches]
 
+    def _forward_only(self, microbatches: int) -> tuple[tuple[Action, ...], ...]:
+        """Each rank's list of forward passes and messages: its stages take the micro-batches in their order."""
+        if microbatches not in self._forward_orders:
+            rank_of = self.schedule.rank_of
+            orders = [
+                [Action(stage, FORWARD, n) for n in range(microbatches) for stage in rank_of if rank_of[stage] == rank]
+                for rank in range(self.schedule.ranks)
+            ]
+            self._forward_orders[microbatches] = lowered(orders, rank_of, len(self.stages))
+        return self._forward_orders[microbatches]
+
     def _batch(self, data: Any) -> CutBatch:
         """A batch for a step with a loss or metrics, whose objects Keras makes with the first one."""
         batch = CutBatch(self, data)
@@ -122,9 +136,11 @@ class StagedModel:
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
         return batch
 
-    def _forward(self, batch: CutBatch, with_loss: bool) -> list[Pass]:
+    def _evaluated(self, batch: CutBatch, with_loss: bool) -> list[Pass]:
+        """The passes of all lanes, forward alone."""
         runs = self._passes(batch, training=False, with_loss=with_loss)
-        in_turn([run.forward_only() for run in runs])
+        orders = self._forward_only(len(batch.parts))
+        in_turn([run.follow(orders) for run in runs])
         self.lanes.keep_state(runs, is_short=batch.rows < len(self.lanes.all))
         return runs
 
@@ -208,8 +224,10 @@ class StagedModel:
 
     def _say_added(self, stage: Stage, found: Sequence[Any]) -> None:
         """Warn once of losses that are no activity regularizer's, of which is known that they are means over rows."""
+        if not found or self._said_added:
+            return
         known = sum(inner.activity_regularizer is not None for inner in stage.inner_layers)
-        if len(found) > known and not self._said_added:
+        if len(found) > known:
             self._said_added = True
             warn(
                 f"PipelineParallel: a layer of stage {stage.number} calls add_loss, and sees a micro-batch at a time. "

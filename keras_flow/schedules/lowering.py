@@ -30,7 +30,7 @@ from keras_flow.schedules.timing import Costs
 def lowered(
     orders: Sequence[Sequence[Action]], rank_of: Mapping[int, int], stages: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return each rank's list with messages, and a sum of gradients behind a stage's last backward pass.
+    """Return each rank's list with messages, and a sum of gradients behind a stage's last backward pass, if it has one.
 
     Args:
         orders: each rank's actions.
@@ -47,7 +47,7 @@ def lowered(
         events.append((time, 2, action, rank, action))
         for other, sent, received in _messages(action, rank_of, stages):
             events += [(end, 0, action, rank, sent), (end, 0, action, other, received)]
-        if last[action.stage] == action:
+        if last.get(action.stage) == action:
             events.append((end, 1, action, rank, Action(action.stage, REDUCE_GRAD, -1)))
     lists: list[list[Action]] = [[] for _ in orders]
     for *_, rank, action in sorted(events):
