@@ -58,6 +58,11 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def owners_of(model: keras.Model) -> dict[int, keras.Layer]:
+    """The id of a variable -> the layer that has it itself."""
+    return {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+
+
 def layer_paths(model: keras.Model) -> list[str]:
     """Paths of the layers, as `activations` sees them."""
     return [layer.path or layer.name for layer in model._flatten_layers()]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 
 from keras_flow import sbp
 from keras_flow.backends import row_sums
 from keras_flow.backends.active import backend
-from keras_flow.current.models import own_variables
+from keras_flow.current.models import owners_of
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
@@ -140,7 +140,7 @@ def _slot_layout(distribution: FlowDistribution, given: VariableLayout) -> Layou
 
 def _gather_updated(step: StepCost, model: keras.Model) -> None:
     """Record the gathers of variables of which each rank has updated a part."""
-    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+    owners = owners_of(model)
     for variable in model.trainable_variables:
         axes, owner = step.part_axes(variable), owners.get(id(variable))
         path = variable.path.rpartition("/")[0] or (owner.name if owner is not None else model.name)
@@ -166,7 +166,7 @@ def _short(step: StepCost, key: int) -> str:
 
 def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:
     """Each variable of the model and its layout: the one that it has, otherwise the one that it would get."""
-    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+    owners = owners_of(model)
     layouts = []
     for variable in model.variables:
         layout = keras_layout(variable)
@@ -251,15 +251,23 @@ def _slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return [], ["the model is not compiled: no optimizer, so no slots are counted"]
+    slots, notes = optimizer.variables, []
     if not optimizer.built:
-        try:
-            copy = type(optimizer).from_config(optimizer.get_config())
-            with dry_run(distribution.placement.size), distribution.scope():
-                copy.build(model.trainable_variables)
-            optimizer = copy
-        except Exception as error:
-            return [], [f"slots are not counted: {type(optimizer).__name__} could not be copied ({error})"]
-    return [_slot(variable, distribution) for variable in optimizer.variables if len(variable.shape)], []
+        with dry_run(distribution.placement.size), distribution.scope():
+            slots, notes = variables_of_copy(optimizer, model.trainable_variables)
+    return [_slot(variable, distribution) for variable in slots if len(variable.shape)], notes
+
+
+def variables_of_copy(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> tuple[Sequence[keras.Variable], list[str]]:
+    """The variables of a copy of an optimizer that is built for some weights; none, and a note, where it cannot be."""
+    try:
+        copy = type(optimizer).from_config(optimizer.get_config())
+        copy.build(variables)
+    except Exception as error:
+        return [], [f"slots are not counted: {type(optimizer).__name__} could not be copied ({error})"]
+    return copy.variables, []
 
 
 def _slot(variable: keras.Variable, distribution: FlowDistribution) -> Slot:

@@ -7,13 +7,14 @@ A rank holds what a stage's forward pass keeps, for each micro-batch from F to t
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import keras
 
 from keras_flow.backends.active import backend
-from keras_flow.current.models import own_variables
+from keras_flow.current.models import owners_of
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
@@ -75,15 +76,12 @@ def explain_pipeline(
     operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
     costs = (operations, operations, operations)
     crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
-    owners = {id(variable): layer for layer in model._flatten_layers() for variable in own_variables(layer)}
+    owners = owners_of(model)
     placed = [
         (each, distribution.layout_for(each.path, tuple(each.shape), owners.get(id(each))).given)
         for each in model.variables
     ]
-    notes = [_ESTIMATED]
-    slots, unknown = _slots(model, stages)
-    notes += unknown
-    names = [stage.layers[0].path if stage.layers else "" for stage in stages]
+    slots, notes = _slots(model, stages)
     return Explanation(
         model=model.name,
         engine=backend().name,
@@ -97,13 +95,13 @@ def explain_pipeline(
         collectives=_sums([name for name in distribution.placement.axis_names if name != pipe_axis], stages, lanes),
         repeated=[],
         warnings=[],
-        notes=notes,
+        notes=[_ESTIMATED, *notes],
         stages=[
             StageRow(
                 stage.number,
                 stage.ranks,
                 len(stage.layers),
-                names[stage.number] or "",
+                next((layer.path or "" for layer in stage.layers), ""),
                 sum(_size(variable) for variable in (*stage.trainable, *stage.state)),
                 operations[stage.number] / sum(operations),
                 held[stage.number].kept,
@@ -207,10 +205,7 @@ def _bytes(calls: CallGraph, key: int, rows: int) -> int:
 
 
 def _size(variable: keras.Variable) -> int:
-    size = itemsize(keras.backend.standardize_dtype(variable.dtype))
-    for length in variable.shape:
-        size *= length
-    return size
+    return math.prod(variable.shape) * itemsize(keras.backend.standardize_dtype(variable.dtype))
 
 
 def _slots(model: keras.Model, stages: Sequence[Stage]) -> tuple[list[int], list[str]]:
@@ -222,14 +217,11 @@ def _slots(model: keras.Model, stages: Sequence[Stage]) -> tuple[list[int], list
     for stage in stages:
         own = [variable for variable in stage.trainable if id(variable) not in counted]
         counted.update(map(id, own))
-        try:
-            copy = type(optimizer).from_config(optimizer.get_config())
-            with dry_run(1):
-                copy.build(own)
-        except Exception as error:
-            note = f"slots are not counted: {type(optimizer).__name__} could not be copied ({error})"
-            return [0] * len(stages), [note]
-        found.append(sum(_size(slot) for slot in copy.variables if len(slot.shape)))
+        with dry_run(1):
+            slots, notes = whole.variables_of_copy(optimizer, own)
+        if notes:
+            return [0] * len(stages), notes
+        found.append(sum(_size(slot) for slot in slots if len(slot.shape)))
     return found, []
 
 

@@ -62,18 +62,25 @@ def test_a_model_made_outside_moves_to_its_stages() -> None:
     assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
 
 
-def test_placed_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "held"),
+    [
+        (("cpu", "0:0"), (kf.Placement([1]),), [(0,), (0,), (1,), (1,)]),
+        (("cpu", "0:0-1"), (kf.Placement([2, 3]),), [(0,), (0,), (2,), (2,)]),  # one process: on the first of a stage
+    ],
+)
+def test_placed_by_hand(first: tuple[Any, ...], second: tuple[Any, ...], held: list[tuple[int, ...]]) -> None:
     inputs = keras.Input((4,))
-    with kf.scope.placement("cpu", "0:0"):
+    with kf.scope.placement(*first):
         hidden = layers.Dense(8)(inputs)
-    with kf.scope.placement(kf.Placement([1])):
+    with kf.scope.placement(*second):
         outputs = layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     before = model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
     model.fit(np.ones((8, 4)), np.ones((8, 2)), epochs=3, verbose=0)
     assert model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0) < before
-    assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
+    assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == held
 
 
 def test_stages_on_several_ranks() -> None:
@@ -83,19 +90,6 @@ def test_stages_on_several_ranks() -> None:
     model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
     # one process drives all ranks: a weight is on the first of its stage's
     assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
-
-
-def test_placed_by_hand_on_several_ranks() -> None:
-    inputs = keras.Input((4,))
-    with kf.scope.placement("cpu", "0:0-1"):
-        hidden = layers.Dense(8)(inputs)
-    with kf.scope.placement(kf.Placement([2, 3])):
-        outputs = layers.Dense(2)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    before = model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
-    model.fit(np.ones((8, 4)), np.ones((8, 2)), epochs=3, verbose=0)
-    assert model.evaluate(np.ones((8, 4)), np.ones((8, 2)), verbose=0) < before
 
 
 def test_unlike_stages_placed_by_hand() -> None:
