@@ -174,7 +174,10 @@ def _age(folder: Stored) -> float:
 def write_text(path: Place, text: str) -> None:
     """Write a file that others see whole, or not at all."""
     if isinstance(path, Stored):
-        path.files.pipe_file(path.path, text.encode())
+        # an object appears whole, but a file of file:// or sftp:// is empty at first: only its name appears at once
+        part = f"{path.path}.part"
+        path.files.pipe_file(part, text.encode())
+        path.files.mv(part, path.path)
     else:
         atomic.write_text(path, text)
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +130,27 @@ def test_processes_save_and_load_and_a_stopped_program_goes_on(
     for stop in (5, 9):
         assert pool(programs.trained, f"{where}/stopped", "dp4", "arrays", stop) == {}
     assert pool(programs.trained, f"{where}/stopped", "dp4") == expected
+
+
+def test_a_reader_beside_a_writer_sees_a_whole_file_or_none(tmp_path: Path) -> None:
+    path, is_over, seen = store.at(f"file://{tmp_path}") / "note.json", threading.Event(), set()
+
+    def read() -> None:
+        while not is_over.is_set():
+            if path.is_file():
+                with contextlib.suppress(FileNotFoundError):  # the writer has removed it in between
+                    seen.add(path.read_text("utf-8"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(20_000):
+        store.write_text(path, "whole")
+        path.unlink()
+        if seen and number > 500:
+            break
+    is_over.set()
+    reader.join()
+    assert seen == {"whole"}
 
 
 _WRITER = """
