@@ -80,6 +80,8 @@ class StepTraffic:
         joins_gradients: gradients travel together; otherwise each in a collective of its own.
         reduces_slices_for_each_use: the gradient of an embedding table is reduced for each of its uses in an
             optimizer's update.
+        gathers_again: a weight that is gathered for its use (`zero=3`) is not kept for the backward pass, but gathered
+            again.
         gathers_outputs: the model's outputs are gathered over the batch axes for losses (in the `"mirrored"` view) and
             metrics (in the `"consistent"` one with the targets) that do not add up rows.
         batch_statistics_vectors: vectors, each as long as the channels, that BatchNormalization reduces forward and
@@ -91,6 +93,7 @@ class StepTraffic:
     gather_is_sum: bool = False
     joins_gradients: bool = False
     reduces_slices_for_each_use: bool = False
+    gathers_again: bool = False
     gathers_outputs: frozenset[str] = frozenset()
     batch_statistics_vectors: tuple[int, int] = (2, 2)
 

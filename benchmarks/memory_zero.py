@@ -21,12 +21,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-RANKS, STAGES, LAYERS, WIDTH, ROWS = (2, 4), (0, 1, 2), 16, 1024, 8
+RANKS, STAGES, LAYERS, WIDTH, ROWS = (2, 4), (0, 1, 2, 3), 16, 1024, 8
+P = 4 * LAYERS * (WIDTH + 1) * WIDTH
 
 
 def formula(stage: int, ranks: int) -> float:
     """What a rank holds at the update, in bytes of the weights: weights, gradients and Adam's two slots."""
-    return {0: 4.0, 1: 2 + 2 / ranks, 2: 1 + 3 / ranks}[stage]
+    return {0: 4.0, 1: 2 + 2 / ranks, 2: 1 + 3 / ranks, 3: 4 / ranks}[stage]
 
 
 def table(backends: list[str]) -> str:
@@ -35,15 +36,15 @@ def table(backends: list[str]) -> str:
     for backend in backends:
         for ranks in RANKS:
             for stage, found in zip(STAGES, _apart(backend, ranks), strict=True):
-                weights, values = found["weights"], [found["held"], found["peak"], found["received"]]
-                cells = [f"{value / weights:.2f}" if value else "-" for value in values]
-                expected = f"{formula(stage, ranks):.2f} | {2 * (ranks - 1) / ranks:.2f}"
+                cells = [f"{found[what] / P:.2f}" for what in ("held", "peak", "received")]
+                expected = f"{formula(stage, ranks):.2f} | {(3 if stage == 3 else 2) * (ranks - 1) / ranks:.2f}"
                 lines.append(f"| {backend} | {ranks} | {stage} | {' | '.join(cells)} | {expected} |")
                 print(lines[-1], file=sys.stderr)
     return f"""## Data parallel with `zero=`
 
 {LAYERS} dense layers of {WIDTH}, float32 Adam, {ROWS} rows on each rank; in units of the weights' bytes P. Formulas: 4P
-without, 2P + 2P/N with stage 1, P + 3P/N with stage 2, and 2P(N - 1)/N received.
+without, 2P + 2P/N with stage 1, P + 3P/N with stage 2, 4P/N with stage 3; received 2P(N - 1)/N, with stage 3
+3P(N - 1)/N.
 
 | engine | ranks | zero | weights and slots held | peak of a step | received | formula: held with gradients | received |
 |---|---|---|---|---|---|---|---|
@@ -85,13 +86,10 @@ def _measured(stage: int, folder: Path, engine: str) -> dict[str, float]:
         model.train_on_batch(x, y)
         model.train_on_batch(x, y)
         own = min(backend().world().local_ranks)
-        sizes = [
-            sum(backend().shards(each)[own].nbytes for each in variables if len(each.shape))
-            for variables in (model.weights, model.optimizer.variables)
-        ]
-        found = {"weights": float(sizes[0]), "held": float(sum(sizes)), "peak": 0.0, "received": 0.0}
+        variables = (*model.weights, *model.optimizer.variables)
+        held = sum(backend().shards(each)[own].nbytes for each in variables if len(each.shape))
         measured: Any = {"jax": _of_jax, "torch": _of_torch}[engine]
-        return {**found, **measured(model, x, y, sum(sizes), sorted(set(folder.iterdir()) - before))}
+        return {"held": float(held), **measured(model, x, y, held, sorted(set(folder.iterdir()) - before))}
 
 
 def _of_jax(model: Any, x: Any, y: Any, held: int, files: list[Path]) -> dict[str, float]:

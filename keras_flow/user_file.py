@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from keras_flow.distributions.distribution import FlowDistribution
 
-_DATA = re.compile(r"dp([1-9]\d*)(?:z([12]))?$")
+_DATA = re.compile(r"dp([1-9]\d*)(?:z([123]))?$")
 _TENSOR = re.compile(r"tp([1-9]\d*)$")
 _PIPE = re.compile(r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv))?(?:-m([1-9]\d*))?$")
-_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([12]))?$")
+_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?$")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def check_file(
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
     return FlowError(
-        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz2 (zero=), or {also}"
+        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz3 (zero=), or {also}"
     )
 
 

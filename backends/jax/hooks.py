@@ -8,6 +8,7 @@ from keras_flow.backends.jax import (
     convolutions,
     data,
     fourier,
+    gathered_weights,
     host_calls,
     layers,
     optimizer,
@@ -57,6 +58,13 @@ def _variables() -> tuple[Hook, ...]:
             variables.read_here,
             "what another distribution has laid would not meet what is laid here, in a loop of the program's own",
             when=variables.laid_by_another,
+        ),
+        Hook(
+            "keras.Variable",
+            "_maybe_autocast",
+            gathered_weights.read,
+            "zero=3: XLA would be free to split the products of a weight as it is held, and to gather activations",
+            when=gathered_weights.read_in_step,
         ),
         Hook(
             "keras:engine.distribution",
@@ -109,6 +117,13 @@ def _trainer() -> tuple[Hook, ...]:
             host_calls.cut,
             "a step whose optimizer waits for other processes (keras_flow.hvd) is cut there into two programs",
             when=host_calls.steps_that_call,
+        ),
+        Hook(
+            "keras.Model",
+            "compute_loss_and_updates",
+            gathered_weights.not_kept,
+            "zero=3: all gathered weights would be kept until the backward pass has used them",
+            when=gathered_weights.gathering_step,
         ),
         Hook(
             "keras.Model",

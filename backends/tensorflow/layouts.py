@@ -14,6 +14,7 @@ from keras import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import record
 
+from keras_flow import sbp
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.current.distribution import Distribution, active, check_activation, expected
 from keras_flow.current.variable_layout import KerasLayout
@@ -194,16 +195,15 @@ def gathered(layout: dtensor.Layout, placed: KerasLayout) -> dtensor.Layout | No
     """The layout in which a variable is used, where that is not its own: None where it is.
 
     DTensor meets one mesh axis on two tensors of an operation, the rows and a weight, and fails on some ("'tf.Tile' op
-    requires", "EmitAllScatter"): a weight that is split over an axis of the batch is gathered where it is used. So are
-    those of layers whose capability record says so, over all axes.
+    requires", "EmitAllScatter"): a weight that is split over an axis of the batch is gathered where it is used. So is
+    one whose layout says so (`used`), as those of layers that the capability record names.
     """
-    view = view_of(placed.distribution)
+    view, used = view_of(placed.distribution), placed.given.used
     # mesh axes on which the variable may not be split where it is used
-    names = (
-        set(view.axes.values())
-        if placed.given.gathered
-        else {view.axes[axis] for axis in placed.distribution.batch_axes}
-    )
+    names = {view.axes[axis] for axis in placed.distribution.batch_axes}
+    if used is not None:
+        parts = zip(used.placement.axis_names, used.nd_sbp, strict=True)
+        names |= {view.axes[axis] for axis, part in parts if part == sbp.broadcast}
     if not names.intersection(layout.sharding_specs):
         return None
     specs = [dtensor.UNSHARDED if spec in names else spec for spec in layout.sharding_specs]

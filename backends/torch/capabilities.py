@@ -11,7 +11,10 @@ capabilities = Capabilities(
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="mirrored",
     traffic=StepTraffic(
-        scatters_sums=True, joins_gradients=True, gathers_outputs=frozenset({"mirrored", "consistent"})
+        scatters_sums=True,
+        joins_gradients=True,
+        gathers_again=True,
+        gathers_outputs=frozenset({"mirrored", "consistent"}),
     ),
     memory=StepMemory(
         normalization_tensors=0,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as torch_distributed
+from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import states
 from keras_flow.backends.torch import layouts, partial_numbers, profiling
@@ -102,6 +103,8 @@ class Reducer:
             self._memory, self._watched = _FlatMemory(), watched
         for variable in variables:
             stored = variable._value
+            if isinstance(stored, DTensor):  # gathered for its use: its gradient arrives summed and cut
+                continue
             # what it is given is its next value: not averaged, so that a difference is found (`copies.compare_state`)
             if states.is_overwritten(variable):
                 stored._keras_flow_overwritten = True

@@ -8,6 +8,7 @@ from keras_flow.backends.hooking import Hook, always, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
     ddp_of_keras,
+    gathered_weights,
     generation,
     layers,
     log_readers,
@@ -80,6 +81,13 @@ def _variables() -> tuple[Hook, ...]:
             variables.direct_assign,
             "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
             when=layout_over_ranks,
+        ),
+        Hook(
+            "keras.Variable",
+            "_maybe_autocast",
+            gathered_weights.read,
+            "zero=3: layers would meet a rank's part of a weight",
+            when=gathered_weights.read_in_step,
         ),
         Hook(
             "keras.Variable",

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import leaves, meeting, own_code
 from keras_flow.backends.torch import (
     data,
+    gathered_weights,
     handed_out,
     layouts,
     local_tensors,
@@ -66,9 +67,11 @@ def call(
     step = context
     # a layer within a layer that computes this rank's rows already
     if step.inside is not None:
-        return short_calls.call(original, layer, args, kwargs)
+        with gathered_weights.read_once(layer):
+            return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
-        return mirrored.call(original, step, layer, args, kwargs)
+        with gathered_weights.read_once(layer):
+            return mirrored.call(original, step, layer, args, kwargs)
     outputs = _consistent(step, original, layer, args, kwargs)
     return leaves.mapped(handed_out.through_plain, outputs) if handed_out.is_one(layer) else outputs
 

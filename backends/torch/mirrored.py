@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, row_interaction
 from keras_flow.backends.torch import data, gradient_buckets, layouts, split_rows
@@ -144,4 +145,7 @@ def autograd_grad(
 
 
 def _is_weight(leaf: object) -> bool:
+    # the gradient of one that is gathered for its use arrives averaged
+    if isinstance(leaf, DTensor):
+        return False
     return isinstance(leaf, torch.nn.Parameter) and not getattr(leaf, "_keras_flow_overwritten", False)

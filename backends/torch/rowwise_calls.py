@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import leaves, row_interaction
-from keras_flow.backends.torch import data, layouts, local_tensors, short_calls, variables
+from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, short_calls, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope, set_keras_mask
 
@@ -47,7 +47,7 @@ def can_run(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obje
         part.is_shard()
         for variable in layer.variables
         if isinstance(variable._value, DTensor)
-        for part in variable._value.placements
+        for part in gathered_weights.placements_of_use(variable)
     )
 
 
@@ -152,13 +152,14 @@ def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPl
 @functools.cache
 def rows_of(mesh: DeviceMesh, placements: layouts.TorchPlacements, rows: int) -> OwnRows:
     """Which rows this rank has of a tensor that is split by rows at most."""
-    count, index, groups = 1, 0, []
+    count, index, groups, axes = 1, 0, [], []
     for axis, part in enumerate(placements):
         if part.is_shard():
             size = mesh.size(axis)
             count, index = count * size, index * size + mesh.get_local_rank(axis)
             groups.append(mesh.get_group(axis))
-    return OwnRows(rows, count, index, tuple(groups))
+            axes.append(axis)
+    return OwnRows(rows, count, index, tuple(groups), tuple(axes))
 
 
 def to_local(leaf: object, grad_placements: layouts.TorchPlacements | None = None) -> object:
@@ -196,11 +197,13 @@ def plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements | None
         layer: whose variables they are.
         placements: how rows are split, over whose axes gradients are sums; None where every rank computes all rows.
     """
+    at_once = row_interaction.is_recurrent(layer)
     sums = placements and tuple(Partial() if part.is_shard() else Replicate() for part in placements)
     plain, gathered = [], []
     for variable in layer.variables:
         value = variable._value
-        if not isinstance(value, DTensor):
+        # what is gathered for its use is so when it is read; a recurrent layer reads it at each time step
+        if not isinstance(value, DTensor) or (placements and gathered_weights.is_held_split(variable) and not at_once):
             continue
         is_split = any(part.is_shard() for part in value.placements)
         if is_split:

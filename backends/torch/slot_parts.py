@@ -11,6 +11,7 @@ rows 0 to 2 of both gradients, updates its rows 0 to 2, and receives the new row
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends.torch import doubling, layouts, local_tensors, profiling
 from keras_flow.backends.torch.variables import holding
 from keras_flow.current.variable_layout import keras_layout
+from keras_flow.layout import Layout
 
 if TYPE_CHECKING:
     import keras
@@ -70,10 +72,22 @@ def part_of(variable: keras.Variable) -> SlotPart | None:
     of_slots = layout.distribution.slot_layout(layout)
     if of_slots is layout or not layouts.distributed(layout.distribution.placement):
         return None
-    own, placements = layouts.engine_layout(layout.layout), layouts.engine_layout(of_slots.layout)
+    return _between(layout.layout, of_slots.layout, at_once=layout.distribution.zero_stage > 1)
+
+
+def held_part_of(variable: keras.Variable) -> SlotPart | None:
+    """The part that this rank holds of what it uses of a variable (`zero=3`); None where it holds all of it."""
+    layout = keras_layout(variable)
+    if layout is None or layout.given.used is None or not isinstance(variable._value, DTensor):
+        return None
+    return _between(layout.given.used, layout.layout, at_once=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _between(whole: Layout, part: Layout, at_once: bool) -> SlotPart:
+    own, placements = layouts.engine_layout(whole), layouts.engine_layout(part)
     axes = tuple((axis, part.dim) for axis, part in enumerate(placements) if part != own[axis])  # type: ignore[attr-defined]
-    at_once = layout.distribution.zero_stage > 1
-    return SlotPart(layouts.mesh(layout.distribution.placement), axes, placements, at_once)
+    return SlotPart(layouts.mesh(whole.placement), axes, placements, at_once)
 
 
 class Scatter:
@@ -194,7 +208,7 @@ def held(variables: Sequence[keras.Variable], parts: Sequence[SlotPart | None]) 
     for indices in by_axes.values():
         for group in buckets([pieces[index].nbytes for index in indices]):
             chosen = [indices[place] for place in group]
-            _gather([own[at] for at in chosen], [split[at][1] for at in chosen], [pieces[at] for at in chosen])
+            gather([own[at] for at in chosen], [split[at][1] for at in chosen], [pieces[at] for at in chosen])
 
 
 def _local(variable: keras.Variable) -> torch.Tensor:
@@ -202,7 +216,7 @@ def _local(variable: keras.Variable) -> torch.Tensor:
     return value._local_tensor if isinstance(value, DTensor) else value
 
 
-def _gather(own: Sequence[torch.Tensor], parts: Sequence[SlotPart], into: Sequence[torch.Tensor]) -> None:
+def gather(own: Sequence[torch.Tensor], parts: Sequence[SlotPart], into: Sequence[torch.Tensor]) -> None:
     """Write the parts of all ranks over these pieces."""
     mesh = parts[0].mesh
     for at in reversed(range(len(parts[0].axes))):

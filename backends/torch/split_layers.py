@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import row_interaction
-from keras_flow.backends.torch import data, layouts, local_tensors, rowwise_calls, variables
+from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, rowwise_calls, variables
 from keras_flow.backends.torch.step import RunningStep, computing, current_step
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.sbp import Split, partial_sum
@@ -111,20 +111,24 @@ def _local(
 ) -> Iterator[None]:
     """Compute rows of these inputs, with this rank's parts of the weights of layers."""
     mesh, held = inputs.device_mesh, []
+    rows = rowwise_calls.rows_of(mesh, split.rows, inputs.shape[0])
     of_weights = tuple(Partial() if part.is_shard() else None for part in split.rows)
     for layer, each in layers:
         for variable in _weights(layer):
-            value = variable._value
+            value, laid = variable._value, gathered_weights.placements_of_use(variable)
             is_bias = each.bias and variable is layer.bias
-            if is_bias and value.placements != each.bias:
-                value = value.redistribute(mesh, each.bias)
-            gradient = tuple(part or own for part, own in zip(of_weights, value.placements, strict=True))
-            plain = local_tensors.to_local(value, gradient)
+            if is_bias and laid != each.bias:
+                value, laid = value.redistribute(mesh, each.bias), each.bias
+            gradient = tuple(part or own for part, own in zip(of_weights, laid, strict=True))
+            if value.placements == laid:
+                plain = local_tensors.to_local(value, gradient)
+            else:
+                sums = [axis for axis, part in enumerate(gradient) if part.is_partial()]
+                plain = gathered_weights.plain(step, variable, sums)
             # added before the sum, so by one of the ranks alone
             if each.sums and is_bias:
                 plain = _OnOneRank.apply(plain, not any(mesh.get_local_rank(axis) for axis in each.sums))
             held.append((variable, plain))
-    rows = rowwise_calls.rows_of(mesh, split.rows, inputs.shape[0])
     with computing(step, rows), variables.holding(held), _own_filters(layers[0][0]):
         yield
 
@@ -171,7 +175,7 @@ def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: To
     # asked in each call: it may have been changed since
     if row_interaction.of_layer(layer) is not None:
         return None
-    key = (shape, mesh, placements, layer.activation, *(value.placements for value in weights))
+    key = (shape, mesh, placements, layer.activation, *map(gathered_weights.placements_of_use, _weights(layer)))
     known = _known.setdefault(layer, {})
     if key not in known:
         known[key] = _split(layer, shape, mesh, placements)
@@ -181,30 +185,31 @@ def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: To
 def _split(
     layer: keras.Layer, shape: Sequence[int], mesh: DeviceMesh, placements: TorchPlacements
 ) -> SplitLayer | None:
-    product, weights = product_of(layer, len(shape)), [variable._value for variable in _weights(layer)]
-    laid = [(shape, placements), *((value.shape, value.placements) for value in weights)]
-    if product is None or not all(layouts.divides(each, mesh, parts) for each, parts in laid):
+    product, weights = product_of(layer, len(shape)), _weights(layer)
+    parts = [gathered_weights.placements_of_use(variable) for variable in weights]
+    laid = [(shape, placements), *((variable.shape, each) for variable, each in zip(weights, parts, strict=True))]
+    if product is None or not all(layouts.divides(each, mesh, of_each) for each, of_each in laid):
         return None
     rows, output, gradient, biases = [], [], [], []
-    for axis, (of_x, of_kernel) in enumerate(zip(placements, weights[0].placements, strict=True)):
-        of_bias = weights[1].placements[axis] if len(weights) > 1 else None
+    for axis, (of_x, of_kernel) in enumerate(zip(placements, parts[0], strict=True)):
+        of_bias = parts[1][axis] if len(weights) > 1 else None
         is_whole = of_bias is None or of_bias.is_replicate()
         x, w = (part.dim if isinstance(part, Shard) else None for part in (of_x, of_kernel))
         found = None if of_x.is_partial() or of_kernel.is_partial() else product.output_of(x, w)
         if w is None and x in (None, 0) and found is not None and is_whole:
-            parts = of_x, of_x, of_x, Replicate()
+            found_parts = of_x, of_x, of_x, Replicate()
         elif x is None and isinstance(found, Split):
             dim = product.bias_dim(found.dim)
             of_columns = Replicate() if dim is None else Shard(dim)
             # a bias that is the same along the columns, or lies otherwise
             if len(weights) > 1 and (dim is None or not (is_whole or of_bias == of_columns)):
                 return None
-            parts = Replicate(), Shard(found.dim), Partial(), of_columns
+            found_parts = Replicate(), Shard(found.dim), Partial(), of_columns
         elif x is not None and found == partial_sum and is_whole:
-            parts = Replicate(), Partial(), of_x, Replicate()
+            found_parts = Replicate(), Partial(), of_x, Replicate()
         else:
             return None
-        for each, part in zip((rows, output, gradient, biases), parts, strict=True):
+        for each, part in zip((rows, output, gradient, biases), found_parts, strict=True):
             each.append(part)
     if len(weights) > 1 and not layouts.divides(weights[1].shape, mesh, tuple(biases)):
         return None
@@ -231,6 +236,8 @@ def step_with_channels(
         return None
     channels, values = layer.axis % inputs.ndim, [variable._value for variable in layer.variables]
     if not values or not all(isinstance(value, DTensor) for value in values):
+        return None
+    if any(map(gathered_weights.is_held_split, layer.variables)):  # moving statistics are assigned
         return None
     laid, rows = values[0].placements, []
     for of_input, of_value in zip(inputs.placements, laid, strict=True):

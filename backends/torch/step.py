@@ -15,6 +15,7 @@ from keras_flow.current.distribution import active
 from keras_flow.layout import balanced
 
 if TYPE_CHECKING:
+    from keras_flow.backends.torch.gathered_weights import Gathered
     from keras_flow.backends.torch.log_readers import LogReaders
     from keras_flow.current.distribution import Distribution
 
@@ -28,12 +29,14 @@ class OwnRows:
         count: number of blocks of rows.
         index: which block is this rank's.
         groups: the process groups over which a sum of all rows goes, one after the other.
+        axes: the axes of the mesh that split the rows; those of the consistent view.
     """
 
     rows: int
     count: int
     index: int
     groups: tuple[torch_distributed.ProcessGroup, ...]
+    axes: tuple[int, ...] = ()
 
     def own(self, length: int) -> slice:
         """This rank's part of a dim 0 of `length`, which has the same number of entries for each row."""
@@ -70,6 +73,7 @@ class RunningStep:
         inside: a layer is computing this rank's rows right now, on plain tensors.
         layers: the paths of the layers that are being called, the innermost last (consistent view only).
         readers: who reads the logs of this step; None where every step's are read.
+        gathered: the weights that are whole for their use; None where they may be kept.
     """
 
     distribution: Distribution
@@ -77,6 +81,7 @@ class RunningStep:
     inside: OwnRows | None = None
     layers: list[str] = field(default_factory=list)
     readers: LogReaders | None = None
+    gathered: Gathered | None = None
 
     @contextlib.contextmanager
     def within(self, path: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ from keras_flow.backends import leaves, own_code, random_states, row_interaction
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     copies,
+    gathered_weights,
     gradient_buckets,
     layouts,
     log_readers,
@@ -191,7 +192,8 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         if consistent:
             if trains and distribution.zero_stage:
                 optimizer.watch(model.trainable_variables)
-            with running(RunningStep(distribution, consistent=True, readers=readers)):
+            this = RunningStep(distribution, consistent=True, readers=readers)
+            with running(this), gathered_weights.not_kept(this):
                 out = leaves.mapped(variables.to_logical, function(batches.put_batch(data, distribution)))
                 out = _settled_logs(out, readers)
         else:
@@ -217,7 +219,8 @@ def _mirrored_step(
     if trains:
         reducer.attach(model.trainable_variables)
     try:
-        with running(RunningStep(distribution, consistent=False, readers=readers)):
+        step = RunningStep(distribution, consistent=False, readers=readers)
+        with running(step), gathered_weights.not_kept(step):
             return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
     finally:
         reducer.reset()

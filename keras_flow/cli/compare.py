@@ -21,7 +21,7 @@ def compare(
     layouts: Annotated[
         str,
         typer.Option(
-            help="1, dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz2 (zero=2), or names from distributions(), "
+            help="1, dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or names from distributions(), "
             "separated by commas."
         ),
     ] = "1,dp4,tp4,2x2",

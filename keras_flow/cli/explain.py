@@ -22,7 +22,7 @@ def explain(
     ],
     layout: Annotated[
         str,
-        typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz2 (zero=2), or a name from distributions()."),
+        typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or a name from distributions()."),
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a global batch.")] = 32,
     ranks: Annotated[

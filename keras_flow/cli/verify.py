@@ -18,7 +18,7 @@ def verify(
         Path,
         typer.Argument(help="Defines build_model(), load_data(), and rules() or distributions().", metavar="FILE.py"),
     ],
-    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, dpNz2 (zero=2), or a name from distributions().")],
+    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, dpNz3 (zero=3), or a name from distributions().")],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that are verified, from the first on.")] = 64,
     tolerance: Annotated[

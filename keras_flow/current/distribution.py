@@ -66,7 +66,8 @@ class Distribution(KerasDistribution):
         batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
         random: `"logical"` or `"stock"`: whose random numbers `keras.random` gives.
         strategy: an engine's own strategy that the user asked for by name, or None.
-        zero_stage: what is split over the ranks that hold a variable alike; 0: nothing, 1: slots, 2: gradients too.
+        zero_stage: what is split over the ranks that hold a variable alike; 0: nothing, 1: slots, 2: gradients too, 3:
+            weights too.
         uneven_notice: warns once that the batch size does not divide.
     """
 
@@ -98,6 +99,11 @@ class Distribution(KerasDistribution):
     def own_steps(self, model: keras.Model) -> AbstractContextManager[object] | None:
         """Inside, Keras's loops run steps that this distribution makes; None where the engine's are run."""
         return None
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether a rank holds a part of what it uses of a weight, and gathers it for its use (`zero=3`)."""
+        return self.zero_stage >= 3
 
     @property
     def num_model_replicas(self) -> int:

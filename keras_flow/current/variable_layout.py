@@ -25,14 +25,14 @@ class VariableLayout:
         layout: placement, nd_sbp and logical shape.
         source: the rule, `kf.shard`, the variable of a slot, or `"default"`.
         note: why the layout is not the one that was asked for; empty where it is.
-        gathered: whether the engine gathers a split variable where it is used: the ranks share the memory, not the
-            work.
+        used: the layout in which it is computed with, where it is held split further: the ranks share the memory, not
+            the work. None where that is its own.
     """
 
     layout: Layout
     source: str
     note: str = ""
-    gathered: bool = False
+    used: Layout | None = None
 
     def __str__(self) -> str:
         note = f"; {self.note}" if self.note else ""

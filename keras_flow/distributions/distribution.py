@@ -224,7 +224,7 @@ class FlowDistribution(Distribution):
                     return self._layout_with(weight, path, shape, layer)
                 match = self.rules.match(path)
                 if match is None:
-                    return KerasLayout(VariableLayout(broadcast, "default"), self)
+                    return self._held(broadcast, "default", path)
                 self._matched.add(match.key)
                 spec, source = match.spec, f"rule {match.key!r}"
             unpacked = companions.unpacked_shape(layer, path, shape)
@@ -251,25 +251,37 @@ class FlowDistribution(Distribution):
             if reason not in self._warned and not self.strict:
                 self._warned.add(reason)
                 warn(reason, LayoutFallback)
-        return KerasLayout(
-            VariableLayout(fitted.layout, source, "; ".join(fitted.reasons), _is_gathered(layer, capabilities)), self
-        )
+        used = Layout(self.placement, {}, shape) if _is_gathered(layer, capabilities) else None
+        return self._held(fitted.layout, source, path, "; ".join(fitted.reasons), used)
+
+    def _held(self, layout: Layout, source: str, path: str, note: str = "", used: Layout | None = None) -> KerasLayout:
+        """The layout in which a weight is held: the one that it was given, or split further (`zero=3`)."""
+        found = None
+        if self.gathers_weights and not self.has_one_rank:
+            try:
+                found = self._split_further(layout)
+            except LayoutError as error:
+                self._problems[path] = [f"{path}: {error}"]
+        if found is None:
+            return KerasLayout(VariableLayout(layout, source, note, used), self)
+        source = f"zero={self.zero.stage}; before it: {source}"
+        return KerasLayout(VariableLayout(found, source, note, used or layout), self)
 
     def slot_layout(self, layout: KerasLayout) -> KerasLayout:
         """The layout that slots of a variable with this layout have: its own, or split further (`zero=`)."""
         if not self.zero.stage or self.has_one_rank or not layout.layout.shape:
             return layout
         if layout.of_slots is None:
-            found = self._layout_of_slots(layout.layout)
+            found = self._split_further(layout.layout)
             source = f"zero={self.zero.stage}; its variable: {layout.given.source}"
             layout.of_slots = layout if found is None else KerasLayout(VariableLayout(found, source), self)
         return layout.of_slots
 
-    def _layout_of_slots(self, layout: Layout) -> Layout | None:
-        """The best layout that the engine can hold for slots of a variable with this layout; None where there is none.
+    def _split_further(self, layout: Layout) -> Layout | None:
+        """The best layout that the engine can hold of those that split this one further; None where there is none.
 
         Raises:
-            LayoutError: with `strict`, where slots that are large enough cannot be split.
+            LayoutError: with `strict`, where what is large enough cannot be split.
         """
         capabilities = backend().capabilities
         for found in layouts_of_slots(layout, self.zero.axes, self.zero.min_size):
@@ -279,7 +291,7 @@ class FlowDistribution(Distribution):
             fits = not fit_layout(found, "", capabilities, self.joined_axes).reasons
             if fits and (agree or capabilities.several_axes_on_one_dim):
                 return found
-        reason = why_whole(layout, self.zero.axes, self.zero.min_size)
+        reason = why_whole(layout, self.zero.axes, self.zero.min_size, self.gathers_weights)
         if reason and self.strict:
             raise LayoutError(f"zero={self.zero.stage}: {reason} (strict=True)")
         if reason and reason not in self._warned:
@@ -299,9 +311,10 @@ class FlowDistribution(Distribution):
         found = keras_layout(weight)
         if found is None or found.distribution is not self:
             found = self.layout_for(weight.path, tuple(weight.shape), layer)
-        layout = companions.layout_with(found.layout, path, shape)
         source = f"its weight {weight.path!r}, which has it from {found.given.source}"
-        return KerasLayout(VariableLayout(layout, source, gathered=found.given.gathered), self)
+        layout = companions.layout_with(found.layout, path, shape)
+        used = None if found.given.used is None else companions.layout_with(found.given.used, path, shape)
+        return KerasLayout(VariableLayout(layout, source, used=used), self)
 
     # ---- checks
 

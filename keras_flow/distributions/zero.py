@@ -3,7 +3,8 @@
 Ranks that differ along an axis of the batch hold equal weights, and would hold equal slots. Each keeps a part of the
 slots instead, updates its part of the weights, and receives the other parts (Rajbhandari et al. 2020, "ZeRO: Memory
 Optimizations Toward Training Trillion Parameter Models"). In keras_flow's words a slot has a layout of its own; the
-gradient is boxed from P to it, and the new weight from it to the variable's layout.
+gradient is boxed from P to it, and the new weight from it to the variable's layout. In the third stage the weight has
+that layout too, and is gathered where it is used.
 
 Example: a kernel [6, 8], broadcast over 2 ranks. Its momentum has S(0): rank 0 keeps rows 0 to 2 and computes the new
 rows 0 to 2 of the kernel. Both ranks then gather the kernel.
@@ -21,7 +22,7 @@ from keras_flow.layout import Layout
 from keras_flow.sbp import Split
 
 #: stage -> what is split over the ranks
-STAGES = {1: "slots", 2: "slots and gradients"}
+STAGES = {1: "slots", 2: "slots and gradients", 3: "weights as well"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Zero:
     """What a distribution splits beside weights.
 
     Attributes:
-        stage: 0: nothing; 1: the optimizer's slots; 2: gradients too, as soon as they are known.
+        stage: 0: nothing; 1: the optimizer's slots; 2: gradients too, as soon as they are known; 3: weights too.
         axes: the axes over which they are split, in the order of the placement's.
         min_size: elements that a rank's part has at least; slots of smaller variables stay whole.
     """
@@ -51,10 +52,7 @@ def zero_of(stage: int, axes: str | Sequence[str] | None, min_size: int, batch_a
     """
     if isinstance(stage, bool) or stage not in (0, *STAGES):
         known = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
-        raise FlowError(
-            f"zero={stage!r}: there are 0 (nothing is split), {known}"
-            + ("; splitting the weights as well, stage 3, is not there yet" if stage == 3 else "")
-        )
+        raise FlowError(f"zero={stage!r}: there are 0 (nothing is split), {known}")
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise FlowError(f"zero_min_size is a number of elements, at least 1, got {min_size!r}")
     asked = tuple(batch_axes) if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
@@ -112,8 +110,8 @@ def layouts_of_slots(layout: Layout, axes: Sequence[str], min_size: int) -> list
     return found
 
 
-def why_whole(layout: Layout, axes: Sequence[str], min_size: int) -> str:
-    """The reason why no layout was found; empty where slots of such a variable are small, or split already."""
+def why_whole(layout: Layout, axes: Sequence[str], min_size: int, of_weights: bool) -> str:
+    """The reason why no layout was found; empty where such a variable is small, or split already."""
     found = [axis for axis in axes if layout.nd_sbp[_at(layout, axis)] == sbp.broadcast]
     ranks = math.prod(layout.placement.axis_size(axis) for axis in found)
     if ranks == 1 or math.prod(layout.local_shape(layout.placement.ranks[0])) // ranks < min_size:
@@ -121,10 +119,8 @@ def why_whole(layout: Layout, axes: Sequence[str], min_size: int) -> str:
     whole = [dim for dim in range(len(layout.shape)) if layout.parts_of_dim(dim) == 1]
     if not whole:  # the bias of a layer that is split by columns, say: its slots are split as it is
         return ""
-    return (
-        f"slots of variables of shape {list(layout.shape)} stay whole: none of their dims divides by the {ranks} ranks "
-        f"of {found}"
-    )
+    what = "variables of shape" if of_weights else "slots of variables of shape"
+    return f"{what} {list(layout.shape)} stay whole: none of their dims divides by the {ranks} ranks of {found}"
 
 
 def _at(layout: Layout, axis: str) -> int:

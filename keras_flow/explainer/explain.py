@@ -36,6 +36,9 @@ from keras_flow.layout import Layout, itemsize
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
 
+_HELD_SPLIT = "each rank holds a part (zero=3)"
+#: variables that are added: no gradient is computed with them
+_ADDED = ("bias", "beta")
 _ESTIMATED = (
     "activations (what is kept for the backward pass) and the peak are estimates: an engine may compute anew what it "
     "could keep, and lay tensors in each other's place"
@@ -72,8 +75,10 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     capabilities = backend().capabilities
     graph = graphs.graph_of(model, batch_size, is_leaf)
     placed = _placed(distribution, model)
-    layouts = {id(variable): given.layout for variable, given in placed}
-    of_slots = {id(each): _slot_layout(distribution, given) for each, given in placed if each.trainable}
+    gathers = distribution.gathers_weights
+    # as they are computed with, which is how they are held unless they are gathered for that
+    layouts = {id(variable): (given.used if gathers else None) or given.layout for variable, given in placed}
+    of_slots = {id(each): _slot_layout(distribution, given) for each, given in placed if each.trainable or gathers}
     slots, notes = _slots_of(distribution, model)
     step = StepCost(
         graph,
@@ -83,6 +88,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         lambda variable: layouts[id(variable)],
         lambda variable: of_slots.get(id(variable), layouts[id(variable)]),
         cuts_gradients=distribution.zero_stage > 1 and capabilities.memory.cuts_gradients,
+        gathers_weights=gathers,
         uses_of_gradient=_uses_of_gradient(model),
     )
     plan = distribution.batch_plan(batch_size)
@@ -100,7 +106,8 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     tensors = {key: TensorRow(spec.shape, _short(step, key)) for key, spec in graph.tensors.items()}
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
-    _gather_updated(step, model)
+    if not gathers:
+        _gather_updated(step, model)
     # advice needs the settled collectives, so it is added afterwards
     result = Explanation(
         model=model.name,
@@ -147,12 +154,35 @@ def _gather_updated(step: StepCost, model: keras.Model) -> None:
         step.send("all_gather", axes, step.weight(variable), "update", path, variable.name, UPDATES_A_PART)
 
 
+def _gather_used(step: StepCost, call: graphs.LayerCall) -> None:
+    """Record the gathers of a call's weights, of which each rank holds a part (`zero=3`), and the memory of whole ones.
+
+    The gradient of an input is computed with the weight, so where the engine has not kept it, it is gathered again.
+    """
+    # torch's convolutions keep a copy in another order of memory
+    keeps = not step.traffic.gathers_again or hasattr(call.layer, "kernel_size")
+    again = not keeps and any(key in step.trained for key in call.inputs)
+    for variable in getattr(call.layer, "variables", ()):
+        axes, size = step.part_axes(variable), step.weight(variable)
+        if not axes:
+            continue
+        step.send("all_gather", axes, size, "forward", call.path, variable.name, _HELD_SPLIT)
+        if again and variable.name not in _ADDED:
+            step.send("all_gather", axes, size, "backward", call.path, variable.name, _HELD_SPLIT)
+        if keeps:
+            step.activations += size
+        if step.traffic.gathers_again:  # the gradient, as it is packed and as it arrives
+            step.workspace = max(step.workspace, 3 * size)
+
+
 def explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:
     """Add the cost of a call to the step, and return the memory that the call needs."""
     before, step.workspace = step.activations, 0
     add_cost = cost_function(call.layer)
     assert add_cost is not None  # graph_of stops at layers that have one
     add_cost(step, call)
+    if step.gathers_weights:
+        _gather_used(step, call)
     tensor_gradients = sum(step.local(key) for key in (*call.inputs, *call.outputs) if key in step.trained)
     variable_gradients = sum(step.gradient(each) for each in getattr(call.layer, "trainable_variables", ()))
     return CallMemory(step.activations - before, tensor_gradients, step.workspace, variable_gradients)
@@ -178,7 +208,7 @@ def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[ke
 
 def row_of(variable: keras.Variable, placed: VariableLayout) -> VariableRow:
     """The row of a variable."""
-    note = "; ".join(part for part in (placed.note, "gathered where it is used" if placed.gathered else "") if part)
+    note = "; ".join(part for part in (placed.note, "gathered where it is used" if placed.used else "") if part)
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return VariableRow(
         variable.path,
@@ -214,9 +244,9 @@ def _memory(
     engine = step.memory
     # the peak is either in the backward pass or in the update, when activations are gone
     update = sum(summed) * engine.reduces_out_of_place + engine.update_tensors * gradients
-    scattered = min(
-        sum(each.bytes for each in step.collectives if each.kind == "reduce_scatter"), engine.scattered_bytes
-    )
+    # what is gathered for its use is scattered one by one, in the workspace of its call
+    in_buckets = sum(each.bytes for each in step.collectives if each.kind == "reduce_scatter")
+    scattered = 0 if step.gathers_weights else min(in_buckets, engine.scattered_bytes)
     peak = weights + of_slots + max(backward_peak(calls), gradients + update + 2 * scattered)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)

@@ -54,6 +54,7 @@ class StepCost:
         layout_of: a variable's layout.
         slots_of: the layout of a variable's slots, in which it is updated.
         cuts_gradients: whether a rank keeps of each gradient what it updates, from the moment when it is known.
+        gathers_weights: whether a rank holds what it updates of each weight, and gathers it for its use.
         uses_of_gradient: how often the optimizer's update uses a gradient.
         splits: tensor key -> its layout.
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
@@ -69,6 +70,7 @@ class StepCost:
     layout_of: Callable[[keras.Variable], Layout]
     slots_of: Callable[[keras.Variable], Layout]
     cuts_gradients: bool = False
+    gathers_weights: bool = False
     uses_of_gradient: int = 1
     splits: dict[int, Splits] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)

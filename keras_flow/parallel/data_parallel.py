@@ -35,8 +35,8 @@ class DataParallel(ExplainedDistribution):
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
         zero: what is split over the ranks of the batch besides: 1: the optimizer's slots (momentums, averages,
-            accumulated gradients); 2: gradients too, each as soon as it is known. The numbers stay those of one device;
-            memory and bytes: docs/memory.md.
+            accumulated gradients); 2: gradients too, each as soon as it is known; 3: weights too, each gathered where
+            it is used, as FSDP does it. The numbers stay those of one device; memory and bytes: docs/memory.md.
         zero_axes: the axes of the batch over which they are split; None takes all of them.
         zero_min_size: elements that a rank's part of a slot has at least; what is smaller stays whole.
 

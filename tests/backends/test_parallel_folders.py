@@ -26,6 +26,7 @@ FILES = {
         "rules of DTensor, which both have; XLA's are gone around in `partitioning`",
     ),
     "convolutions": (("jax", "tensorflow"), "torch's rules for convolutions are right, or are set in `operations`"),
+    "gathered_weights": (("jax", "torch"), "TensorFlow's `layouts.gathered` says it where a variable becomes a tensor"),
     "profiled_programs": (("jax", "tensorflow"), "a compiled step: its collectives are described in its program"),
     # jax
     "layer_scopes": (("jax",), "a compiled program knows of layers what it is told"),
@@ -98,6 +99,10 @@ NAMES = {
         "Draw recording creating_values record making_values": "TensorFlow notes an initialiser's draw to make parts",
         "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
         "Target drawn_variable uniform normal truncated_normal": "torch's generator is a stream that each rank walks",
+    },
+    "gathered_weights": {
+        "gathering_step": "JAX's step is traced as a whole",
+        "Gathered is_held_split placements_of_use plain read_once": "torch's layers run one by one, on plain tensors",
     },
     "host_calls": {
         "cut": "a program of XLA cannot wait for another one, so it is cut",

@@ -69,8 +69,7 @@ def test_small_variables_stay_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"zero": 3}, r"zero=3: there are 0 .*1 \(slots\), 2 \(slots and gradients\); .*stage 3, is not there yet"),
-        ({"zero": 4}, r"zero=4: there are 0"),
+        ({"zero": 4}, r"zero=4: there are 0 .*1 \(slots\), 2 \(slots and gradients\), 3 \(weights as well\)"),
         ({"zero": True}, r"zero=True: there are 0"),
         ({"zero": 1, "zero_min_size": 0}, r"zero_min_size is a number of elements, at least 1, got 0"),
         ({"zero": 1, "zero_axes": "model"}, r"zero_axes names \['model'\]; .*which are \['data'\]"),
@@ -100,6 +99,24 @@ def test_slots_are_split_and_weights_are_not() -> None:
     assert sbp.text(kf.layout_of(kernel).layout.nd_sbp) == "B"
     assert str(kf.layout_of(momentum)) == "S(0) (from zero=1; its variable: default)"
     assert {shard.shape for shard in backend().shards(momentum).values()} == {(2, 8)}
+
+
+def test_weights_are_split_and_used_whole() -> None:
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    rules = {"up/kernel": {"model": sbp.split(1)}}
+    with kf.ModelParallel(placement, rules=rules, zero=3, zero_min_size=4).scope():
+        model = compiled()
+        model.fit(np.ones((8, 8)), np.ones((8, 3)), verbose=0)
+    kernel, momentum = model.layers[0].kernel, model.optimizer.momentums[0]
+    given = kf.layout_of(kernel)
+    assert given.used is not None and sbp.text(given.used.nd_sbp) == "B,S(1)"
+    assert str(given) == "S(0),S(1) (from zero=3; before it: rule 'up/kernel')"
+    assert str(kf.layout_of(momentum)) == str(given)
+    assert {shard.shape for shard in backend().shards(kernel).values()} == {(4, 4)}
+    assert kernel.numpy().shape == (8, 8)
+    kf.DataParallel().apply(model)
+    assert {shard.shape for shard in backend().shards(kernel).values()} == {(8, 8)}
+    assert kf.layout_of(kernel).used is None
 
 
 def test_slots_made_before_are_laid() -> None:

@@ -11,7 +11,7 @@ from keras import layers
 import keras_flow as kf
 
 BATCH = 32
-LAYOUTS = ("dp4", "dp4z1", "dp4z2", "tp4", "2x2", "2x2z1", "2x2z2")
+LAYOUTS = ("dp4", "dp4z1", "dp4z2", "dp4z3", "tp4", "2x2", "2x2z1", "2x2z2", "2x2z3")
 
 
 def mlp(width: int = 96) -> keras.Model:

@@ -13,7 +13,7 @@ from tests.parity.test_grid import run
 from tests.sampling import chosen
 
 BACKENDS = ("jax", "tensorflow", "torch")
-LAYOUTS = ("dp4z1", "dp4z2", "2x2z1", "2x2z2")
+LAYOUTS = ("dp4z1", "dp4z2", "dp4z3", "2x2z1", "2x2z2", "2x2z3")
 CASES = [
     pytest.param(
         backend, name, layout, marks=[] if chosen(f"zero {backend} {name}", LAYOUTS) == layout else pytest.mark.full

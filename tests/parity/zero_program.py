@@ -32,7 +32,7 @@ OPTIMIZERS: Mapping[str, Callable[[], keras.optimizers.Optimizer]] = {
     "Nadam": lambda: keras.optimizers.Nadam(0.01),
     "Ftrl": lambda: keras.optimizers.Ftrl(0.05),
 }
-LAYOUTS = ("dp2z1", "dp2z2", "dp3z1", "dp3z2", "dp2x2z1", "dp2x2z2", "2x2z1", "2x2z2", "4x1z1", "4x1z2")
+LAYOUTS = tuple(f"{mesh}z{stage}" for mesh in ("dp2", "dp3", "dp2x2", "2x2", "4x1") for stage in (1, 2, 3))
 RULES = {"up/kernel": 1, "odd/kernel": 0, "table/": 1}
 
 
@@ -101,10 +101,10 @@ def deviations(optimizer: str, layout: str, scale: float = 1.0) -> dict:
 
 
 def _not_as_laid(found: keras.Model) -> list[str]:
-    """Slots of which a rank of this process holds other elements than their layout says."""
+    """Weights and slots of which a rank of this process holds other elements than their layout says."""
     return [
         slot.path
-        for slot in found.optimizer.variables
+        for slot in (*found.weights, *found.optimizer.variables)
         if len(slot.shape) and (placed := keras_layout(slot)) is not None
         for rank, shard in backend().shards(slot).items()
         if rank in placed.layout.placement.ranks and shard.shape != placed.layout.local_shape(rank)

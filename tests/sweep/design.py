@@ -25,6 +25,8 @@ MESHES: dict[str, tuple[list, tuple[str, ...], tuple[str, ...]]] = {
 ROWS = {"divides": 12, "uneven": 11, "few": 3, "one": 1}
 #: dim of every kernel that a rule splits over the "model" axis
 RULES: dict[str, int | None] = {"none": None, "last": -1, "first": 0}
+#: weights are split over the rows' axes, whatever their size
+ZERO = "zero=3"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Setting:
         mesh: a name in `MESHES`.
         rows: a name in `ROWS`.
         rules: a name in `RULES`.
-        strategy: of `kf.DataParallel`, or empty for the default.
+        strategy: of `kf.DataParallel`, `ZERO`, or empty for the default.
     """
 
     mesh: str
@@ -69,6 +71,8 @@ def covering(number: int, mirrored: bool = False) -> list[Setting]:
         rule = rules[(number + place) % len(rules)] if has_model else "none"
         if mesh != "(2,2)":
             settings.append(Setting(mesh, rows[(number + place) % len(rows)], rule))
+    rules = ("last", "first")[odd]
+    settings.append(Setting("(2,2)", "divides", rules, ZERO) if number % 3 else Setting("(4,)", "uneven", "none", ZERO))
     if mirrored:
         settings.append(Setting("(4,)", ("divides", "uneven")[odd], "none", "mirrored"))
     return settings

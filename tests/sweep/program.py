@@ -15,7 +15,7 @@ import numpy as np
 from keras import layers as L
 
 from tests.one_device import one_device
-from tests.sweep.design import MESHES, ROWS, RULES, Setting
+from tests.sweep.design import MESHES, ROWS, RULES, ZERO, Setting
 from tests.sweep.piece import Piece
 
 #: the update of a variable may differ from one device by this share of its largest element
@@ -80,11 +80,12 @@ def distribution(setting: Setting) -> Any:
 
     ranks, axes, batch_axes = MESHES[setting.mesh]
     placement = kf.Placement(ranks, axis_names=axes)
+    zero = {"zero": 3, "zero_min_size": 1} if setting.strategy == ZERO else {}
     if setting.is_data_parallel:
-        return kf.DataParallel(placement, strategy=setting.strategy or None)
+        return kf.DataParallel(placement, strategy=None if zero else setting.strategy or None, **zero)
     dim = RULES[setting.rules]
     rules = None if dim is None else {"kernel|embeddings": {"model": kf.sbp.split(dim)}}
-    return kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes)
+    return kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes, **zero)
 
 
 def run(pieces: Sequence[Piece], rows: str, chosen: Any = None) -> Numbers:

@@ -1,0 +1,253 @@
+"""Weights that are held split further than they are used (`zero=3`): gathered where they are read, and not kept.
+
+A layer that reads a weight gets it gathered; the gradient goes back as a reduce-scatter. Autograd would keep the whole
+weight until the backward pass has used it. It keeps a note instead, by which the weight is gathered again (hooks on
+saved tensors), so that a rank has few whole weights at any time. In FSDP's words: `reshard_after_forward`.
+
+Example: a kernel [4, 8] on two ranks, of which rank 0 holds rows 0 and 1. `x K` gathers rows 2 and 3, computes, and
+drops them. The gradient of x gathers them again. Of the gradient of K, rank 0 receives rows 0 and 1 of rank 1's rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from keras_flow.backends import row_interaction
+from keras_flow.backends.torch import layouts, slot_parts, variables
+from keras_flow.backends.torch.slot_parts import SlotPart
+from keras_flow.backends.torch.step import RunningStep, current_step
+from keras_flow.current.keras_places import get_global_attribute
+from keras_flow.current.variable_layout import keras_layout
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.backends.torch.layouts import TorchPlacements
+
+
+def placements_of_use(variable: keras.Variable) -> TorchPlacements:
+    """The layout in which a variable that is a DTensor is computed with: its own, where it is held as it is used."""
+    layout = keras_layout(variable)
+    if layout is None or layout.given.used is None:
+        return variable._value.placements
+    return layouts.engine_layout(layout.given.used)
+
+
+def is_held_split(variable: keras.Variable) -> bool:
+    """Whether a variable is gathered for its use."""
+    return slot_parts.held_part_of(variable) is not None
+
+
+# ---- reading
+
+
+def read_in_step(variable: keras.Variable, value: object) -> RunningStep | None:
+    """Condition of the hook on what a variable gives when it is read: the step, while a layer is called.
+
+    Outside of layers Keras asks a weight for its gradient, and an optimizer computes with what ranks hold.
+    """
+    step = current_step()
+    if step is None or (step.inside is None and get_global_attribute("current_call_ctx") is None):
+        return None
+    return step if value is variable._value and is_held_split(variable) else None
+
+
+def read(step: RunningStep, original: Callable[..., torch.Tensor], variable: keras.Variable, value: DTensor) -> object:
+    """Hook on `Variable._maybe_autocast`, which a value passes when it is read: gathered for its use."""
+    if step.consistent and step.inside is None:
+        return original(variable, value.redistribute(value.device_mesh, placements_of_use(variable)))
+    whole, route = _gathered(step, variable)
+    cast = original(variable, whole)
+    if cast is not whole:
+        _note(step, cast, variable, route)
+    return cast
+
+
+def plain(step: RunningStep, variable: keras.Variable, sums: Collection[int] | None = None) -> torch.Tensor:
+    """This rank's plain value of a variable as it is used; see `_gathered`."""
+    return _gathered(step, variable, sums)[0]
+
+
+def _gathered(
+    step: RunningStep, variable: keras.Variable, sums: Collection[int] | None = None
+) -> tuple[torch.Tensor, _Route]:
+    """This rank's plain value of a variable as it is used, and how it came.
+
+    Args:
+        sums: the axes of the mesh over which the gradients of the ranks' values are summed; by default those of the
+            rows that the step computes. In the mirrored view it is all of them, and a mean.
+    """
+    part = slot_parts.held_part_of(variable)
+    assert part is not None
+    mean = not step.consistent
+    if sums is None:
+        sums = range(part.mesh.ndim) if step.inside is None or mean else step.inside.axes
+    value = variable._value
+    route = _Route(part, tuple(value.shape), tuple(sums), value.device_mesh.size() if mean else 1)
+    whole = _Assembled.apply(value, route) if value.requires_grad and torch.is_grad_enabled() else route.gathered(value)
+    _note(step, whole, variable, route)
+    return whole, route
+
+
+@dataclass(frozen=True)
+class _Route:
+    """A weight's route to its use, and its gradient's route back.
+
+    Attributes:
+        part: what this rank holds of what it uses.
+        shape: of the weight.
+        axes: of the mesh, over which gradients are summed.
+        divisor: what their sum is divided by.
+    """
+
+    part: SlotPart
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    divisor: int
+
+    def gathered(self, value: DTensor) -> torch.Tensor:
+        """What this rank uses of a weight."""
+        own = value._local_tensor.detach()
+        shape = list(own.shape)
+        for axis, dim in self.part.axes:
+            shape[dim] *= self.part.mesh.size(axis)
+        whole = own.new_empty(shape)
+        slot_parts.gather([own.contiguous()], [self.part], [whole])
+        return whole
+
+    def scattered(self, gradient: torch.Tensor) -> DTensor:
+        """This rank's part of the sum of all ranks' gradients."""
+        split = [axis for axis, _ in self.part.axes]
+        if set(split) <= set(self.axes):
+            others = [axis for axis in self.axes if axis not in split]
+            (own,) = slot_parts.Scatter([gradient], [self.part], others, self.divisor).wait()
+        else:  # all ranks have computed the same rows
+            own = self.part.cut(gradient).contiguous()
+        return self.part.as_dtensor(own, self.shape)
+
+
+# Each is differentiated by the other, so that gradients of gradients are right too.
+
+
+class _Assembled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, route):
+        ctx.route = route
+        ctx.set_materialize_grads(False)
+        return route.gathered(value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (None if grad is None else _Distributed.apply(grad, ctx.route)), None
+
+
+class _Distributed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gradient, route):
+        ctx.route = route
+        ctx.set_materialize_grads(False)
+        return route.scattered(gradient)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (None if grad is None else _Assembled.apply(grad, ctx.route) / ctx.route.divisor), None
+
+
+@contextlib.contextmanager
+def read_once(layer: keras.Layer) -> Iterator[None]:
+    """Gather the weights of a recurrent layer for all of its time steps; nothing to do for others."""
+    step = current_step()
+    if (
+        step is None
+        or not step.distribution.gathers_weights
+        or (step.consistent and step.inside is None)
+        or not row_interaction.is_recurrent(layer)
+    ):
+        yield
+        return
+    with variables.holding([(each, plain(step, each)) for each in layer.variables if is_held_split(each)]):
+        yield
+
+
+# ---- what autograd keeps
+
+
+@dataclass(frozen=True)
+class _Again:
+    """How to gather what autograd would have kept: which variable, as which dtype, and which view of it."""
+
+    value: DTensor
+    version: int
+    route: _Route
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Gathered:
+    """The whole weights that a step has: where each came from."""
+
+    def __init__(self) -> None:
+        #: where its memory is -> the whole weight, the variable's value, and its route
+        self.sources: dict[int, tuple[weakref.ref[torch.Tensor], DTensor, _Route]] = {}
+        #: the one that the backward pass gathered last: a layer may have kept several views of it
+        self._last: tuple[object, weakref.ref[torch.Tensor]] | None = None
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Again:
+        """What autograd keeps in a tensor's place."""
+        if type(tensor) is not torch.Tensor:
+            return tensor
+        found = self.sources.get(tensor.untyped_storage().data_ptr())
+        if found is None or found[0]() is None:  # another tensor may have its memory by now
+            return tensor
+        _, value, route = found
+        return _Again(
+            value,
+            value._local_tensor._version,
+            route,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),  # type: ignore[arg-type]
+        )
+
+    def give(self, kept: torch.Tensor | _Again) -> torch.Tensor:
+        """What autograd kept."""
+        if not isinstance(kept, _Again):
+            return kept
+        if kept.value._local_tensor._version != kept.version:
+            raise RuntimeError(
+                f"a weight of shape {list(kept.value.shape)} was changed between the forward and the backward pass "
+                "that uses it"
+            )
+        key = (id(kept.value), kept.dtype)
+        whole = self._last[1]() if self._last is not None and self._last[0] == key else None
+        if whole is None:
+            with torch.no_grad():
+                whole = kept.route.gathered(kept.value).to(kept.dtype)
+            self._last = key, weakref.ref(whole)
+        return whole.as_strided(kept.size, kept.stride, kept.offset)
+
+
+def _note(step: RunningStep, whole: torch.Tensor, variable: keras.Variable, route: _Route) -> None:
+    if step.gathered is not None and whole.requires_grad:
+        step.gathered.sources[whole.untyped_storage().data_ptr()] = weakref.ref(whole), variable._value, route
+
+
+@contextlib.contextmanager
+def not_kept(step: RunningStep) -> Iterator[None]:
+    """Inside, autograd keeps no whole weight of a step that trains with `zero=3`."""
+    if not step.distribution.gathers_weights:
+        yield
+        return
+    step.gathered = Gathered()
+    with torch.autograd.graph.saved_tensors_hooks(step.gathered.keep, step.gathered.give):
+        yield
