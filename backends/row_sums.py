@@ -33,6 +33,10 @@ _METRICS = frozenset(
 )
 
 
+#: by this name a class of keras_flow's own losses and metrics says that it adds up rows
+ADDS_ROWS = "keras_flow_adds_rows"
+
+
 @dataclass(eq=False)
 class _OwnCodeLook(looks.Look):
     """What was seen of a loss or a metric: whether what it computes is Keras's own code."""
@@ -45,6 +49,8 @@ def of_loss(loss: object, rank: int) -> Interaction | None:
 
     None: it has a value for each row.
     """
+    if getattr(type(loss), ADDS_ROWS, False):
+        return None
     if isinstance(loss, keras.Loss) and not _is_of_keras(loss, "losses"):
         return _by_axis("loss", loss, "", rank)
     # an object's function may be another than its class's
@@ -60,6 +66,8 @@ def of_metric(metric: keras.Metric, rank: int) -> Interaction | None:
 
     None: its state is a sum over rows.
     """
+    if getattr(type(metric), ADDS_ROWS, False):
+        return None
     function = getattr(metric, "_fn", None)
     is_known = _is_of_keras(metric, "metrics") and (function is None or own_code.is_keras(function))
     return _by_axis("metric", metric, type(metric).__name__ if is_known else "", rank)

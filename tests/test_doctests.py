@@ -32,7 +32,7 @@ def modules_with_examples() -> list[str]:
 
 
 #: folders whose examples are those of a process that is one rank
-ALONE = ("hvd",)
+ALONE = ("hvd", "compat")
 
 
 def on(name: str) -> str:

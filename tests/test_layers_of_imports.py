@@ -209,6 +209,7 @@ ORDER = (
     ("rules_check",),
     ("explainer", "verify", "doctor", "timeline"),
     ("parallel",),
+    ("compat",),
     ("compare",),
     ("notebook",),
     ("cli",),

@@ -1,0 +1,1 @@
+"""Names of other systems, each in a package of its own: `keras_flow.compat.oneflow`."""

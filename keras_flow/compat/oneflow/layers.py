@@ -1,0 +1,119 @@
+"""`flow.layers`: Keras's, by name: a predict job computes with the layers of the train job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from keras_flow import sbp
+from keras_flow.compat.oneflow import variables
+from keras_flow.compat.oneflow.blobs import Blob, apply, value_of
+from keras_flow.compat.oneflow.missing import Names
+from keras_flow.compat.oneflow.operations import images, padding_of
+from keras_flow.compat.oneflow.variables import Distribute
+from keras_flow.errors import FlowError
+
+Activation = Callable[[Blob], Blob]
+
+
+def _by_name(
+    kind: type[keras.Layer],
+    name: str,
+    options: Mapping[str, Any],
+    layouts: Mapping[str, sbp.SbpSpec] | None = None,
+    **call: Any,
+) -> Callable[[Any], Any]:
+    """A function of a tensor that calls the layer of a name, which the first call of the session makes."""
+    given = {key: value for key, value in options.items() if value is not None}
+    # initial values, regularizers and whether it trains may differ between jobs
+    asked = {
+        key: value for key, value in given.items() if not key.endswith(("initializer", "regularizer", "trainable"))
+    }
+
+    def called(tensor: Any) -> Any:
+        dtype, shape = keras.backend.standardize_dtype(tensor.dtype), tuple(tensor.shape)
+        layer = variables.layer_named(
+            name, lambda name: kind(name=name, dtype=dtype, **given), (kind.__name__, asked, shape), shape, layouts
+        )
+        return layer(tensor, **call)
+
+    return called
+
+
+def _activated(result: Blob, activation: Activation | None) -> Blob:
+    return result if activation is None else activation(result)
+
+
+def dense(
+    inputs: Blob,
+    units: int,
+    activation: Activation | None = None,
+    *,
+    name: str = "Dense",
+    model_distribute: Distribute | None = None,
+    **options: Any,
+) -> Blob:
+    """`keras.layers.Dense`.
+
+    Args:
+        inputs: [rows, ..., features].
+        units: how many outputs.
+        activation: a function of blobs, `flow.nn.relu`.
+        name: by which jobs share the layer.
+        model_distribute: `flow.distribute.split(0)` splits the outputs over the devices. OneFlow keeps a kernel as
+            [units, features], Keras as [features, units]: `kf.layout_of(kernel)` says S(1), of the bias S(0).
+        options: of Keras's layer: `use_bias`, `kernel_initializer` (zeros where none is given, as in OneFlow) ...
+
+    Raises:
+        FlowError: a split along another dim, or of inputs with more than two.
+    """
+    axis = model_distribute.axis if model_distribute else None
+    if axis not in (None, 0) or (axis == 0 and len(value_of(inputs, "layers.dense").shape) != 2):
+        raise FlowError(
+            f"flow.layers.dense {name!r}: model_distribute is broadcast(), auto(), or split(0) of inputs with two "
+            f"dims; got axis {axis} and inputs {inputs.shape}"
+        )
+    layouts: dict[str, sbp.SbpSpec] = {"kernel": sbp.split(1), "bias": sbp.split(0)} if axis == 0 else {}
+    if not options.get("use_bias", True):
+        layouts.pop("bias", None)
+    given = {"units": units, "kernel_initializer": "zeros", **options}
+    return _activated(apply(_by_name(keras.layers.Dense, name, given, layouts), inputs), activation)
+
+
+def conv2d(
+    inputs: Blob,
+    filters: int,
+    kernel_size: Any = 1,
+    strides: Any = 1,
+    padding: str = "VALID",
+    data_format: str = "NCHW",
+    dilation_rate: Any = None,
+    groups: int = 1,
+    activation: Activation | None = None,
+    *,
+    name: str = "Conv2d",
+    **options: Any,
+) -> Blob:
+    """`keras.layers.Conv2D` of images [rows, channels, height, width], or with the channels last."""
+    given = {"filters": filters, "kernel_size": kernel_size, "strides": strides, "padding": padding_of(padding)}
+    given |= {"data_format": "channels_last", "dilation_rate": dilation_rate, "groups": groups, **options}
+    return _activated(images(_by_name(keras.layers.Conv2D, name, given), inputs, data_format), activation)
+
+
+def batch_normalization(
+    inputs: Blob, axis: int = -1, *, training: bool = True, name: str = "BatchNorm", **options: Any
+) -> Blob:
+    """`keras.layers.BatchNormalization` of the logical batch, in either view; a predict job takes moving statistics."""
+    is_training = None if training else False
+    given = {"axis": axis, **options}
+    return apply(_by_name(keras.layers.BatchNormalization, name, given, training=is_training), inputs)
+
+
+def layer_norm(inputs: Blob, *, name: str = "LayerNorm", epsilon: float = 1e-5, **options: Any) -> Blob:
+    """`keras.layers.LayerNormalization` over the last dim."""
+    return apply(_by_name(keras.layers.LayerNormalization, name, {"epsilon": epsilon, **options}), inputs)
+
+
+layers = Names("layers", dense=dense, conv2d=conv2d, batch_normalization=batch_normalization, layer_norm=layer_norm)

@@ -1,0 +1,205 @@
+"""`flow.optimizer` and `flow.losses`: schedules, and what minimizes a loss: Keras's optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_flow.compat.oneflow import tracing
+from keras_flow.compat.oneflow.blobs import Blob, value_of
+from keras_flow.compat.oneflow.missing import Names
+from keras_flow.errors import FlowError
+
+ops: Any = keras.ops  # of which Keras's annotations say that results may be None
+
+Factor = Any  # a function of the step
+_decays = keras.optimizers.schedules
+
+
+class RateOfStep(_decays.LearningRateSchedule):
+    """A learning rate by the step.
+
+    Args:
+        rate: of a step.
+        base: at the end of a warm-up.
+        warmup: its steps, and the factor of a step.
+    """
+
+    def __init__(self, rate: Factor, base: float = 0.0, warmup: tuple[int, Factor] | None = None) -> None:
+        self._rate, self._base, self._warmup = rate, base, warmup
+
+    def __call__(self, step: Any) -> Any:
+        """The rate."""
+        step = ops.cast(step, "float32")
+        if self._warmup is None:
+            return self._rate(step)
+        steps, factor = self._warmup
+        return ops.where(step < steps, self._base * factor(step), self._rate(step))
+
+    def get_config(self) -> dict[str, Any]:
+        """Raise: of a job its variables are saved.
+
+        Raises:
+            FlowError: always.
+        """
+        raise FlowError("a schedule of flow.optimizer has no config; flow.checkpoint.save saves variables")
+
+
+def _piecewise(boundaries: Sequence[int], values: Sequence[float], warmup: Any = None) -> RateOfStep:
+    if len(values) != len(boundaries) + 1:
+        raise FlowError(f"PiecewiseConstantScheduler: {list(boundaries)} need one value more, got {list(values)}")
+
+    def rate(step: Any) -> Any:
+        found = 0.0 * step + values[0]
+        for boundary, value in zip(boundaries, values[1:], strict=True):
+            found = ops.where(step > boundary, value, found)
+        return found
+
+    return RateOfStep(rate, values[0], warmup)
+
+
+def _scaled(base_lr: float, boundaries: Sequence[int], scale: Any, warmup: Any = None) -> RateOfStep:
+    values = [base_lr]
+    for each in [scale] * len(boundaries) if isinstance(scale, int | float) else scale:
+        values.append(values[-1] * each)
+    return _piecewise(boundaries, values, warmup)
+
+
+def _decay(kind: Callable[..., Factor]) -> Callable[..., RateOfStep]:
+    """OneFlow's scheduler of a schedule of Keras with the same arguments."""
+
+    def scheduler(base_lr: float, steps: int, *args: Any, warmup: Any = None, **options: Any) -> RateOfStep:
+        return RateOfStep(kind(base_lr, steps, *args, **options), base_lr, warmup)
+
+    return scheduler
+
+
+def _natural(base_lr: float, steps: int, decay_rate: float, staircase: bool = False) -> Factor:
+    return _decays.ExponentialDecay(base_lr, steps, math.exp(-decay_rate), staircase)
+
+
+def uncorrected(rate: Factor, beta1: float, beta2: float) -> RateOfStep:
+    """The rate with which Keras's Adam, which corrects its averages, makes the step of one that does not."""
+
+    def undone(step: Any) -> Any:
+        return rate(step) * (1.0 - ops.power(beta1, step + 1.0)) / ops.sqrt(1.0 - ops.power(beta2, step + 1.0))
+
+    return RateOfStep(undone)
+
+
+def _adam(rate: Factor, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, **options: Any) -> Any:
+    is_corrected = options.pop("do_bias_correction", False)
+    rate = rate if is_corrected else uncorrected(rate, beta1, beta2)
+    return keras.optimizers.Adam(rate, beta1, beta2, epsilon, **options)
+
+
+def _sgd(rate: Factor, momentum: float = 0.9, **options: Any) -> keras.Optimizer:
+    return keras.optimizers.SGD(rate, float(momentum), **options)
+
+
+def _rmsprop(
+    rate: Factor, decay_rate: float = 0.99, epsilon: float = 1e-8, centered: bool = False, **options: Any
+) -> keras.Optimizer:
+    return keras.optimizers.RMSprop(rate, decay_rate, epsilon=epsilon, centered=centered, **options)
+
+
+class Minimizer:
+    """What minimizes a job's loss, by an optimizer of Keras."""
+
+    def __init__(self, make: Callable[[], keras.Optimizer]) -> None:
+        self._make = make
+
+    def minimize(self, model_diff: Blob) -> None:
+        """Minimize the mean of a loss, in a train job, by all trainable variables.
+
+        Raises:
+            FlowError: in a predict job, or a second time.
+        """
+        trace, blob = tracing.current("optimizer.minimize"), value_of(model_diff, "optimizer.minimize")
+        if not trace.is_training:
+            raise FlowError(f'job {trace.job!r} minimizes a loss: write @flow.global_function(type="train")')
+        if trace.minimized is not None:
+            raise FlowError(f"job {trace.job!r} minimizes two losses; add them first")
+        trace.minimized = (blob, self._make)
+
+
+def _minimizer(make: Callable[..., keras.Optimizer]) -> Callable[..., Minimizer]:
+    def optimizer(lr_scheduler: Factor, *args: Any, grad_clipping: float | None = None, **options: Any) -> Minimizer:
+        if not isinstance(lr_scheduler, _decays.LearningRateSchedule):
+            raise FlowError(
+                f"an optimizer takes a schedule, got {lr_scheduler!r}; for example "
+                "flow.optimizer.PiecewiseConstantScheduler([], [0.1])"
+            )
+        if options.pop("loss_scale_factor", None) not in (None, 1):
+            raise FlowError("loss_scale_factor: use keras.optimizers.LossScaleOptimizer, in a program of Keras")
+        return Minimizer(lambda: make(lr_scheduler, *args, global_clipnorm=grad_clipping, **options))
+
+    return optimizer
+
+
+optimizer = Names(
+    "optimizer",
+    PiecewiseConstantScheduler=_piecewise,
+    PiecewiseScalingScheduler=_scaled,
+    CosineScheduler=_decay(_decays.CosineDecay),
+    PolynomialScheduler=_decay(_decays.PolynomialDecay),
+    ExponentialScheduler=_decay(_decays.ExponentialDecay),
+    InverseTimeScheduler=_decay(_decays.InverseTimeDecay),
+    NaturalExpScheduler=_decay(_natural),
+    warmup=Names(
+        "optimizer.warmup",
+        linear=lambda steps, start_multiplier: (
+            steps,
+            lambda step: start_multiplier + (1.0 - start_multiplier) * step / steps,
+        ),
+        constant=lambda steps, multiplier: (steps, lambda step: multiplier),
+    ),
+    grad_clipping=Names("optimizer.grad_clipping", by_global_norm=float),
+    SGD=_minimizer(_sgd),
+    Adam=_minimizer(_adam),
+    RMSProp=_minimizer(_rmsprop),
+)
+
+
+def _add_loss(loss: Blob) -> None:
+    Minimizer(tracing.current("losses.add_loss").make_optimizer).minimize(loss)
+
+
+losses = Names("losses", add_loss=_add_loss)
+
+
+class TrainConfig(Names):
+    """`config.train`, as programs of OneFlow before 0.2 said how `flow.losses.add_loss` is minimized."""
+
+    def __init__(self) -> None:
+        super().__init__("function_config.train")
+        self.rate: float | None = None
+        self.update: Mapping[str, Mapping[str, Any]] = {"naive_conf": {}}
+
+    def primary_lr(self, value: float) -> None:
+        """Set the learning rate."""
+        self.rate = value
+
+    def model_update_conf(self, value: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the update: `{"naive_conf": {}}`, `{"momentum_conf": {"beta": 0.9}}`, `{"adam_conf": {}}`."""
+        self.update = value
+
+    def optimizer(self) -> keras.Optimizer:
+        """Keras's optimizer of that.
+
+        Raises:
+            FlowError: there is no rate, or the update is of another kind.
+        """
+        (name, options), *_ = self.update.items()
+        if self.rate is None or name not in ("naive_conf", "momentum_conf", "adam_conf"):
+            raise FlowError(
+                "flow.losses.add_loss takes config.train.primary_lr(0.1) and model_update_conf of naive_conf, momentum_"
+                f"conf or adam_conf, got {self.rate} and {name!r}; or write flow.optimizer.SGD(...).minimize(loss)"
+            )
+        rate = _piecewise([], [self.rate])
+        if name == "adam_conf":
+            return _adam(rate, **options)
+        return _sgd(rate, 0.0 if name == "naive_conf" else options.get("beta", 0.9))

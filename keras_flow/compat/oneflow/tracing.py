@@ -1,0 +1,150 @@
+"""The job that is being traced, and the distribution that it turns out to need.
+
+That is known when its function has asked for it, by a split variable or a second placement. The trace then begins
+again under that distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from keras_flow.compat.oneflow import session
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.errors import FlowError
+from keras_flow.parallel.data_parallel import DataParallel
+from keras_flow.parallel.model_parallel import ModelParallel
+from keras_flow.parallel.pipeline_parallel import PipelineParallel
+from keras_flow.placements import Placement
+
+_current: ContextVar[TracedJob | None] = ContextVar("keras_flow_oneflow_trace", default=None)
+#: one distribution for all jobs that need such a one, since they share variables
+_distributions: dict[Need, FlowDistribution] = {}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job needs: rows split alone, variables split too, or stages; on which ranks (none: all).
+
+    Attributes:
+        kind: which of the three.
+        ranks: of the job.
+        hierarchy: the grid of the ranks; none: a row.
+        microbatches: of a job with stages.
+    """
+
+    kind: Literal["data", "model", "stages"] = "data"
+    ranks: tuple[int, ...] = ()
+    hierarchy: tuple[int, ...] = ()
+    microbatches: int = 1
+
+    def distribution(self) -> FlowDistribution:
+        """The distribution, made once."""
+        if self not in _distributions:
+            ranks = self.ranks or tuple(range(session.start().size))
+            if self.kind == "stages":
+                pipe = Placement(ranks, axis_names=("pipe",))
+                made = PipelineParallel(pipe, microbatches=self.microbatches, schedule="gpipe")
+            elif self.kind == "data":
+                made = DataParallel(Placement(ranks, axis_names=("data",)))
+            else:
+                grid = np.reshape(ranks, self.hierarchy or -1)
+                names = ("data", *(f"axis{number}" for number in range(1, grid.ndim)))
+                made = ModelParallel(Placement(grid.tolist(), axis_names=names))
+            _distributions[self] = made
+        return _distributions[self]
+
+
+class TraceAgain(Exception):
+    """The job needs another distribution than the one under which it is traced."""
+
+    def __init__(self, need: Need) -> None:
+        super().__init__(need)
+        self.need = need
+
+
+@dataclass
+class TracedJob:
+    """What a job function has said so far.
+
+    Attributes:
+        job: its name.
+        is_training: whether it is a train job.
+        is_mirrored: whether its view is the mirrored one.
+        need: under what it is traced.
+        dtype: of variables.
+        make_optimizer: of `config.train`.
+        input: of its first placeholder.
+        placed: the placements that were opened.
+        names: of the layers that were called.
+        watched: values, each with what is called with it.
+        minimized: the loss, and what makes its optimizer.
+    """
+
+    job: str
+    is_training: bool
+    is_mirrored: bool
+    need: Need
+    dtype: str
+    make_optimizer: Callable[[], Any]
+    input: Any = None
+    placed: list[tuple[int, ...]] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    watched: list[tuple[Any, Callable[[Any], object]]] = field(default_factory=list)
+    minimized: tuple[Any, Callable[[], Any]] | None = None
+
+    def require(self, **changes: Any) -> None:
+        """Begin again, unless the job is traced under such a distribution.
+
+        Raises:
+            FlowError: its view allows none.
+        """
+        needed = replace(self.need, **changes)
+        if self.is_mirrored and needed.kind != "data":
+            raise FlowError(f"job {self.job!r}: split variables and stages need flow.scope.consistent_view()")
+        if self.need.kind == "stages" and needed.kind == "model":
+            raise FlowError(
+                f"job {self.job!r} has placements, which are stages, and splits a variable; it may have one"
+            )
+        if needed != self.need:
+            raise TraceAgain(needed)
+
+
+def current(who: str) -> TracedJob:
+    """The job that is being traced.
+
+    Raises:
+        FlowError: none is.
+    """
+    trace = _current.get()
+    if trace is None:
+        raise FlowError(
+            f"flow.{who} is part of a job: call it in a function under @flow.global_function. Outside of jobs Keras's "
+            "layers and kf.ops compute"
+        )
+    return trace
+
+
+def is_inside() -> bool:
+    """Whether a job is being traced."""
+    return _current.get() is not None
+
+
+@contextmanager
+def tracing(trace: TracedJob) -> Iterator[None]:
+    """Inside, operations belong to a job."""
+    token = _current.set(trace)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def forget() -> None:
+    """Forget the distributions of the session's jobs."""
+    _distributions.clear()
