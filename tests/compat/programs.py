@@ -288,6 +288,78 @@ def variables_of_ones_own() -> None:
     np.testing.assert_allclose(found["bias/value"], b - RATE * d.sum(0), atol=2e-5)
 
 
+def batch_normalization() -> None:
+    """Statistics of the logical batch in a train job, moving ones in a predict job, which returns a variable too."""
+    begin()
+
+    @flow.global_function(type="train")
+    def job(x: tp.Numpy.Placeholder((ROWS, 3))) -> tuple[tp.Numpy, tp.Numpy]:
+        y = flow.layers.batch_normalization(x, momentum=0.9, epsilon=1e-3, name="norm")
+        loss = flow.nn.MSELoss(y, y * 0.0 + 1.0)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0).minimize(loss)
+        return y, flow.math.argmax(y, axis=1)
+
+    @flow.global_function()
+    def evaluate(x: tp.Numpy.Placeholder((2, 3))) -> tp.Bundle[list]:
+        return [
+            flow.layers.batch_normalization(x, momentum=0.9, epsilon=1e-3, name="norm"),
+            flow.get_variable("w", (2,)),
+        ]
+
+    x = np.random.default_rng(2).normal(2.0, 3.0, (ROWS, 3)).astype("float32")
+    y, largest = job(x)
+    wanted = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-3)
+    np.testing.assert_allclose(y, wanted, atol=1e-5)
+    np.testing.assert_array_equal(largest, wanted.argmax(1))
+    moved, weight = evaluate(x[:2])
+    np.testing.assert_allclose(moved, (x[:2] - 0.1 * x.mean(0)) / np.sqrt(0.9 + 0.1 * x.var(0) + 1e-3), atol=1e-5)
+    np.testing.assert_array_equal(weight, np.zeros(2))
+
+
+def bad_input() -> None:
+    """Each mistake is one line that names what was asked and what was found."""
+    begin()
+    x, y = data()[0]
+    job = train_job()
+    refused = [
+        (lambda: job(x[:5], y), "argument 'images' has the shape (5, 1, 6, 6); its placeholder says (13, 1, 6, 6)"),
+        (lambda: job(x, y + 0.5), "argument 'labels' has dtype float64; its placeholder says int32"),
+        (lambda: train_job(mirrored=4)([x[:2]], [y[:2]]), "is a list with an array for each device: 4, got 1"),
+        (lambda: train_job(mirrored=4)(x, y), "argument 'images' is a tp.ListNumpy: give a list of 4 arrays"),
+        (
+            lambda: train_job(mirrored=4)([x[:2]] * 4, [y[:2]] * 3 + [y[:1]]),
+            "'images' has [2, 2, 2, 2] rows, 'labels' has [2, 2, 2, 1]",
+        ),
+        (lambda: train_job(mirrored=4)([x[:5]] * 4, [y[:4]] * 4), "its placeholder says at most 4 rows of (1, 6, 6)"),
+        (lambda: flow.global_function()(lambda x: x), "argument 'x' has no placeholder as its annotation"),
+        (lambda: train_job(lambda x: mlp(mlp(x)))(x, y), "two layers named 'dense1'"),
+        (
+            lambda: train_job(lambda x: mlp(x, split=True), mirrored=4)([x[:2]] * 4, [y[:2]] * 4),
+            "need flow.scope.consis",
+        ),
+        (lambda: flow.layers.dense(x, 3), "an operation of flow is part of a job"),
+        (lambda: flow.config.cpu_device_num(2), "came after the first job: the session has 4 ranks already"),
+        (lambda: flow.nn.moments, "flow.nn.moments of OneFlow 0.x is not in keras_flow.compat.oneflow. Instead: use"),
+        (lambda: flow.data.load_mnist, "flow.data of OneFlow 0.x is not in"),
+        (lambda: flow.function_config().enable_auto_mixed_precision, "keras.config.set_dtype_policy"),
+        (lambda: flow.optimizer.SGD(0.1), "an optimizer takes a schedule, got 0.1"),
+    ]
+    for call, text in refused:
+        with pytest.raises(kf.FlowError) as caught:
+            call()
+        assert text in str(caught.value), caught.value
+    # a job that was refused leaves nothing behind
+    flow.load_variables(began())
+    is_numpys([job(x, y) for x, y in data()])
+
+    @flow.global_function(type="train")
+    def without_loss(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
+        return x
+
+    with pytest.raises(kf.FlowError, match="is a train job and minimizes no loss"):
+        without_loss(np.ones((2, 3), "float32"))
+
+
 def grid_of_devices() -> None:
     """`parallel_distribution` on a 2 x 2 grid: rows over its first axis, the variable's columns over its second."""
     begin()

@@ -79,6 +79,17 @@ HOROVOD = """
 
 Not in the grid: `tests/hvd` compares it with Horovod's formulas on 2 and 3 processes. What is not there, like
 Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
+
+## Programs of OneFlow 0.x
+
+| feature | jax | tensorflow | torch |
+|---|---|---|---|
+| `import keras_flow.compat.oneflow as flow`, job functions, consistent and mirrored view | native | native | native |
+| `model_distribute=`, `get_variable(distribute=, parallel_distribution=)` | native | native | native |
+| `scope.placement`, several in a job: stages | native | native | native |
+
+Not in the grid: `tests/compat` compares the programs of its documentation with NumPy and plain Keras on four ranks,
+with 13 rows. What is not there, like eager execution and `parallel_cast`: [From OneFlow](migrate/from_oneflow.md).
 """
 
 

@@ -123,7 +123,7 @@ def apply(function: Callable[..., Any], *arguments: Any, rows: int | None = -1) 
         arguments: of it.
         rows: of the results; -1: those of the arguments.
     """
-    trace = tracing.current(getattr(function, "__name__", "operation"))
+    trace = tracing.current("an operation of flow")
     batched = [each for each in arguments if isinstance(each, Blob) and each.rows is not None]
     if any(isinstance(each, VariableBlob) for each in arguments):
         given = [Blob(each.tensor, None) if isinstance(each, Reduced) else each for each in arguments]

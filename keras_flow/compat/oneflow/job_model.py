@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_flow.compat.oneflow.blobs import Blob, Reduced
+from keras_flow.compat.oneflow.blobs import Blob, Reduced, VariableBlob, apply
 from keras_flow.compat.oneflow.tracing import TracedJob
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
@@ -77,8 +77,9 @@ class JobModel:
     ) -> None:
         self._rows, self._distribution, self._is_training = rows, distribution, trace.minimized is not None
         self._inputs = inputs
-        #: name of an output -> its tensor
+        #: name of an output -> its tensor; and of what value of the job it is
         self._tensors: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         self._names = [self._output(blob) for blob in outputs]
         loss = self._loss(trace.minimized[0]) if trace.minimized else None
         self.optimizer = optimizer
@@ -102,13 +103,14 @@ class JobModel:
         return self._named(of_rows)
 
     def _named(self, blob: Blob) -> str:
-        tensor = blob.tensor
-        known = [name for name, other in self._tensors.items() if getattr(other, "of", other) is tensor]
-        if known:
+        if known := [name for name, value in self._values.items() if value is blob.tensor]:
             return known[0]
+        name = f"output{len(self._tensors)}"
+        self._values[name] = tensor = blob.tensor
+        if isinstance(blob, VariableBlob):
+            tensor = apply(ops.copy, blob).tensor
         if blob.rows is None:  # a value of the whole batch stands in each row
             tensor = _in_rows(next(iter(self._inputs.values())), tensor)
-        name = f"output{len(self._tensors)}"
         self._tensors[name] = tensor
         return name
 

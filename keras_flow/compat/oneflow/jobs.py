@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import typing
@@ -180,13 +181,15 @@ class GlobalFunction:
         for _ in range(_MOST_TRACES):
             try:
                 made = self._trace(rows)
-            except TraceAgain as again:  # initial values are those of a job that is traced once
+                variables.made()
+                return made
+            except BaseException as error:
                 variables.keep(before)
+                if not isinstance(error, TraceAgain):
+                    raise
+                # initial values are those of a job that is traced once
                 random_states.set_states(states)
-                self._need = again.need
-                continue
-            variables.made()
-            return made
+                self._need = error.need
         raise FlowError(f"job {self.name!r} asks for other placements each time that it is traced")
 
     def _trace(self, rows: int) -> tuple[JobModel, list[Blob], Any, list[Callable[[Any], object]]]:
@@ -207,11 +210,7 @@ class GlobalFunction:
             }
             trace.input = next(iter(inputs.values()))
             given = {name: Blob(tensor, rows) for name, tensor in inputs.items()}
-            scope = config.placement
-            if scope is not None:
-                with scope:
-                    result = self._function(**given)
-            else:
+            with config.placement or contextlib.nullcontext():
                 result = self._function(**given)
             if need.kind == "stages" and len(set(trace.placed)) == 1:
                 raise TraceAgain(Need(ranks=trace.placed[0]))

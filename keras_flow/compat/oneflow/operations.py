@@ -70,7 +70,7 @@ def unpack(input: Blob, unpack_num: int, name: str | None = None) -> Blob:
     Raises:
         FlowError: the rows do not divide, or are cut already.
     """
-    blob, trace = value_of(input, "unpack"), tracing.current("unpack")
+    blob, trace = value_of(input, "unpack"), tracing.current("flow.unpack")
     if blob.rows is None or blob.pieces != 1 or blob.rows % unpack_num:
         raise FlowError(f"flow.unpack: {blob.shape} cannot be cut in {unpack_num} micro-batches of as many rows")
     if trace.need.kind == "stages":
@@ -91,7 +91,7 @@ def pack(input: Blob, pack_num: int, name: str | None = None) -> Blob:
 
 def watch(blob_watched: Blob, handler: Callable[[Any], object]) -> None:
     """Call a function with a value each time that the job has run: an array, in the mirrored view a list."""
-    tracing.current("watch").watched.append((value_of(blob_watched, "watch"), handler))
+    tracing.current("flow.watch").watched.append((value_of(blob_watched, "watch"), handler))
 
 
 # ---- flow.math
@@ -165,7 +165,7 @@ def padding_of(padding: object) -> str:
 
 
 def _dropout(x: Blob, rate: float, seed: int | None = None, name: str | None = None) -> Blob:
-    is_training = tracing.current("nn.dropout").is_training
+    is_training = tracing.current("flow.nn.dropout").is_training
     return apply(keras.layers.Dropout(rate, seed=seed), x) if is_training and rate else x
 
 

@@ -118,7 +118,7 @@ class Minimizer:
         Raises:
             FlowError: in a predict job, or a second time.
         """
-        trace, blob = tracing.current("optimizer.minimize"), value_of(model_diff, "optimizer.minimize")
+        trace, blob = tracing.current("flow.optimizer.minimize"), value_of(model_diff, "optimizer.minimize")
         if not trace.is_training:
             raise FlowError(f'job {trace.job!r} minimizes a loss: write @flow.global_function(type="train")')
         if trace.minimized is not None:
@@ -165,7 +165,7 @@ optimizer = Names(
 
 
 def _add_loss(loss: Blob) -> None:
-    Minimizer(tracing.current("losses.add_loss").make_optimizer).minimize(loss)
+    Minimizer(tracing.current("flow.losses.add_loss").make_optimizer).minimize(loss)
 
 
 losses = Names("losses", add_loss=_add_loss)

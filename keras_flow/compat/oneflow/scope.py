@@ -41,7 +41,7 @@ class PlacementScope:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        trace, world = tracing.current("scope.placement"), session.start()
+        trace, world = tracing.current("flow.scope.placement"), session.start()
         type, ranks = "gpu" if self._type == "cuda" else self._type, self._ranks(world.size)
         if type != world.type or max(ranks) >= world.size:
             raise FlowError(

@@ -109,7 +109,7 @@ class TracedJob:
             raise FlowError(f"job {self.job!r}: split variables and stages need flow.scope.consistent_view()")
         if self.need.kind == "stages" and needed.kind == "model":
             raise FlowError(
-                f"job {self.job!r} has placements, which are stages, and splits a variable; it may have one"
+                f"job {self.job!r} opens several placements, which are stages: its variables cannot be split too"
             )
         if needed != self.need:
             raise TraceAgain(needed)
@@ -124,7 +124,7 @@ def current(who: str) -> TracedJob:
     trace = _current.get()
     if trace is None:
         raise FlowError(
-            f"flow.{who} is part of a job: call it in a function under @flow.global_function. Outside of jobs Keras's "
+            f"{who} is part of a job: call it in a function under @flow.global_function. Outside of jobs Keras's "
             "layers and kf.ops compute"
         )
     return trace

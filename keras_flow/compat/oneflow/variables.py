@@ -65,7 +65,7 @@ def layer_named(
     Raises:
         FlowError: the job has one of that name, or another job has asked for something else.
     """
-    trace, name = tracing.current("layers"), name.replace("/", "_")
+    trace, name = tracing.current("flow.layers"), name.replace("/", "_")
     if layouts:
         trace.require(kind="model")
     if name in trace.names:
@@ -111,7 +111,7 @@ def get_variable(
         parts = [sbp.split(distribute.axis)]
     options = {"shape": tuple(shape), "initializer": initializer or "zeros"}
     options |= {"regularizer": regularizer, "trainable": trainable}
-    kind = dtype or tracing.current("get_variable").dtype
+    kind = dtype or tracing.current("flow.get_variable").dtype
     layouts: dict[str, sbp.SbpSpec] = {"value": parts} if any(part != sbp.broadcast for part in parts) else {}
     asked = ("variable", tuple(shape), tuple(parts))
     return VariableBlob(layer_named(name, lambda name: Holder(name, kind, **options), asked, layouts=layouts))
