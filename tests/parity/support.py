@@ -70,7 +70,7 @@ ONE_DEVICE = {
 }
 
 #: what is tested elsewhere than in the grid
-HOROVOD = """
+OLDER_WORLDS = """
 ## Programs of Horovod
 
 | feature | jax | tensorflow | torch |
@@ -200,7 +200,7 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-{_mirrored_text(mirrored)}{HOROVOD}{_product_text(product)}"""
+{_mirrored_text(mirrored)}{OLDER_WORLDS}{_product_text(product)}"""
 
 
 def _mirrored_text(cells: Sequence[Cell]) -> str:
