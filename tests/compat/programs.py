@@ -316,6 +316,53 @@ def batch_normalization() -> None:
     np.testing.assert_array_equal(weight, np.zeros(2))
 
 
+def micro_batches() -> None:
+    """`flow.unpack` in a job with stages: three micro-batches, and the numbers of the whole batch."""
+    begin()
+    config = flow.function_config()
+    config.default_placement_scope(flow.scope.placement(kind_of_devices(), "0:1"))
+    seen: list = []
+
+    @flow.global_function(type="train", function_config=config)
+    def job(x: tp.Numpy.Placeholder((12, 4))) -> tp.Numpy:
+        with flow.scope.placement(kind_of_devices(), "0:0"):
+            pieces = flow.unpack(x, 3)
+            seen.append(pieces.shape)
+            initializer = flow.ones_initializer()
+            hidden = flow.layers.dense(pieces, 2, kernel_initializer=initializer, use_bias=False, name="first")
+        y = flow.layers.dense(hidden, 1, kernel_initializer=initializer, name="second")
+        y = flow.pack(y, 3)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(y)
+        return y
+
+    x = np.random.default_rng(4).normal(size=(12, 4)).astype("float32")
+    np.testing.assert_allclose(job(x)[:, 0], 2 * x.sum(1), atol=1e-5)
+    first, second = np.ones((4, 2)) - 0.1 * x.mean(0)[:, None], np.ones(2) - 0.1 * x.sum(1).mean()
+    np.testing.assert_allclose(job(x)[:, 0], x @ first @ second - 0.1, atol=1e-5)
+    assert seen[-1] == (4, 4)
+    assert [kf.layout_of(layer(name).kernel).layout.placement.ranks for name in ("first", "second")] == [(0,), (1,)]
+
+
+def images_of_ones_own() -> None:
+    """`flow.nn.conv2d` with a variable of OneFlow's order of dims, biases of channels, and pooling."""
+    begin()
+    kernel = np.random.default_rng(6).normal(size=(2, 1, 3, 3)).astype("float32")
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((5, 1, 6, 6))) -> tp.Numpy:
+        filters = flow.get_variable("filters", (2, 1, 3, 3))
+        bias = flow.get_variable("bias", (2,), initializer=flow.constant_initializer(0.5))
+        y = flow.nn.bias_add(flow.nn.conv2d(x, filters, strides=1, padding="VALID"), bias)
+        return flow.nn.avg_pool2d(y, ksize=2, strides=2, padding="VALID")
+
+    flow.load_variables({"filters/value": kernel})
+    x = np.random.default_rng(7).normal(size=(5, 1, 6, 6)).astype("float32")
+    windows = np.lib.stride_tricks.sliding_window_view(x[:, 0], (3, 3), axis=(1, 2))
+    convolved = np.einsum("rhwij,cij->rchw", windows, kernel[:, 0]) + 0.5
+    wanted = convolved.reshape(5, 2, 2, 2, 2, 2).mean((3, 5))
+    np.testing.assert_allclose(job(x), wanted, atol=1e-5)
+
+
 def bad_input() -> None:
     """Each mistake is one line that names what was asked and what was found."""
     begin()

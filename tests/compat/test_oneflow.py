@@ -34,6 +34,8 @@ def test_the_reference_programs(backend: str, on_ranks: Callable) -> None:
         programs.consistent_lenet,
         programs.variables_of_ones_own,
         programs.batch_normalization,
+        programs.micro_batches,
+        programs.images_of_ones_own,
         programs.bad_input,
         programs.grid_of_devices,
         programs.optimizers,
