@@ -343,6 +343,23 @@ def micro_batches() -> None:
     assert [kf.layout_of(layer(name).kernel).layout.placement.ranks for name in ("first", "second")] == [(0,), (1,)]
 
 
+def one_placement() -> None:
+    """A job whose only placement is device 1 runs there."""
+    begin()
+
+    @flow.global_function(type="train")
+    def job(x: tp.Numpy.Placeholder((5, 4))) -> tp.Numpy:
+        with flow.scope.placement(kind_of_devices(), "0:1"):
+            y = flow.layers.dense(x, 1, kernel_initializer=flow.ones_initializer(), name="out")
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(y)
+        return y
+
+    x = np.arange(20, dtype="float32").reshape(5, 4)
+    np.testing.assert_allclose(job(x)[:, 0], x.sum(1), rtol=1e-6)
+    np.testing.assert_allclose(job(x)[:, 0], x @ (1 - 0.5 * x.mean(0)) - 0.5, rtol=1e-6)
+    assert kf.layout_of(layer("out").kernel).layout.placement.ranks == (1,)
+
+
 def images_of_ones_own() -> None:
     """`flow.nn.conv2d` with a variable of OneFlow's order of dims, biases of channels, and pooling."""
     begin()

@@ -35,6 +35,7 @@ def test_the_reference_programs(backend: str, on_ranks: Callable) -> None:
         programs.variables_of_ones_own,
         programs.batch_normalization,
         programs.micro_batches,
+        programs.one_placement,
         programs.images_of_ones_own,
         programs.bad_input,
         programs.grid_of_devices,
