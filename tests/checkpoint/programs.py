@@ -12,8 +12,8 @@ import keras_flow as kf
 
 ROWS, BATCH = 38, 5  # the last batch has 3 rows
 LAYOUTS = ("dp4", "2x2", "1x4", "4x1", "one")
-#: those of the matrix: 2 ranks, slots that are split further, 3 of 4, and splits that do not divide
-MATRIX = ("dp2", "1x2", "2x2", "dp4z2", "1x3", "dp3", "one")
+#: those of the matrix: 2 ranks, weights and slots that are split further, 3 of 4, and splits that do not divide
+MATRIX = ("dp2", "1x2", "2x2", "dp4z3", "1x3", "dp3", "one")
 #: sources of data, and whether an engine has them
 SOURCES = ("arrays", "dataset", "tf.data", "loader", "generator")
 
