@@ -33,7 +33,7 @@ from keras_flow.current.distribution import Distribution, active, holding
 from keras_flow.current.dry_run import is_dry_run
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.current.world import World
-from keras_flow.errors import FlowError, LayoutError
+from keras_flow.errors import FlowError, LayoutError, warn
 
 #: models whose `jit_compile=True` was read from a file
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
@@ -299,6 +299,22 @@ def _batch_begins(
     return original(callbacks, *args, **kwargs)
 
 
+def _clear_session(distribution: Distribution, original: Callable[..., None], *args: object, **kwargs: object) -> None:
+    """Hook on `clear_session`: an open scope holds.
+
+    Keras keeps the active distribution with all else that the call clears, and KerasTuner makes it before each trial.
+    """
+    original(*args, **kwargs)
+    if distribution.open_scopes:
+        keras.distribution.set_distribution(distribution)
+    else:
+        warn(
+            "keras.utils.clear_session() has cleared the distribution that keras.distribution.set_distribution() had "
+            "set: models made from here on are not distributed. Set it again, or use `with distribution.scope():`, "
+            "which holds"
+        )
+
+
 _STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
 #: loop -> the kind of function that it runs, step for step
 _FUNCTIONS = {"fit": "train", "evaluate": "test", "predict": "predict"}
@@ -336,6 +352,12 @@ def hooks() -> Sequence[Hook]:
                 when=pausing.gate_of,
             )
             for loop in ("train", "test", "predict")
+        ),
+        Hook(
+            "keras:global_state",
+            "clear_session",
+            _clear_session,
+            "clears the active distribution too; without it what follows in a scope is not distributed, in silence",
         ),
         Hook(
             "keras:saving_lib",

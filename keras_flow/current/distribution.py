@@ -83,6 +83,8 @@ class Distribution(KerasDistribution):
     strategy: str | None = None
     zero_stage = 0
 
+    #: how many scopes of it are open
+    open_scopes = 0
     #: of a part of a pipeline: the first rank of the stages whose variables it lays
     stage_rank: int | None = None
     _whole: Distribution | None = None

@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend, Capabilities
     from keras_flow.current.world import World
 
+
 _LOST = (
-    "the distribution was taken away inside its scope: keras.utils.clear_session() clears it with all else that Keras "
-    "keeps, so models made after it here are not distributed; call it before the scope is entered"
+    "the distribution was taken away inside its scope, by keras.distribution.set_distribution(None) or by a "
+    "`clear_session` imported by name before the first distribution was made: models made after it here are not "
+    "distributed. Inside a scope call keras.utils.clear_session(), which leaves the scope"
 )
 
 
@@ -164,14 +166,17 @@ class FlowDistribution(Distribution):
 
     @contextmanager
     def scope(self) -> Iterator[FlowDistribution]:
-        """Make this distribution the current one.
+        """Make this distribution the current one; `keras.utils.clear_session` inside leaves it so.
 
-        Warns at the end if `keras.utils.clear_session` removed it meanwhile: models created after that call are not
-        distributed.
+        Warns at the end if it was taken away meanwhile: models created after that are not distributed.
         """
         self.enter()
         with super().scope():
-            yield self
+            self.open_scopes += 1
+            try:
+                yield self
+            finally:
+                self.open_scopes -= 1
             if keras.distribution.distribution() is None:
                 warn(_LOST)
 

@@ -150,9 +150,29 @@ def test_the_next_batch_is_transferred_while_a_step_runs(monkeypatch: pytest.Mon
     assert at_steps == [4, 8, 10]
 
 
-def test_a_scope_whose_distribution_was_cleared_says_so() -> None:
-    with (
-        pytest.warns(kf.FlowWarning, match="taken away inside its scope.*clear_session"),
-        kf.DataParallel(programs.DATA).scope(),
-    ):
+@pytest.mark.parametrize("module", ["utils", "backend"])
+def test_a_scope_holds_when_the_session_is_cleared(module: str) -> None:
+    inner, outer = kf.DataParallel(programs.DATA), programs.hybrid()
+    with outer.scope():
+        with inner.scope():
+            getattr(keras, module).clear_session()
+            assert keras.distribution.distribution() is inner
+        assert keras.distribution.distribution() is outer
+    assert keras.distribution.distribution() is None
+
+
+def test_a_scope_whose_distribution_was_taken_away_says_so() -> None:
+    clear_session = keras.utils.clear_session.__wrapped__  # type: ignore[attr-defined]  # imported before the hooks
+    for take_away in (clear_session, lambda: keras.distribution.set_distribution(None)):
+        with (
+            pytest.warns(kf.FlowWarning, match="taken away inside its scope.*set_distribution.*clear_session"),
+            kf.DataParallel(programs.DATA).scope(),
+        ):
+            take_away()
+
+
+def test_a_distribution_that_was_set_is_cleared_with_the_session_and_a_line() -> None:
+    keras.distribution.set_distribution(kf.DataParallel(programs.DATA))
+    with pytest.warns(kf.FlowWarning, match=r"has cleared the distribution that keras.distribution.set_distribution"):
         keras.utils.clear_session()
+    assert keras.distribution.distribution() is None
