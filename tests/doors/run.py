@@ -19,7 +19,9 @@ TOLERANCE = 1e-5
 
 
 def run(tasks: Sequence[tuple[str, Setting]], folder: str) -> list[dict[str, Any]]:
-    """Run on every rank; a result for each door and setting: `status` is right, refused, wrong or crash.
+    """Run on every rank; a result for each door and setting.
+
+    `status` is right, refused, wrong or crash; "raises" where one device raises the same, so that nothing is compared.
 
     Args:
         tasks: doors, each with its setting.
@@ -47,7 +49,7 @@ def _opened(door: str, setting: Setting, folder: Path) -> dict[str, Any]:
         result |= {"status": "refused", "detail": str(failure)}
     except Exception as failure:
         same = _text(failure) == error
-        result |= {"status": "right" if same else "crash", "detail": _text(failure) + traceback.format_exc()[-1800:]}
+        result |= {"status": "raises" if same else "crash", "detail": _text(failure) + traceback.format_exc()[-1800:]}
     else:
         over = differences(expected, found) if env.process_index() == 0 and not error else []
         result |= {"status": "wrong" if over or error else "right", "detail": "; ".join(over) or error}

@@ -31,7 +31,7 @@ def test_every_door_has_a_case_or_a_reason() -> None:
 
 
 def bad(results: list[dict]) -> list[dict]:
-    return [line for line in results if line["status"] in ("wrong", "crash")]
+    return [line for line in results if line["status"] != "right"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -46,13 +46,17 @@ def export(s: Stage) -> Any:
     import tensorflow as tf
 
     s.model.export(s.folder / "saved", verbose=False)
-    return np.asarray(tf.saved_model.load(str(s.folder / "saved")).serve(s.x))
+    loaded = tf.saved_model.load(str(s.folder / "saved"))  # its variables live as long as it
+    return np.asarray(loaded.serve(s.x))
 
 
 @door("wrappers.SKLearnRegressor")
 def sklearn(s: Stage) -> Any:
-    model = keras.wrappers.SKLearnRegressor(s.build(), fit_kwargs={"batch_size": len(s.x), "verbose": 0, "epochs": 2})
-    model.fit(s.x, s.y)
+    def make(X: Any, y: Any) -> Any:
+        return s.build([keras.layers.Input((6,)), keras.layers.Dense(1, name="h")])  # a number for each row
+
+    model = keras.wrappers.SKLearnRegressor(make, fit_kwargs={"batch_size": len(s.x), "verbose": 0, "epochs": 2})
+    model.fit(s.x, s.y[:, 0])
     return model.predict(s.x)
 
 
@@ -77,8 +81,18 @@ def serialized(s: Stage) -> Any:
 @door("saving.KerasFileEditor")
 def file_editor(s: Stage) -> Any:
     s.model.save_weights(s.folder / "m.weights.h5")
-    editor = keras.saving.KerasFileEditor(s.folder / "m.weights.h5")
-    return sorted(editor.weights_dict)
+    editor = keras.saving.KerasFileEditor(str(s.folder / "m.weights.h5"))
+    return _leaves(editor.weights_dict)
+
+
+def _leaves(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """The arrays of a tree of dicts, by path."""
+    parts = ((f"{path}/{name}", value) for name, value in tree.items())
+    return {
+        name: leaf
+        for part, value in parts
+        for name, leaf in (_leaves(value, part) if isinstance(value, dict) else {part: np.asarray(value)}).items()
+    }
 
 
 @door("copy.deepcopy")

@@ -185,9 +185,9 @@ def layout_map(s: Stage) -> Any:
 
 @door("distribution.distribute_tensor")
 def distribute_tensor(s: Stage) -> Any:
-    devices = keras.distribution.list_devices()
-    mesh = keras.distribution.DeviceMesh((len(devices),), ("batch",), devices)
-    layout = keras.distribution.TensorLayout((None, None), mesh)
-    if keras.distribution.distribution() is None:
+    if s.distribution is None or keras.distribution.distribution() is None:
         return s.x  # without any distribution it is Keras's own, which has one on JAX only
+    ranks = s.distribution.placement
+    mesh = keras.distribution.DeviceMesh(ranks.hierarchy, ranks.axis_names, keras.distribution.list_devices())
+    layout = keras.distribution.TensorLayout((None, None), mesh)
     return keras.ops.convert_to_numpy(keras.distribution.distribute_tensor(keras.ops.convert_to_tensor(s.x), layout))
