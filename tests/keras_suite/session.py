@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ class Recorder:
         only: the tests that are run; None: all.
     """
 
+    #: whether a test has taken the engine's devices away
+    is_broken = False
+
     def __init__(self, layout: str, out: Path | None, done: set[str], only: set[str] | None):
         self.done, self.only = done, only
         self.layout, self.out = layout, out
@@ -47,7 +52,8 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Say that no test is left."""
-        self._write({"ends": True})
+        if not self.is_broken:
+            self._write({"ends": True})
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -55,6 +61,9 @@ class Recorder:
         self._write({"begins": item.nodeid})
         self.begun = time.monotonic()
         yield
+        if self.layout != "1" and "_reset_context()" in inspect.getsource(item.function):  # type: ignore[attr-defined]
+            # TensorFlow has forgotten the ranks: another process does the rest
+            self.is_broken, item.session.shouldstop = True, "the engine was reset"
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -75,6 +84,7 @@ class Recorder:
                     "test": item.nodeid,
                     "outcome": report.outcome,
                     "error": f"{type(error).__name__}: {error}"[:1500] if error is not None else "",
+                    "trace": "".join(traceback.format_exception(error))[-3000:] if error is not None else "",
                     "is_refusal": any(kind.__name__ == "FlowError" for kind in type(error).__mro__),
                     "seconds": round(time.monotonic() - self.begun, 2),
                 }
