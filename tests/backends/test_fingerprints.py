@@ -56,6 +56,17 @@ def test_every_hook_has_a_fingerprint_that_is_what_is_installed(engine: str, on_
     assert unknown == []
 
 
+@pytest.mark.parametrize("engine", ["jax", "tensorflow", "torch"])
+def test_hooks_are_the_same_for_each_distribution(engine: str, on_ranks) -> None:
+    """Otherwise each distribution would wrap Keras once more, until a program of many ends in a RecursionError."""
+
+    def program() -> list[str]:
+        first, second = [*backend().hooks(), *keras_hooks.hooks()], [*backend().hooks(), *keras_hooks.hooks()]
+        return [one.name for one, other in zip(first, second, strict=True) if one.replacement != other.replacement]
+
+    assert on_ranks(engine)(program) == []
+
+
 def test_an_engine_of_others_is_held_against_what_is_known_of_keras() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
