@@ -1,4 +1,4 @@
-"""`model.export` under a distribution: process 0 writes the model of one device, from gathered weights.
+"""`model.export` and `ExportArchive` under a distribution: process 0 writes the model of one device, gathered weights.
 
 The exporters trace the model, which they cannot where its variables are distributed tensors: torch.export ends in pages
 of text, and other formats would hold one process's part. Inside `whole` a model's variables have plain values, and no
@@ -8,8 +8,9 @@ distribution holds, so the file is that of a model which was trained on one devi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from keras_flow import atomic
 from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
-from keras_flow.current import models
+from keras_flow.current import models, reachable
 from keras_flow.current.distribution import Distribution, holding
+from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
 
 def hooks() -> tuple[Hook, ...]:
-    """The hook on `Model.export`."""
+    """The hooks on `Model.export` and on the methods of `ExportArchive`."""
     return (
         Hook(
             "keras.Model",
@@ -34,6 +36,16 @@ def hooks() -> tuple[Hook, ...]:
             export,
             "exporters trace a model on one device; of several processes each would write",
             when=_over_ranks,
+        ),
+        *(
+            Hook(
+                "keras:ExportArchive",
+                name,
+                _into_archive,
+                "an archive traces functions of the program, which on TensorFlow cannot read weights on several ranks",
+                when=_of_archive,
+            )
+            for name in ("track", "add_endpoint", "track_and_add_endpoint", "add_variable_collection", "write_out")
         ),
     )
 
@@ -87,20 +99,68 @@ def export(
 @contextmanager
 def whole(model: keras.Model) -> Iterator[None]:
     """Inside, the model's variables have plain logical values on one device, and no distribution holds."""
-    variables = [variable for variable in models.all_variables(model) if variable._value is not None]
-    values = [_logical(variable) for variable in variables]  # while all are on the ranks
-    kept = [(variable._value, getattr(variable, "_layout", None)) for variable in variables]
+    with _plain(list(models.all_variables(model)), [model], {}):
+        yield
+
+
+@contextmanager
+def _plain(variables: Iterable[keras.Variable], layers: Iterable[keras.Layer], made: dict[int, Any]) -> Iterator[None]:
+    """Inside, variables have plain logical values on one device, and no distribution holds.
+
+    Args:
+        variables: some.
+        layers: those that have them.
+        made: id of a variable -> the plain value of an earlier call, which a traced function may hold; it is added to.
+    """
+    given = [variable for variable in variables if variable._value is not None]
+    values = [_logical(variable) for variable in given]  # while all are on the ranks
+    kept = [(variable._value, getattr(variable, "_layout", None)) for variable in given]
     with holding(None):
         try:
-            for variable, value in zip(variables, values, strict=True):
+            for variable, value in zip(given, values, strict=True):
                 variable._layout = None
-                variable._value = backend().plain_value(variable, value)
-            backend().track(model)
+                variable._value = backend().plain_value(variable, value, made.get(id(variable)))
+                made[id(variable)] = variable._value
+            for layer in layers:
+                backend().track(layer)
             yield
         finally:
-            for variable, (value, layout) in zip(variables, kept, strict=True):
+            for variable, (value, layout) in zip(given, kept, strict=True):
                 variable._value, variable._layout = value, layout
-            backend().track(model)
+            for layer in layers:
+                backend().track(layer)
+
+
+def _of_archive(archive: Any, *args: object, **kwargs: object) -> _Given | None:
+    """Condition of the hooks on an archive: what it was given, where that has variables on several ranks."""
+    before = getattr(archive, "_keras_flow_given", None) or _Given([], [], {})
+    known = {id(variable) for variable in before.variables}
+    found = [variable for variable, _ in reachable.variables(args, kwargs) if id(variable) not in known]
+    variables = [*before.variables, *found]
+    layers = [getattr(value, "__self__", value) for value in (*args, *kwargs.values())]
+    layers = [layer for layer in layers if isinstance(layer, keras.Layer) and layer not in before.layers]
+    if not any((layout := keras_layout(each)) and not layout.distribution.has_one_rank for each in variables):
+        return None
+    archive._keras_flow_given = _Given(variables, [*before.layers, *layers], before.made)
+    return archive._keras_flow_given
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What an archive was given: variables, layers, and by a variable's id the plain value that its functions hold."""
+
+    variables: list[keras.Variable]
+    layers: list[keras.Layer]
+    made: dict[int, Any]
+
+
+def _into_archive(given: _Given, original: Callable[..., object], archive: object, *args: Any, **kwargs: Any) -> object:
+    """Hook on the methods of `ExportArchive`: they see the variables as one device has them; process 0 writes."""
+    with _plain(given.variables, given.layers, given.made):
+        if original.__name__ != "write_out" or backend().world().process_count == 1:
+            return original(archive, *args, **kwargs)
+        shared_files.write_here(lambda: original(archive, *args, **kwargs), "ExportArchive.write_out")
+        return None
 
 
 def _logical(variable: keras.Variable) -> np.ndarray:

@@ -378,11 +378,11 @@ class Backend(TensorEngine, Protocol):
         ...
 
     # ---- exporting.py
-    def plain_value(self, variable: keras.Variable, value: np.ndarray) -> Any:
-        """A value that the variable would have on one device, no distribution being active."""
+    def plain_value(self, variable: keras.Variable, value: np.ndarray, before: object = None) -> Any:
+        """A value that the variable would have on one device; `before` is the one of an earlier call, or None."""
         ...
 
-    def track(self, model: keras.Model) -> None:
+    def track(self, model: keras.Layer) -> None:
         """Tell what lists a model's variables besides Keras that their values were replaced."""
         ...
 

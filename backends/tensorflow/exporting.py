@@ -7,8 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 
-def plain_value(variable: keras.Variable, value: np.ndarray) -> tf.Variable:
-    """A `tf.Variable` on the default device."""
+def plain_value(variable: keras.Variable, value: np.ndarray, before: object = None) -> tf.Variable:
+    """A `tf.Variable` on the default device: that of before, which a traced function reads, with this value."""
+    if isinstance(before, tf.Variable):
+        before.assign(value)
+        return before
     return tf.Variable(
         value,  # type: ignore[arg-type]  # an array is taken too
         dtype=variable._dtype,
@@ -17,5 +20,5 @@ def plain_value(variable: keras.Variable, value: np.ndarray) -> tf.Variable:
     )
 
 
-def track(model: keras.Model) -> None:
+def track(model: keras.Layer) -> None:
     """Nothing: what is exported tracks Keras's variables."""

@@ -155,7 +155,7 @@ def remat(
     return call
 
 
-def retrack(model: keras.Model) -> None:
+def retrack(model: keras.Layer) -> None:
     """Tell torch's modules of replaced parameters: Keras hands them over once; `zero_grad` misses new ones."""
     for layer in model._flatten_layers():
         tracked = layer.__dict__.get("_modules", {}).get("_torch_params")

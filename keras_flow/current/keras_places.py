@@ -95,6 +95,12 @@ def _adapter(name: str) -> Callable[[], ModuleType]:
     return lambda: importlib.import_module(f"{_adapters().__name__}.{name}")
 
 
+def _archive() -> type:
+    """The engine's class of archives; `ExportArchive` only chooses one by the format."""
+    found = _written_in(keras.export.ExportArchive.write_out)
+    return found.get("BackendSavedModelExportArchive", keras.export.ExportArchive)
+
+
 def _torch_optimizers(name: str = "") -> Callable[[], ModuleType]:
     """The package of torch's optimizers, or a module in it: Keras chooses a class of it as an optimizer is made."""
 
@@ -141,6 +147,7 @@ _PLACES: dict[str, Callable[[], Any]] = {
     "keras:saving": lambda: _module_of(keras.saving.load_model),
     "keras:saving_lib": _asked_by(lambda: keras.saving.load_model, "saving_lib"),
     "keras:file_utils": lambda: _module_of(keras.utils.get_file),
+    "keras:ExportArchive": _archive,
     "keras:io_utils": lambda: _module_of(keras.config.enable_interactive_logging),
     # states
     "keras:global_state": lambda: _module_of(keras.utils.clear_session),

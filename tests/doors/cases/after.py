@@ -38,7 +38,7 @@ def distillation(s: Stage) -> Any:
     return loss, s.extra["student"].get_weights()
 
 
-@door("Model.export", "export.ExportArchive")
+@door("Model.export")
 def export(s: Stage) -> Any:
     if keras.backend.backend() == "torch":  # TensorFlow is not needed for torch's own format
         s.model.export(s.folder / "m.pt2", format="torch", verbose=False)
@@ -48,6 +48,26 @@ def export(s: Stage) -> Any:
     s.model.export(s.folder / "saved", verbose=False)
     loaded = tf.saved_model.load(str(s.folder / "saved"))  # its variables live as long as it
     return np.asarray(loaded.serve(s.x))
+
+
+@door("export.ExportArchive")
+def archive(s: Stage) -> Any:
+    import tensorflow as tf
+
+    signature = [keras.InputSpec(shape=(None, 6), dtype="float32")]
+    made = keras.export.ExportArchive()
+    if keras.backend.backend() == "torch":  # has the one method
+        made.track_and_add_endpoint("serve", s.model, signature)
+    else:
+        made.track(s.model)
+        made.add_endpoint("serve", lambda x: s.model(x, training=False), signature)
+        made.add_endpoint("hidden", s.model.layers[0].call, signature)
+    if keras.backend.backend() == "tensorflow":  # it writes what weights are then; JAX, what they were
+        s.model.fit(s.x, s.y, batch_size=len(s.x), verbose=0)
+    made.write_out(str(s.folder / "archive"), verbose=False)
+    loaded = tf.saved_model.load(str(s.folder / "archive"))
+    served = [np.asarray(keras.tree.flatten(getattr(loaded, name)(s.x))[0]) for name in made._endpoint_names]
+    return served, s.model.predict(s.x, verbose=0)
 
 
 @door("wrappers.SKLearnRegressor")
