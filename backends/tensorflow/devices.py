@@ -12,6 +12,7 @@ os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "0"
 # columns is wrong on a mesh whose ranks do not ascend along the axis. It is read when the first function needs it.
 os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
@@ -20,6 +21,7 @@ from keras_flow.backends.active import announced_devices
 from keras_flow.backends.interface import World
 from keras_flow.backends.tensorflow.processes import JOB, join, joined
 from keras_flow.current import first_use, joining, processes
+from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
 
 _world: World | None = None
@@ -147,3 +149,13 @@ def _too_few(devices: int, available: int, type: str) -> str:
         f"initialises it: call kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
         f"{first_use.in_words(first_use.first_uses('tensorflow'))}"
     )
+
+
+def _leave() -> None:
+    """In a forked process: a layout over ranks would wait for their threads, which the parent alone has."""
+    if active() is not None:
+        keras.distribution.set_distribution(None)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave)

@@ -67,3 +67,32 @@ def test_program_that_may_end_collectives(name: str, on_ranks) -> None:
 
 def test_every_program_is_run(on_ranks) -> None:
     assert sorted(on_ranks(ENGINE)(names)) == sorted((*NAMES, *UNSPLIT, *ENDING, *FILES))
+
+
+@pytest.mark.timeout(200)
+def test_a_forked_process_computes_on_one_device(on_ranks) -> None:
+    """As `multiprocessing.Pool` starts it on Linux; under the distribution it would wait without end."""
+
+    def program() -> list[float]:
+        import multiprocessing
+
+        import keras
+
+        import keras_flow as kf
+
+        def sums(values: multiprocessing.Queue) -> None:
+            made = keras.Variable([1.0, 2.0])
+            values.put([float(keras.ops.sum(made)), float(keras.distribution.distribution() is None)])
+
+        forks = multiprocessing.get_context("fork")
+        values = forks.Queue()
+        with kf.DataParallel().scope():
+            keras.Variable([1.0])
+            child = forks.Process(target=sums, args=(values,))
+            child.start()
+            try:
+                return values.get(timeout=60)
+            finally:
+                child.kill()
+
+    assert on_ranks("tensorflow")(program) == [3.0, 1.0]
