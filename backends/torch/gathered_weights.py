@@ -196,8 +196,8 @@ class Gathered:
     """The whole weights that a step has: where each came from."""
 
     def __init__(self) -> None:
-        #: where its memory is -> the whole weight, the variable's value, and its route
-        self.sources: dict[int, tuple[weakref.ref[torch.Tensor], DTensor, _Route]] = {}
+        #: where its memory is -> the whole weight, how often it was written, the variable's value, and its route
+        self.sources: dict[int, tuple[weakref.ref[torch.Tensor], int, DTensor, _Route]] = {}
         #: the one that the backward pass gathered last: a layer may have kept several views of it
         self._last: tuple[object, weakref.ref[torch.Tensor]] | None = None
 
@@ -206,9 +206,13 @@ class Gathered:
         if type(tensor) is not torch.Tensor:
             return tensor
         found = self.sources.get(tensor.untyped_storage().data_ptr())
-        if found is None or found[0]() is None:  # another tensor may have its memory by now
+        if found is None:
             return tensor
-        _, value, route = found
+        of, version, value, route = found
+        whole = of()
+        # another tensor may have its memory by now, and a layer may have written into it
+        if whole is None or whole._version != version:
+            return tensor
         return _Again(
             value,
             value._local_tensor._version,
@@ -239,7 +243,8 @@ class Gathered:
 
 def _note(step: RunningStep, whole: torch.Tensor, variable: keras.Variable, route: _Route) -> None:
     if step.gathered is not None and whole.requires_grad:
-        step.gathered.sources[whole.untyped_storage().data_ptr()] = weakref.ref(whole), variable._value, route
+        where = whole.untyped_storage().data_ptr()
+        step.gathered.sources[where] = weakref.ref(whole), whole._version, variable._value, route
 
 
 @contextlib.contextmanager
