@@ -11,7 +11,6 @@ drops them. The gradient of x gathers them again. Of the gradient of K, rank 0 r
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -161,19 +160,23 @@ class _Distributed(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def read_once(layer: keras.Layer) -> Iterator[None]:
-    """Gather the weights of a recurrent layer for all of its time steps; nothing to do for others."""
-    step = current_step()
-    if (
-        step is None
-        or not step.distribution.gathers_weights
-        or (step.consistent and step.inside is None)
-        or not row_interaction.is_recurrent(layer)
-    ):
-        yield
-        return
-    with variables.holding([(each, plain(step, each)) for each in layer.variables if is_held_split(each)]):
-        yield
+def within_call(step: RunningStep, layer: keras.Layer) -> Iterator[None]:
+    """A layer is called: what it gathers is known until its end, and a recurrent one gathers once for all time steps.
+
+    Whole weights of a recurrent layer are kept for the backward pass, which would gather them at each step.
+    """
+    known = None if step.gathered is None else dict(step.gathered.sources)
+    held: list[tuple[keras.Variable, torch.Tensor]] = []
+    if not (step.consistent and step.inside is None) and row_interaction.is_recurrent(layer):
+        held = [(each, plain(step, each)) for each in layer.variables if is_held_split(each)]
+        if known is not None:
+            step.gathered.sources = dict(known)  # type: ignore[union-attr]
+    try:
+        with variables.holding(held):
+            yield
+    finally:
+        if known is not None:
+            step.gathered.sources = known  # type: ignore[union-attr]
 
 
 # ---- what autograd keeps
@@ -193,13 +196,17 @@ class _Again:
 
 
 class Gathered:
-    """The whole weights that a step has: where each came from."""
+    """The whole weights that the layers which are being called have: where each came from.
+
+    All ranks gather alike, or they wait for each other without end. So nothing here depends on when Python frees a
+    tensor: a whole weight is held until its layer's call ends.
+    """
 
     def __init__(self) -> None:
         #: where its memory is -> the whole weight, how often it was written, the variable's value, and its route
-        self.sources: dict[int, tuple[weakref.ref[torch.Tensor], int, DTensor, _Route]] = {}
+        self.sources: dict[int, tuple[torch.Tensor, int, DTensor, _Route]] = {}
         #: the one that the backward pass gathered last: a layer may have kept several views of it
-        self._last: tuple[object, weakref.ref[torch.Tensor]] | None = None
+        self._last: tuple[object, torch.Tensor] | None = None
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Again:
         """What autograd keeps in a tensor's place."""
@@ -208,10 +215,8 @@ class Gathered:
         found = self.sources.get(tensor.untyped_storage().data_ptr())
         if found is None:
             return tensor
-        of, version, value, route = found
-        whole = of()
-        # another tensor may have its memory by now, and a layer may have written into it
-        if whole is None or whole._version != version:
+        whole, version, value, route = found
+        if whole._version != version:  # the layer has written into it
             return tensor
         return _Again(
             value,
@@ -233,18 +238,17 @@ class Gathered:
                 "that uses it"
             )
         key = (id(kept.value), kept.dtype)
-        whole = self._last[1]() if self._last is not None and self._last[0] == key else None
-        if whole is None:
+        if self._last is None or self._last[0] != key:
+            self._last = None
             with torch.no_grad():
-                whole = kept.route.gathered(kept.value).to(kept.dtype)
-            self._last = key, weakref.ref(whole)
-        return whole.as_strided(kept.size, kept.stride, kept.offset)
+                self._last = key, kept.route.gathered(kept.value).to(kept.dtype)
+        return self._last[1].as_strided(kept.size, kept.stride, kept.offset)
 
 
 def _note(step: RunningStep, whole: torch.Tensor, variable: keras.Variable, route: _Route) -> None:
     if step.gathered is not None and whole.requires_grad:
         where = whole.untyped_storage().data_ptr()
-        step.gathered.sources[where] = weakref.ref(whole), whole._version, variable._value, route
+        step.gathered.sources[where] = whole, whole._version, variable._value, route
 
 
 @contextlib.contextmanager
@@ -254,5 +258,8 @@ def not_kept(step: RunningStep) -> Iterator[None]:
         yield
         return
     step.gathered = Gathered()
-    with torch.autograd.graph.saved_tensors_hooks(step.gathered.keep, step.gathered.give):
-        yield
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(step.gathered.keep, step.gathered.give):
+            yield
+    finally:
+        step.gathered = None

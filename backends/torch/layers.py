@@ -64,14 +64,24 @@ def call(
     """
     if not isinstance(context, RunningStep):
         return _call_outside(context, original, layer, args, kwargs)
-    step = context
+    if not context.distribution.gathers_weights:
+        return _call_in_step(context, original, layer, args, kwargs)
+    with gathered_weights.within_call(context, layer):
+        return _call_in_step(context, original, layer, args, kwargs)
+
+
+def _call_in_step(
+    step: RunningStep,
+    original: Callable[..., object],
+    layer: keras.Layer,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     # a layer within a layer that computes this rank's rows already
     if step.inside is not None:
-        with gathered_weights.read_once(layer):
-            return short_calls.call(original, layer, args, kwargs)
+        return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
-        with gathered_weights.read_once(layer):
-            return mirrored.call(original, step, layer, args, kwargs)
+        return mirrored.call(original, step, layer, args, kwargs)
     outputs = _consistent(step, original, layer, args, kwargs)
     return leaves.mapped(handed_out.through_plain, outputs) if handed_out.is_one(layer) else outputs
 
