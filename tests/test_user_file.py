@@ -118,7 +118,7 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
     with pytest.raises(
         kf.FlowError,
-        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz2 \(zero=\), or one of distributions\(\): \['dp3'",
+        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz3 \(zero=\), or one of distributions\(\): \['dp3'",
     ):
         user_file.distribution_maker(tiny, "qq4")
 

@@ -34,6 +34,7 @@ MAP: dict[str, tuple[str, ...]] = {
     "backends/*/profil*.py": ("tests/timeline",),
     "backends/*/replica.py": ("tests/comm",),
     "backends/*/tensors.py": ("tests/tensors",),
+    "keras_flow/compat/oneflow/*.py": ("tests/compat",),
     "keras_flow/current/*.py": ("tests/distributions", "tests/verify"),
     "keras_flow/parallel/*.py": ("tests/distributions", "tests/verify"),
     "keras_flow/*.py": ("tests/test_doctests.py",),
