@@ -27,6 +27,8 @@ CASES = [
     for engine in MODULES
     for layout in models.LAYOUTS
     if (engine, layout[-2:]) != ("jax", "z2")  # the program of z1, which is not compiled twice
+    # DTensor gathers activations as well, which explain does not know (docs/memory.md)
+    if (engine, name, layout[-2:]) != ("tensorflow", "transformer", "z3")
 ]
 Counted = Callable[[str, str, str], dict]
 
