@@ -52,7 +52,7 @@ def test_slots_that_are_split_further_than_their_variable(
             for name, tensor in tensors.items()
             if name.split("@")[0] in tensors
         )
-        assert is_split == (saved_under[-2:] in ("z1", "z2"))  # with zero=3 slots lie as their variables
+        assert is_split == (saved_under[-2:] in ("z1", "z2"))  # with zero=3 slots have the layout of their variables
         if saved_under == "dp4z3":
             assert len(next(each for name, each in tensors.items() if name.endswith("up/kernel")).chunks) == 4
 

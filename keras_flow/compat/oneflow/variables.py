@@ -26,7 +26,7 @@ _loaded: dict[str, np.ndarray] = {}
 
 @dataclass(frozen=True)
 class Distribute:
-    """How a dim of a variable lies on the devices: split along `axis`; None: whole on each."""
+    """The layout of a variable over the devices: split along `axis`, or whole on each (None)."""
 
     axis: int | None = None
 
@@ -103,7 +103,7 @@ def get_variable(
         initializer: None: zeros.
         regularizer: None: none.
         trainable: whether train jobs update it.
-        distribute: how it lies on the devices.
+        distribute: its layout over the devices.
         parallel_distribution: the same on a grid of devices: `["S(0)", "B"]`.
     """
     parts = list(sbp.parse(",".join(parallel_distribution))) if parallel_distribution else []
