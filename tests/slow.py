@@ -3,16 +3,18 @@
     pytest -n 2 --dist loadgroup --junitxml=times.xml -o junit_duration_report=call
     python -m tests.slow times.xml            tests that the run had not stay as they are
 
-A list and not a clock chooses, so that a busy machine runs the same tests as an idle one.
+A list and not a clock chooses, so that a busy machine runs the same tests as an idle one. Of each file the quickest
+test of an engine stays out of the list, if no other test of the file is run on that engine.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from tests.sampling import SLOW, slow_tests
+from tests.sampling import SLOW, SLOW_EVERY, is_chosen, slow_tests
 
 #: seconds on two idle cores
 LIMIT = 5.0
@@ -30,7 +32,20 @@ def times(report: Path) -> dict[str, float]:
 
 def updated(before: frozenset[str], measured: dict[str, float]) -> list[str]:
     """Return the list after a run: what it had by its time, the rest as it was."""
-    return sorted({name for name in before if name not in measured} | {n for n, t in measured.items() if t > LIMIT})
+    slow = {name for name in before if name not in measured} | {n for n, t in measured.items() if t > LIMIT}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in measured:
+        groups.setdefault(group(name), []).append(name)
+    for names in groups.values():
+        if all(name in slow and not is_chosen(name, SLOW_EVERY) for name in names):
+            slow.discard(min(names, key=lambda name: measured[name]))
+    return sorted(slow)
+
+
+def group(name: str) -> tuple[str, str]:
+    """Return the file of a test and the engine in its name, if it has one."""
+    engine = re.search("jax|tensorflow|torch", name.partition("::")[2])
+    return name.partition("::")[0], engine[0] if engine else ""
 
 
 def main(arguments: list[str]) -> int:
