@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import keras
 
     from keras_flow.current.world import World
+
+#: the memory of copies that have been written, for those of the next checkpoint: at most one
+_spare: list[np.ndarray] = []
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,46 @@ def parts_of(
         yield WrittenPart(blocks, functools.partial(_held, variable, mine))
 
 
-def copied(parts: list[WrittenPart], here: World) -> list[WrittenPart]:
-    """The values of now, for a thread to write while the variables change.
+def frozen(parts: list[WrittenPart], here: World) -> tuple[list[WrittenPart], np.ndarray]:
+    """The values of now, for a thread to write while the variables change, and the memory of their copies.
 
-    They lie in one block of memory: to get pages for many small ones takes three times as long as to copy.
+    JAX and TensorFlow never write into a buffer that somebody holds, and show it read-only: it is held, and not copied.
+    torch writes into its tensors. Copies lie in one block of memory, which `give_back` keeps for the next time: to get
+    new pages takes several times as long as to copy.
     """
-    memory = np.empty(sum(_room(block) for part in parts for _, block in part.blocks), np.uint8)
+    memory = _memory(sum(_room(block) for part in parts for _, block in part.blocks))
     found, copies, end = [], [], 0
     with ThreadPoolExecutor(len(here.local_ranks)) as pool:  # one has no more than a part of the memory's bandwidth
         for part in parts:
             held, kept = part.held(), {}
             for piece, block in part.blocks:
-                room = memory[end : end + block.bytes].view(manifest.numpy_dtype(block.dtype)).reshape(block.shape)
-                copies.append(pool.submit(np.copyto, room, piece.cut(held[piece.rank])))
-                kept[piece.rank], end = room, end + _room(block)
+                value = piece.cut(held[piece.rank])
+                if value.flags.writeable:
+                    room = memory[end : end + block.bytes].view(manifest.numpy_dtype(block.dtype)).reshape(block.shape)
+                    copies.append(pool.submit(np.copyto, room, value))
+                    value, end = room, end + _room(block)
+                kept[piece.rank] = value
             # of each rank what it writes: all blocks begin at the first row of what is kept
             blocks = [(replace(piece, skipped=0), block) for piece, block in part.blocks]
             found.append(WrittenPart(blocks, functools.partial(dict, kept)))
     for each in copies:
         each.result()
-    return found
+    return found, memory if copies else np.empty(0, np.uint8)
+
+
+def _memory(size: int) -> np.ndarray:
+    """That of the last copies, if it is large enough; two threads may ask."""
+    with contextlib.suppress(IndexError):
+        spare = _spare.pop()
+        if len(spare) >= size:
+            return spare
+    return np.empty(size, np.uint8)  # pages that nobody writes into cost nothing
+
+
+def give_back(memory: np.ndarray) -> None:
+    """Keep the memory of copies that are written, if there are any, in place of that of earlier ones."""
+    if len(memory):
+        _spare[:] = [memory]
 
 
 def _room(block: writer.FileBlock) -> int:

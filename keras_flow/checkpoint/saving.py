@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _UNDER_WAY = ".writing-"
 #: seconds between two looks for the notes of other processes
 _LOOK_SECONDS = 0.02
+#: of a thread that writes, as of `nice`: lower than the program's, which has 0
+_PRIORITY = 10
 
 
 @dataclass
@@ -95,7 +97,7 @@ def save(
             `"s3://bucket/run"`.
         model: a built model. Its optimizer is saved too, by the names of its variables.
         step: the number of the checkpoint; None: how many updates the optimizer has made.
-        asynchronous: copy the values, and write them in a thread. An error is raised by `wait`.
+        asynchronous: write the values of now in a thread. An error is raised by `wait`.
         keep: how many of the newest checkpoints stay; None: all.
         extra: what `load` gives back beside it, as JSON has it.
 
@@ -160,8 +162,7 @@ def save_with(
         range(here.size),
     )
     mine = list(parts.parts_of(variables, who, here))
-    if asynchronous:
-        mine = parts.copied(mine, here)
+    mine, copies = parts.frozen(mine, here) if asynchronous else (mine, None)
     said = Manifest(
         step=step,
         tensors={
@@ -179,8 +180,13 @@ def save_with(
 
         def run() -> None:
             try:
+                # the processor is the training's: Linux gives each thread a priority of its own
+                with contextlib.suppress(OSError, AttributeError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
                 with lock:
                     _apart(work)
+                if copies is not None:
+                    parts.give_back(copies)
             except BaseException as error:
                 saved._error = error
 

@@ -245,6 +245,36 @@ def saved(folder: str, layout: str, optimizer: str = "Adam") -> dict[str, np.nda
     return values(model)
 
 
+def saved_in_a_thread(folder: str, layout: str) -> tuple[dict[str, np.ndarray], int]:
+    """What a model had when it was saved by a thread, which began to write after more steps; and the bytes copied."""
+    from threading import Event
+    from unittest.mock import patch
+
+    from keras_flow.checkpoint import parts, saving
+
+    model = make(layout, keras.optimizers.get("Adam"))
+    model.fit(**source("arrays"), verbose=0)
+    expected = {name: np.array(value) for name, value in values(model).items()}
+    go_on, copied, write, frozen = Event(), [], saving._Writing.write, parts.frozen
+
+    def late(work: Any) -> None:
+        assert go_on.wait(60)
+        write(work)
+
+    def counted(*args: Any) -> Any:
+        found = frozen(*args)
+        copied.append(len(found[1]))
+        return found
+
+    with patch.object(saving._Writing, "write", late), patch.object(parts, "frozen", counted):
+        writing = kf.checkpoint.save(folder, model, asynchronous=True)
+        model.fit(**source("arrays"), verbose=0)
+        model.set_weights([value + 1 for value in model.get_weights()])
+        go_on.set()
+        writing.wait()
+    return expected, copied[0]
+
+
 def loaded(folder: str, layout: str, optimizer: str = "Adam") -> tuple[dict[str, np.ndarray], int]:
     """Load into another model, of other values; the values of all variables, and the bytes that were read."""
     keras.utils.set_random_seed(8)

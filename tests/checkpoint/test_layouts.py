@@ -37,6 +37,15 @@ def test_what_was_saved_under_one_layout_is_loaded_under_all(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_thread_writes_the_values_of_the_call(engine: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    """JAX's and TensorFlow's buffers are held while the steps after it make new ones; torch's are copied."""
+    pool, folder = on_ranks(engine), str(tmp_path)
+    expected, copied = pool(programs.saved_in_a_thread, folder, "2x2")
+    _equal(pool(programs.loaded, folder, "2x2")[0], expected)
+    assert (copied > 0) == (engine == "torch")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_slots_that_are_split_further_than_their_variable(
     engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
 ) -> None:
