@@ -36,7 +36,16 @@ GROUPS = {
     "distributions": Group(
         "Distributions",
         "A model that is built in the scope of a distribution is trained by all its ranks.",
-        ("DataParallel", "ModelParallel", "PipelineParallel", "shard", "layout_of", "explain_file", "plot_layout"),
+        (
+            "DataParallel",
+            "ModelParallel",
+            "PipelineParallel",
+            "CentralStorage",
+            "shard",
+            "layout_of",
+            "explain_file",
+            "plot_layout",
+        ),
     ),
     "layouts": Group(
         "Placements and layouts",
@@ -114,7 +123,7 @@ def pages() -> dict[str, str]:
         shown = [f"# {group.title}\n\n{group.about}\n"]
         for name in names(group):
             options = f"    options:\n      heading: kf.{name}\n      toc_label: kf.{name}\n"
-            if name in ("DataParallel", "ModelParallel", "PipelineParallel"):
+            if name in ("DataParallel", "ModelParallel", "PipelineParallel", "CentralStorage"):
                 options += f"      inherited_members: {_METHODS}\n"
             shown.append(f"\n::: keras_flow.{_home(name)}\n{options}")
         texts[f"{file}.md"] = "".join(shown)

@@ -21,6 +21,7 @@ _NAMES = {
     "LayoutError": "keras_flow.errors",
     "ModelParallel": "keras_flow.parallel.model_parallel",
     "PipelineParallel": "keras_flow.parallel.pipeline_parallel",
+    "CentralStorage": "keras_flow.parallel.central_storage",
     "Placement": "keras_flow.placements",
     "GlobalTensor": "keras_flow.tensors.global_tensor",
     "arange": "keras_flow.tensors.creation",

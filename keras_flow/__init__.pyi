@@ -19,6 +19,7 @@ from keras_flow.launch.preemption import on_preemption as on_preemption
 from keras_flow.launch.run import run as run
 from keras_flow.layout import Layout as Layout
 from keras_flow.parallel import scope as scope
+from keras_flow.parallel.central_storage import CentralStorage as CentralStorage
 from keras_flow.parallel.data_parallel import DataParallel as DataParallel
 from keras_flow.parallel.model_parallel import ModelParallel as ModelParallel
 from keras_flow.parallel.pipeline_parallel import PipelineParallel as PipelineParallel

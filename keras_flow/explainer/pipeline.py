@@ -166,12 +166,13 @@ def _memory(
             if kind in (BACKWARD, WEIGHTS):
                 now -= held[stage].kept
         for lane, rank in enumerate(stages[own[0]].ranks):
-            is_home = lane == 0 or not backend().capabilities.drives_all_ranks
+            is_home = rank in stages[own[0]].holders
             trained = sum(_size(variable) for stage in own for variable in stages[stage].trainable)
-            weights = trained + sum(_size(variable) for stage in own for variable in stages[stage].state) * is_home
+            weights = trained + sum(_size(variable) for stage in own for variable in stages[stage].state)
+            copies, weights = (0, weights) if is_home else (trained, 0)
             of_slots = sum(slots[stage] for stage in own) * is_home
             here = outputs if lane == 0 and stages[-1].number in own else 0
-            peak = weights + of_slots + trained + most + here
+            peak = weights + copies + of_slots + trained + most + here
             memory[rank] = Memory(weights, of_slots, trained, kept + here, peak)
     return dict(sorted(memory.items()))
 

@@ -131,10 +131,13 @@ class PipelineParallel(ExplainedDistribution):
     def _part(self, ranks: Ranks) -> FlowDistribution:
         """What lays the variables of a stage; one process that drives all ranks has them on the first."""
         if ranks not in self._parts:
-            drives_all = backend().capabilities.drives_all_ranks
-            self._parts[ranks] = self._made_part(ranks[:1] if drives_all else ranks)
+            self._parts[ranks] = self._made_part(self._holders(ranks))
             self._parts[ranks].stage_rank = ranks[0]
         return self._parts[ranks]
+
+    def _holders(self, ranks: Ranks) -> Ranks:
+        """Those of a stage's ranks that hold its variables."""
+        return ranks[:1] if backend().capabilities.drives_all_ranks else ranks
 
     def _made_part(self, ranks: Ranks) -> FlowDistribution:
         part = FlowDistribution(Placement(list(ranks)), random=self.random)
@@ -260,6 +263,7 @@ class PipelineParallel(ExplainedDistribution):
         made = stages.cut(calls, stage_of_call, ranks)
         _refuse_shared_state(made)
         for stage in made:
+            stage.holders = self._holders(stage.ranks)
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._ranks_of_layer.setdefault(inner, stage.ranks)
@@ -330,7 +334,7 @@ class PipelineParallel(ExplainedDistribution):
             own[interaction.text] = None
         if own:
             warn(
-                f"PipelineParallel: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not "
+                f"{type(self).__name__}: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not "
                 "depend on the others"
             )
 

@@ -108,7 +108,7 @@ class Pass:
         self.gradients: dict[int, list[Any]] = {}
         self.losses: list[Any] = []
         stages = [stage for stage in pipeline.stages if lane.is_own(stage.number)]
-        self.state = {stage.number: [lane.value_of(each, stage) for each in stage.state] for stage in stages}
+        self.state = {stage.number: lane.values_of(stage, stage.state) for stage in stages}
         self._begun = dict(self.state)
         self._weights = lane.weights_of(pipeline.stages)
         self._blocks: dict[int, tuple[Any, Any]] = {}
@@ -259,6 +259,8 @@ class Pass:
     def keep_state(self) -> None:
         """Give the variables what the forward passes have assigned."""
         for stage in self.pipeline.stages:
+            if not self.lane.is_alone and self.lane.rank(stage.number) not in stage.holders:
+                continue
             for variable, old, new in zip(
                 stage.state, self._begun.get(stage.number, ()), self.state.get(stage.number, ()), strict=False
             ):

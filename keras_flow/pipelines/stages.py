@@ -26,6 +26,7 @@ class Stage:
         trainable: weights with gradients that its layers use.
         state: all other variables of its layers.
         layer: what computes the calls.
+        holders: those of its ranks that hold its variables; the others get copies for each pass.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Stage:
     trainable: list[keras.Variable] = field(default_factory=list)
     state: list[keras.Variable] = field(default_factory=list)
     layer: StageLayer | None = None
+    holders: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:

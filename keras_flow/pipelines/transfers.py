@@ -110,21 +110,27 @@ class Transfers:
                 value = self.carried([backend().read(variable)] if home in self.own else None, home, user, number)
                 if value is not None:
                     copies[id(variable), user] = value[0]
-        return {
-            stage.number: [
-                copies[key]
-                if (key := (id(variable), self.rank(stage.number))) in copies
-                else self.value_of(variable, stage)
-                for variable in stage.trainable
-            ]
-            for stage in stages
-            if self.is_own(stage.number)
-        }
+        found = {}
+        for stage in stages:
+            if self.is_own(stage.number):
+                keys = [(id(variable), self.rank(stage.number)) for variable in stage.trainable]
+                pairs = zip(stage.trainable, keys, strict=True)
+                own = iter(self.values_of(stage, [variable for variable, key in pairs if key not in copies]))
+                found[stage.number] = [copies[key] if key in copies else next(own) for key in keys]
+        return found
 
-    def value_of(self, variable: keras.Variable, stage: Stage) -> Any:
-        """The value of a variable for a stage of this lane; a copy where another rank of this process has it."""
-        value = backend().read(variable)
-        return backend().on(self.rank(stage.number), value) if self.is_alone and self.number else value
+    def values_of(self, stage: Stage, variables: Sequence[keras.Variable]) -> list[Any]:
+        """The values of variables for a stage of this lane; copies where another rank holds them."""
+        if self.is_alone:
+            values = [backend().read(variable) for variable in variables]
+            return [backend().on(self.rank(stage.number), value) for value in values] if self.number else values
+        is_here = self.rank(stage.number) in stage.holders
+        values = [
+            backend().read(each) if is_here else keras.ops.empty(tuple(each.shape), each.dtype) for each in variables
+        ]
+        if stage.holders == stage.ranks or not values:
+            return values
+        return backend().from_process_of(stage.rank, values, True, stage.ranks)
 
     def gradients_at_home(
         self, stages: Sequence[Stage], gradients: Mapping[int, Sequence[Any]]

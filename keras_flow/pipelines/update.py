@@ -29,6 +29,8 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
     # where one process drives all ranks the weights are on the first rank of each stage, which is in lane 0
     own = lanes.own[:1] if lanes.is_alone else lanes.own
     found = [each for lane in own for each in lane.gradients_at_home(pipeline.stages, gradients)]
+    holders = {rank for stage in pipeline.stages for rank in stage.holders}
+    found = [each for each in found if each[0] in holders]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # each weight is counted once, whatever ranks have it
     homes = {stage.rank for stage in pipeline.stages}

@@ -71,6 +71,7 @@ def _first_alone() -> Any:
 CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.DataParallel": lambda s, x: kf.DataParallel().placement.size,
     "kf.PipelineParallel": lambda s, x: kf.PipelineParallel(_pipe()).schedule.stages,
+    "kf.CentralStorage": lambda s, x: kf.CentralStorage(_placement()).placement.size,
     "kf.ModelParallel": lambda s, x: kf.ModelParallel(_placement(), batch_axes="axis0").placement.size,
     "kf.DistributedDataParallel": lambda s, x: kf.DistributedDataParallel(s.extra["plain"]) and 1,
     "kf.Layout": lambda s, x: kf.Layout(_placement(), "S(0)", (8, 2)).local_shape(0),

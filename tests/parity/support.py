@@ -80,6 +80,15 @@ OLDER_WORLDS = """
 Not in the grid: `tests/hvd` compares it with Horovod's formulas on 2 and 3 processes. What is not there, like
 Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
 
+## Programs of `tf.distribute`
+
+| feature | jax | tensorflow | torch |
+|---|---|---|---|
+| `kf.CentralStorage()` | native | native | native; the first process holds the variables |
+
+Not in the grid: `tests/pipelines/test_central_storage.py` compares 32 models and settings with one device, on four
+ranks and with 13 rows.
+
 ## Programs of OneFlow 0.x
 
 | feature | jax | tensorflow | torch |

@@ -234,6 +234,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "clipnorm": _case(dense, X, Y, optimizer=_sgd(clipnorm=0.1)),
     "global_clipnorm": _case(dense, X, Y, optimizer=_sgd(global_clipnorm=0.1)),
     "ema": _case(dense, X, Y, optimizer=_sgd(use_ema=True, ema_momentum=0.9)),
+    "momentum": _case(dense, X, Y, optimizer=_sgd(momentum=0.9)),
+    "adam": _case(dense, X, Y, optimizer=lambda: keras.optimizers.Adam(0.01)),
     "adamw": _case(dense, X, Y, optimizer=lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)),
     "accumulated": _case(dense, X, Y, optimizer=_sgd(gradient_accumulation_steps=2)),
     "loss_scale": _case(dense, X, Y, optimizer=_scaled()),
@@ -253,6 +255,8 @@ SOME = ("dropout", "skips", "two_outputs", "masked_weights", "tied_norm", "regul
 
 def pipeline(name: str) -> kf.PipelineParallel:
     """A pipeline by the name of its schedule: on four ranks, on two, or as `+2x2` on two stages of two ranks."""
+    if name == "central":
+        return kf.CentralStorage(random="logical")
     schedule, _, more = name.partition("+")
     ranks = 4 if schedule == "1f1b" else 2
     return kf.PipelineParallel(
