@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from keras_flow.backends import exporting, logical_random, random_states, shared_files
+from keras_flow.backends import exporting, random_states, shared_files
 from keras_flow.backends.active import backend
 from keras_flow.current import models
+from keras_flow.current.distribution import as_under
 
 if TYPE_CHECKING:
     import keras
@@ -43,7 +44,7 @@ def run(
         engine.on_rank(engine.world().local_ranks[0]),
         exporting.whole(model),
         _unchanged(model),
-        logical_random.as_under(distribution),
+        as_under(distribution),
     ):
         return method(model, *args, **kwargs)
 

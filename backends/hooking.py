@@ -17,13 +17,18 @@ from typing import Any, TypeAlias
 
 from keras_flow.backends import fingerprints
 from keras_flow.current import keras_places
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution, active, applied
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 
 
 def active_distribution(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of most hooks: the active keras_flow distribution."""
     return active()
+
+
+def applied_distribution(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks that steps without their distribution need as well: one rank alone, a replica."""
+    return applied()
 
 
 def layout_over_ranks(variable: object, *args: object, **kwargs: object) -> KerasLayout | None:

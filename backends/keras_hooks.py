@@ -19,8 +19,8 @@ from keras_flow.backends import (
     dry_run_hooks,
     exporting,
     hub_models,
-    logical_random,
     meeting,
+    rematerialized,
     row_order,
     states,
     weights_files,
@@ -29,7 +29,7 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always
 from keras_flow.current import dry_run, models, pausing, recorded_calls
 from keras_flow.current.creator import creating
-from keras_flow.current.distribution import Distribution, active, holding
+from keras_flow.current.distribution import Distribution, active, as_under, holding
 from keras_flow.current.dry_run import is_dry_run
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.current.world import World
@@ -109,7 +109,7 @@ def _entered(
                 return original(model, *args, **kwargs)
         own_steps = distribution.own_steps(model) if model.built else None
         if own_steps is not None:
-            with own_steps, holding(None), logical_random.as_under(distribution):
+            with own_steps, holding(None), as_under(distribution):
                 return original(model, *args, **kwargs)
         with distribution.uneven_notice.expecting(_batch_size(original, given)):
             result = original(model, *args, **kwargs)
@@ -147,7 +147,7 @@ def _compare_state(model: keras.Model) -> None:
 def _keras_alone(distribution: Distribution) -> Iterator[None]:
     """One rank has nothing to share: no distribution holds while its loop runs, so that no hook is in its steps."""
     on_rank = backend().on_rank(distribution.placement.ranks[0])
-    with holding(None), on_rank, logical_random.as_under(distribution):
+    with holding(None), on_rank, as_under(distribution):
         yield
 
 
@@ -397,6 +397,13 @@ def hooks() -> Sequence[Hook]:
             dry_run_hooks.record,
             "explain sees which layers a layer without a graph calls",
             when=recorded_calls.recorder_of,
+        ),
+        Hook(
+            "keras.Layer",
+            "__call__",
+            rematerialized.call,
+            "`remat=` names layers; keras.RematScope must be open when they are made",
+            when=rematerialized.chosen,
         ),
         Hook(
             "keras.Layer",

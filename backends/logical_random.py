@@ -20,8 +20,7 @@ An engine says which elements are drawn here (`random_part`) and draws their fra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,7 +31,7 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.backends.interface import RandomPart
 from keras_flow.current import microbatch
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import applied
 from keras_flow.current.keras_places import draw_seed, in_symbolic_scope
 from keras_flow.current.models import layer_in_call
 
@@ -47,8 +46,6 @@ _CHUNK = 1 << 18
 #: between fractions, which are multiples of 2**-23: the smallest is above 0 then, and the largest below 1
 _HALF_STEP = np.float32(2.0**-24)
 
-#: a step of a distribution that draws so runs without it (one rank alone, a replica)
-_alone: ContextVar[bool] = ContextVar("keras_flow_logical_random", default=False)
 #: of a new variable: its shape, the slices of the block that is being drawn, and the seed's state
 _block: ContextVar[tuple[tuple[int, ...], tuple[slice, ...], Any] | None] = ContextVar("keras_flow_block", default=None)
 
@@ -60,18 +57,8 @@ def drawing(*args: object, **kwargs: object) -> bool | None:
 
 def is_logical() -> bool:
     """Whether draws, and the order of rows, are those of `random="logical"`."""
-    distribution = active()
-    return _alone.get() if distribution is None else distribution.random == "logical"
-
-
-@contextmanager
-def as_under(distribution: Distribution) -> Iterator[None]:
-    """Inside, draws are those of a distribution that is not active, for steps that run without one."""
-    token = _alone.set(distribution.random == "logical")
-    try:
-        yield
-    finally:
-        _alone.reset(token)
+    distribution = applied()
+    return distribution is not None and distribution.random == "logical"
 
 
 def makes_variable() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends import logical_random, reading_sources, shared_files
-from keras_flow.backends.hooking import Hook, layout_over_ranks
+from keras_flow.backends.hooking import Hook, applied_distribution, layout_over_ranks
 from keras_flow.backends.jax import (
     convolutions,
     data,
@@ -13,6 +13,7 @@ from keras_flow.backends.jax import (
     layers,
     optimizer,
     reading,
+    rematerialized,
     trainer,
     variables,
 )
@@ -148,6 +149,13 @@ def _trainer() -> tuple[Hook, ...]:
 
 def _layers() -> tuple[Hook, ...]:
     return (
+        Hook(
+            "keras:core",
+            "remat",
+            rematerialized.remat,
+            "jax.checkpoint fails where a layer draws, keeps statistics, or is told training=True",
+            when=applied_distribution,
+        ),
         *(
             Hook(
                 "keras:nn",

@@ -14,6 +14,7 @@ features, and every other tensor of the step, keep their layout.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -39,19 +40,23 @@ if TYPE_CHECKING:
 SPLITS_LEFT_OVER_DIMS = frozenset(
     (
         "abs add add_any and argmax argmin asinh atan atan2 bessel_i0e bessel_i1e bitcast_convert_type "
-        "broadcast_in_dim cbrt ceil clamp complex cond conj conv_general_dilated convert_element_type copy cos cosh "
-        "cumprod cumsum custom_jvp_call div dot_general dynamic_slice dynamic_update_slice empty2 eq erf erf_inv erfc "
-        "exp exp2 expm1 floor gather ge gt imag integer_pow iota is_finite jit le log log1p logistic lt lt_to max min "
-        "mul ne neg nextafter not or pad random_bits random_gamma random_split random_wrap real reduce_and reduce_max "
-        "reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_sum rem reshape reshard rev "
-        "round rsqrt scan select_n shard_map shift_right_arithmetic shift_right_logical sign sin sinh slice split "
-        "sqrt square squeeze stack stop_gradient sub tan tanh tile top_k transpose unstack while"
+        "broadcast_in_dim cbrt ceil checkpoint clamp complex cond conj conv_general_dilated convert_element_type copy "
+        "cos cosh cumprod cumsum custom_jvp_call div dot_general dynamic_slice dynamic_update_slice empty2 eq erf "
+        "erf_inv erfc exp exp2 expm1 floor gather ge gt imag integer_pow iota is_finite jit le log log1p logistic lt "
+        "lt_to max min mul name ne neg nextafter not or pad random_bits random_gamma random_split random_wrap real "
+        "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_sum rem "
+        "remat2 reshape reshard rev round rsqrt scan select_n shard_map shift_right_arithmetic shift_right_logical "
+        "sign sin sinh slice split sqrt square squeeze stack stop_gradient sub tan tanh tile top_k transpose unstack "
+        "while"
     ).split()
 )
 
 
 #: calls whose body may replace the call, once gradients are taken
 _INLINED = frozenset(("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"))
+
+#: calls whose body is computed again in the backward pass (`jax.checkpoint`): another body takes its place
+_AGAIN = frozenset(("checkpoint", "remat2"))
 
 
 def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> object:
@@ -108,7 +113,7 @@ def _unproven_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
     for equation in jaxpr.eqns:
         for inner in _jaxprs_in_params(equation.params):
             # its operations can be looked at one by one
-            if equation.primitive.name in _INLINED:
+            if equation.primitive.name in _INLINED | _AGAIN:
                 yield from _unproven_in_loops(inner)
             elif equation.primitive.name != "shard_map":
                 unproven = (inside for inside in _equations(inner) if not splits_left_over_dims(inside))
@@ -143,7 +148,8 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftO
         # a call with an unproven operation inside is opened, so that only that one is gathered
         if inner is not None and not all(map(splits_left_over_dims, _equations(inner.jaxpr))):
             with _named_as(equation):
-                outputs = _evaluated(inner, inputs, left_over)
+                opened = functools.partial(_evaluated, inner, left_over=left_over)
+                outputs = _again(equation, opened, inputs) if equation.primitive.name in _AGAIN else opened(inputs)
         else:
             proven = splits_left_over_dims(equation)
             operands = inputs if proven else list(map(_gathered(left_over), inputs))
@@ -155,6 +161,13 @@ def _evaluated(program: core.ClosedJaxpr, args: Sequence[Any], left_over: _LeftO
                 outputs = list(map(_gathered(left_over), outputs))
         values.update(zip(equation.outvars, outputs, strict=True))
     return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
+
+
+def _again(equation: core.JaxprEqn, body: Callable[[Sequence[Any]], list[Any]], inputs: Sequence[Any]) -> list[Any]:
+    """Compute a call of `jax.checkpoint` by another body; what keeps XLA from computing it once stays around it."""
+    made = jax.make_jaxpr(lambda *values: body(values))(*inputs)
+    program = made.jaxpr.replace(invars=[*made.jaxpr.constvars, *made.jaxpr.invars], constvars=[])
+    return equation.primitive.bind(*made.consts, *inputs, **{**equation.params, "jaxpr": program})
 
 
 def _named_as(equation: core.JaxprEqn) -> AbstractContextManager[None]:
@@ -176,7 +189,9 @@ def _gathered(left_over: _LeftOver) -> Callable[[Any], Any]:
 
 
 def _body(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
-    """The program of a call that may be inlined, or None."""
+    """The program of a call that may be opened, or None."""
+    if equation.primitive.name in _AGAIN:
+        return core.ClosedJaxpr(equation.params["jaxpr"], ())
     if equation.primitive.name not in _INLINED:
         return None
     bodies = [value for value in equation.params.values() if isinstance(value, core.ClosedJaxpr)]

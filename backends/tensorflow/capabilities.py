@@ -28,9 +28,6 @@ capabilities = Capabilities(
     refused={
         "string inputs": "DTensor has no string tensors",
         "jit_compile=True": "DTensor makes the program of each rank itself and does not hand the flag on",
-        "keras.remat": (
-            "custom_gradient decorator currently supports keywords arguments only when eager execution is enabled"
-        ),
     },
     traffic=StepTraffic(gather_is_sum=True, reduces_slices_for_each_use=True, batch_statistics_vectors=(2, 0)),
     memory=StepMemory({"gelu": 2}, update_tensors=2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends import logical_random, reading_sources, shared_files
-from keras_flow.backends.hooking import Hook, always
+from keras_flow.backends.hooking import Hook, always, applied_distribution
 from keras_flow.backends.tensorflow import (
     convolutions,
     host_calls,
@@ -15,6 +15,7 @@ from keras_flow.backends.tensorflow import (
     optimizer,
     random,
     reading,
+    rematerialized,
     replica_math,
     trainer,
     variables,
@@ -152,8 +153,9 @@ def _trainer() -> tuple[Hook, ...]:
         Hook(
             "keras:core",
             "remat",
-            trainer.remat,
+            rematerialized.remat,
             "TensorFlow's recompute_grad fails with Keras variables, with an error that does not name the layer",
+            when=applied_distribution,
         ),
     )
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_flow.backends import logical_random, own_code, row_interaction, row_operations, states
+from keras_flow.backends import own_code, row_interaction, row_operations, states
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.mirrored_strategy import shards, strategy_of
@@ -17,7 +17,7 @@ from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.trainer import build, build_for_prediction, in_turn
-from keras_flow.current.distribution import Distribution
+from keras_flow.current.distribution import Distribution, as_under
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 
@@ -91,7 +91,7 @@ class MirroredSteps:
             data = tree.pack_sequence_as(structure, [next(left) if is_there else None for is_there in present])
             rows = ReplicaRows(first, last - first, total, self.distribution.batch_statistics)
             # a replica's thread has no distribution, which Keras keeps for each thread
-            with rows_here(rows), logical_random.as_under(self.distribution):
+            with rows_here(rows), as_under(self.distribution):
                 return self.step(data)
 
         def on_all(values: list[object]) -> object:

@@ -240,7 +240,7 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
     return keras.KerasTensor(tuple(value.shape), keras.backend.standardize_dtype(value.dtype))
 
 
-# ---- jit_compile and remat
+# ---- jit_compile
 
 
 def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
@@ -272,17 +272,6 @@ def _refuse_jit(model: keras.Model) -> None:
             f"distribution: {capabilities.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
             "or the jax backend, which compiles every step with XLA"
         )
-
-
-def remat(_: object, original: Callable[..., object], function: Callable, *args: object, **kwargs: object) -> object:
-    """Hook on `remat`: refuse it inside a step."""
-    layer = getattr(function, "__self__", None)
-    of = f" of layer {layer.name!r}" if isinstance(layer, keras.Layer) else ""
-    raise FlowError(
-        f"rematerialisation{of} (keras.remat, keras.RematScope) does not work on the tensorflow backend, with one "
-        f"device or several: TensorFlow says {capabilities.refused['keras.remat']!r}. Leave it out, or use the jax or "
-        "torch backend"
-    )
 
 
 # ---- what the interface asks

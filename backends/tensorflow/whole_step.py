@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends import logical_random
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import from_logical, to_host
-from keras_flow.current.distribution import Distribution, holding
+from keras_flow.current.distribution import Distribution, as_under, holding
 from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 from keras_flow.current.models import all_variables
 
@@ -63,9 +62,9 @@ class WholeStep:
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
         copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]
-        as_under = logical_random.as_under(self.distribution)
+        ours = as_under(self.distribution)
         # with a distribution active, the hooks would put what the step makes on the mesh again
-        with holding(None), _standing_in(variables, copies), tf.device(self.device), as_under:
+        with holding(None), _standing_in(variables, copies), tf.device(self.device), ours:
             outputs = self._function(*args, **kwargs)
         for variable, before, copy in zip(variables, values, copies, strict=True):
             after = copy.numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
-from keras_flow.backends.hooking import Hook, always, layout_over_ranks
+from keras_flow.backends.hooking import Hook, always, applied_distribution, layout_over_ranks
 from keras_flow.backends.torch import (
     creation,
     ddp_of_keras,
@@ -21,6 +21,7 @@ from keras_flow.backends.torch import (
     reading,
     reading_dtensors,
     relayout,
+    rematerialized,
     saving,
     shapes,
     split_layers,
@@ -156,9 +157,9 @@ def _trainer() -> tuple[Hook, ...]:
         Hook(
             "keras:core",
             "remat",
-            trainer.remat,
-            "a layer is run again in the backward pass, where it must compute the same rows",
-            when=step.running_step,
+            rematerialized.remat,
+            "the second run of a layer would compute other rows, draw other numbers, and update statistics again",
+            when=applied_distribution,
         ),
     )
 

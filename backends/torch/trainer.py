@@ -29,7 +29,7 @@ from keras_flow.backends.torch import (
     variables,
 )
 from keras_flow.backends.torch import data as batches
-from keras_flow.backends.torch.step import RunningStep, computing, current_step, running
+from keras_flow.backends.torch.step import RunningStep, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError, warn
@@ -132,27 +132,6 @@ def new_source(_: object, original: Callable[..., object], iterator: Any, *args:
     result = original(iterator, *args, **kwargs)
     batches.watch.restart(iterator.data_adapter.num_batches)
     return result
-
-
-def remat(
-    _: object, original: Callable[..., Callable[..., object]], function: Callable[..., object]
-) -> Callable[..., object]:
-    """Hook on `remat`: the second run of a layer, within the backward pass, computes the same rows as the first."""
-
-    def call(*args: object, **kwargs: object) -> object:
-        step = current_step()
-        if step is None:
-            return original(function)(*args, **kwargs)
-        # as in the first run: on its rows, or on all
-        rows = step.inside
-
-        def again(*inner_args: object, **inner_kwargs: object) -> object:
-            with computing(step, rows):
-                return function(*inner_args, **inner_kwargs)
-
-        return original(again)(*args, **kwargs)
-
-    return call
 
 
 def retrack(model: keras.Layer) -> None:

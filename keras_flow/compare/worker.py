@@ -72,8 +72,8 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
 
     import keras_flow as kf
     from keras_flow import user_file
-    from keras_flow.backends import logical_random
     from keras_flow.compare.order import Ordered
+    from keras_flow.current.distribution import as_under
     from keras_flow.user_file import length_of
 
     folder = Path(job.folder)
@@ -83,7 +83,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     distribution = make() if make is not None else None  # type: ignore[operator]
     alone = kf.DataParallel(kf.Placement([0]))
     # one device is stock Keras, which draws what the distributions draw
-    with distribution.scope() if distribution is not None else logical_random.as_under(alone):
+    with distribution.scope() if distribution is not None else as_under(alone):
         model = user_file.build_model(module)  # type: ignore[arg-type]
         if not model.built:
             model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import keras
@@ -68,6 +69,7 @@ class Distribution(KerasDistribution):
         strategy: an engine's own strategy that the user asked for by name, or None.
         zero_stage: what is split over the ranks that hold a variable alike; 0: nothing, 1: slots, 2: gradients too, 3:
             weights too.
+        rematerialized: layers that are computed again in the backward pass, of the models that were checked.
         uneven_notice: warns once that the batch size does not divide.
     """
 
@@ -82,6 +84,7 @@ class Distribution(KerasDistribution):
     random = "stock"
     strategy: str | None = None
     zero_stage = 0
+    rematerialized: Collection[keras.Layer] = ()
 
     #: how many scopes of it are open
     open_scopes = 0
@@ -189,6 +192,25 @@ def active() -> Distribution | None:
     """The active keras_flow distribution, or None."""
     current = current_distribution()
     return current if isinstance(current, Distribution) else None
+
+
+#: the distribution whose step runs without it (one rank alone, a replica)
+_left_out: ContextVar[Distribution | None] = ContextVar("keras_flow_left_out", default=None)
+
+
+@contextmanager
+def as_under(distribution: Distribution) -> Iterator[None]:
+    """Inside, steps are those of a distribution that is not active: its draws, and what it computes again."""
+    token = _left_out.set(distribution)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+def applied() -> Distribution | None:
+    """The active keras_flow distribution, otherwise the one whose step runs without it, otherwise None."""
+    return active() or _left_out.get()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from keras_flow.current.creator import creator
 from keras_flow.current.distribution import ActivationLayout, Distribution
 from keras_flow.current.models import layer_paths
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
-from keras_flow.distributions import companions, models
+from keras_flow.distributions import companions, models, recomputed
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
@@ -64,6 +64,7 @@ class FlowDistribution(Distribution):
             device, before anything is trained; see the method `verify`.
         zero, zero_axes, zero_min_size: which of slots and gradients are split over the axes of the batch; see
             `distributions/zero.py`.
+        remat: which layers are computed again in the backward pass; see `distributions/recomputed.py`.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, an unsupported version or backend.
@@ -82,6 +83,7 @@ class FlowDistribution(Distribution):
         zero: int = 0,
         zero_axes: str | Sequence[str] | None = None,
         zero_min_size: int = 1024,
+        remat: str | Sequence[str] | None = None,
     ):
         said_by = "random" if random is not None else "the environment variable KERAS_FLOW_RANDOM"
         random = os.environ.get("KERAS_FLOW_RANDOM", "logical") if random is None else random
@@ -109,6 +111,8 @@ class FlowDistribution(Distribution):
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.zero = zero_of(zero, zero_axes, zero_min_size, self.batch_axes)
         self.zero_stage = zero
+        self._recomputed = recomputed.checked(remat)
+        self.rematerialized = self._again = WeakSet[keras.Layer]()
         self.strict = strict
         self.random = random
         self.uneven_notice = UnevenNotice()
@@ -373,6 +377,10 @@ class FlowDistribution(Distribution):
             unmatched = self._without_idle(unmatched, layers, paths)
         problems += [self._unmatched_text(key, layers, paths) for key in unmatched]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
+        if self._recomputed is not None:
+            found, unmatched_patterns = recomputed.layers_of(model, self._recomputed)
+            self._again.update(found)
+            problems += unmatched_patterns
         if problems:  # they stay recorded, as the next call must not train without the rules either
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
@@ -384,6 +392,10 @@ class FlowDistribution(Distribution):
     def _belongs(path: str, paths: Sequence[str]) -> bool:
         """Whether a recorded problem belongs to the model with these variables; one of an output may be any model's."""
         return path in paths or path.endswith("/output")
+
+    def blocks_of(self, model: keras.Model) -> list[keras.Layer]:
+        """The layers of a model that are computed again in the backward pass."""
+        return [] if self._recomputed is None else recomputed.layers_of(model, self._recomputed)[0]
 
     def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
         """Keys of rules that are not the first match of any path."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
@@ -16,8 +16,9 @@ from keras_flow.current.models import owners_of
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
+from keras_flow.explainer import backward_memory, suggest, warn
 from keras_flow.explainer import graph as graphs
-from keras_flow.explainer import suggest, warn
+from keras_flow.explainer.backward_memory import CallMemory, backward_peak
 from keras_flow.explainer.contraction import UPDATES_A_PART
 from keras_flow.explainer.explanation import (
     PASSES,
@@ -44,25 +45,13 @@ _ESTIMATED = (
     "could keep, and lay tensors in each other's place"
 )
 
+_AGAIN = (
+    "remat: layers are computed again in the backward pass. What their forward pass sends is counted once, and sent "
+    "again where the second run comes to it"
+)
+
 #: layout and dtype of a variable of the optimizer
 Slot: TypeAlias = tuple[VariableLayout, str]
-
-
-@dataclass(frozen=True)
-class CallMemory:
-    """What one call of a layer needs, in bytes on one rank.
-
-    Attributes:
-        kept_for_backward: its outputs, and what else stays until its backward pass.
-        tensor_gradients: gradients of its inputs and outputs, which exist together during its backward pass.
-        backward_workspace: what its backward pass needs besides.
-        variable_gradients: gradients of its variables, which stay until the update.
-    """
-
-    kept_for_backward: int
-    tensor_gradients: int = 0
-    backward_workspace: int = 0
-    variable_gradients: int = 0
 
 
 def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int) -> Explanation:
@@ -103,6 +92,8 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     for call in list(graph.calls):
         memory_of_calls.append(explained(step, call))
         _constrain(step, call, distribution)
+    blocks = distribution.blocks_of(model)
+    memory_of_calls = backward_memory.with_blocks(step, graph.calls, memory_of_calls, blocks)
     tensors = {key: TensorRow(spec.shape, _short(step, key)) for key, spec in graph.tensors.items()}
     memory_of_calls.append(_outputs(step, distribution, model, bool(rows)))
     step.settle_input_sums()
@@ -119,7 +110,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         collectives=_ordered(step.collectives, capabilities.traffic.joins_gradients),
         repeated=_repeated(step),
         warnings=[],
-        notes=[*graph.notes, *notes, _ESTIMATED],
+        notes=[*graph.notes, *notes, *([_AGAIN] if blocks else []), _ESTIMATED],
         calls=[CallRow(call.path, type(call.layer).__name__, call.inputs, call.outputs) for call in graph.calls],
         tensors=tensors,
         inputs=graph.inputs,
@@ -250,19 +241,6 @@ def _memory(
     peak = weights + of_slots + max(backward_peak(calls), gradients + update + 2 * scattered)
     one_rank = Memory(weights, of_slots, gradients, step.activations, peak)
     return dict.fromkeys(distribution.placement.ranks, one_rank)
-
-
-def backward_peak(calls: Sequence[CallMemory]) -> int:
-    """Most bytes of activations, their gradients and the variables' gradients in a backward pass over these calls.
-
-    Each call, last first, needs what the calls up to it keep, the gradients of its inputs and outputs, and workspace.
-    """
-    kept, gradients, peak = sum(call.kept_for_backward for call in calls), 0, 0
-    for call in reversed(calls):
-        peak = max(peak, kept + call.tensor_gradients + call.backward_workspace + gradients)
-        gradients += call.variable_gradients
-        kept -= call.kept_for_backward
-    return peak
 
 
 def _uses_of_gradient(model: keras.Model) -> int:

@@ -20,6 +20,7 @@ from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer import explain as whole
 from keras_flow.explainer import graph as graphs
+from keras_flow.explainer.backward_memory import CallMemory, backward_peak
 from keras_flow.explainer.explanation import Collective, Explanation, Memory, StageRow
 from keras_flow.explainer.layer_costs import is_leaf
 from keras_flow.explainer.step_cost import StepCost, ring
@@ -133,7 +134,7 @@ def _held(model: keras.Model, calls: CallGraph, stages: Sequence[Stage], rows: i
     for stage in reversed(stages):  # a layer of several stages counts in the first
         stage_of.update((id(layer), stage.number) for layer in stage.inner_layers)
         stage_of.update((id(call.operation), stage.number) for call in stage.calls)
-    of_stage: list[list[whole.CallMemory]] = [[] for _ in stages]
+    of_stage: list[list[CallMemory]] = [[] for _ in stages]
     number = 0
     for call in list(graph.calls):
         number = stage_of.get(id(call.layer), number)
@@ -141,7 +142,7 @@ def _held(model: keras.Model, calls: CallGraph, stages: Sequence[Stage], rows: i
     found = []
     for stage, memory_of_calls in zip(stages, of_stage, strict=True):
         kept = sum(call.kept_for_backward for call in memory_of_calls)
-        peak = whole.backward_peak(memory_of_calls)
+        peak = backward_peak(memory_of_calls)
         # computed again, a stage keeps what it received
         received = sum(_bytes(calls, key, rows) for key in stage.received)
         found.append(_Held(received, peak) if remat else _Held(kept, peak - kept))

@@ -39,6 +39,9 @@ class DataParallel(ExplainedDistribution):
             it is used, as FSDP does it. The numbers stay those of one device; memory and bytes: docs/memory.md.
         zero_axes: the axes of the batch over which they are split; None takes all of them.
         zero_min_size: elements that a rank's part of a slot has at least; what is smaller stays whole.
+        remat: layers whose inner results are not held for the backward pass but computed again: `"block"` for the
+            repeated blocks of a model (as those of a transformer), or regular expressions of layer paths. The numbers
+            stay the same, dropout too; memory and time: docs/memory.md.
 
     Raises:
         FlowError: a strategy that the active backend does not have, or any error of the placement.
@@ -67,6 +70,7 @@ class DataParallel(ExplainedDistribution):
         zero: int = 0,
         zero_axes: str | Sequence[str] | None = None,
         zero_min_size: int = 1024,
+        remat: str | Sequence[str] | None = None,
     ):
         if batch_statistics not in ("global", "replica"):
             raise FlowError(f'batch_statistics is "global" or "replica", got {batch_statistics!r}')
@@ -99,4 +103,5 @@ class DataParallel(ExplainedDistribution):
             zero=zero,
             zero_axes=zero_axes,
             zero_min_size=zero_min_size,
+            remat=remat,
         )

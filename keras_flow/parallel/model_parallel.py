@@ -39,6 +39,9 @@ class ModelParallel(ExplainedDistribution):
             it is used. The numbers stay those of one device; memory and bytes: docs/memory.md.
         zero_axes: the axes of the batch over which they are split; None takes all of them.
         zero_min_size: elements that a rank's part of a slot has at least; what is smaller stays whole.
+        remat: layers whose inner results are not held for the backward pass but computed again: `"block"` for the
+            repeated blocks of a model (as those of a transformer), or regular expressions of layer paths. The numbers
+            stay the same, dropout too; memory and time: docs/memory.md.
 
     Raises:
         FlowError: unknown axes, ranks that do not exist, no placement.
@@ -66,6 +69,7 @@ class ModelParallel(ExplainedDistribution):
         zero: int = 0,
         zero_axes: str | Sequence[str] | None = None,
         zero_min_size: int = 1024,
+        remat: str | Sequence[str] | None = None,
     ):
         given = placement.device_mesh if isinstance(placement, keras.distribution.ModelParallel) else placement
         if isinstance(placement, keras.distribution.ModelParallel):
@@ -100,6 +104,7 @@ class ModelParallel(ExplainedDistribution):
             zero=zero,
             zero_axes=zero_axes,
             zero_min_size=zero_min_size,
+            remat=remat,
         )
         if is_map:
             self._check_map_axes(rules)

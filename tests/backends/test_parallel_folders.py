@@ -187,7 +187,7 @@ NAMES = {
     },
     "trainer": {
         "jit purge_model_variables predict_on_batch": "Keras's stock trainer does the rest on JAX",
-        "make_function remat": "JAX jits Keras's own step function, and recomputes inside it",
+        "make_function": "JAX jits Keras's own step function",
         "Steps in_turn make_predict_function build build_for_prediction compile": "a graph for each shape of batch",
         "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
         "new_source retrack": "a step runs eagerly, on parameters of torch's modules",

@@ -47,7 +47,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("jax", "sparse"): "a sparse input",
     ("jax", "ragged"): "`ragged=True` is not supported with the jax backend",
     ("tensorflow", "jit_compile"): "jit_compile=True, which the tensorflow backend cannot do",
-    ("tensorflow", "remat"): "custom_gradient decorator currently supports keywords arguments only",
     ("tensorflow", "strings"): "DTensor has no string tensors",
     ("tensorflow", "sparse"): "the batch has a sparse tensor",
     ("tensorflow", "ragged"): "the batch has a ragged tensor",

@@ -1,0 +1,85 @@
+"""Which layers of a model are computed again in the backward pass (`remat=`).
+
+`"block"` means a model's repeated blocks: layers that have layers themselves, of a class and with weights of which the
+model has two or more. Patterns name layers by path. Of layers within each other the outermost is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_flow.current import models
+from keras_flow.distributions.rules import nearest
+from keras_flow.errors import FlowError
+
+BLOCKS = "block"
+
+
+def checked(remat: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """What a user gave: None, `"block"`, or patterns.
+
+    Raises:
+        FlowError: it is another text, or no regular expression.
+    """
+    if remat is None:
+        return None
+    if isinstance(remat, str):
+        if remat != BLOCKS:
+            raise FlowError(
+                f'remat is None, "block" (the repeated blocks of a model) or a list of regular expressions of layer '
+                f"paths, got {remat!r}; for example remat=[{remat!r}]"
+            )
+        return remat
+    found = tuple(remat)
+    for pattern in found:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise FlowError(f"remat: {pattern!r} is not a regular expression: {error}") from error
+    if not found:
+        raise FlowError('remat=[] names no layer: leave it out, or give patterns of layer paths, or "block"')
+    return found
+
+
+def layers_of(model: keras.Model, remat: str | Sequence[str]) -> tuple[list[Any], list[str]]:
+    """The layers of a built model that are computed again, and what is wrong with the patterns."""
+    inner = [layer for layer in model._flatten_layers(include_self=False) if layer is not models.graph_of(model)]
+    if remat == BLOCKS:
+        kinds = Counter(map(_kind, inner))
+        found = [layer for layer in inner if kinds[_kind(layer)] > 1 and _kind(layer)]
+        if not found:
+            return [], [
+                'remat="block": the model has no two layers of one class and shape that have layers themselves: name '
+                f"layers by patterns of their paths, for example remat=[{_example(inner)!r}]"
+            ]
+        return _outermost(found), []
+    paths = {id(layer): layer.path or layer.name for layer in inner}
+    found = [layer for layer in inner if any(re.search(pattern, paths[id(layer)]) for pattern in remat)]
+    problems = [
+        f"remat: {pattern!r} matched no layer; the nearest paths are "
+        + ", ".join(map(repr, nearest(pattern, list(paths.values()))))
+        for pattern in remat
+        if not any(re.search(pattern, path) for path in paths.values())
+    ]
+    return _outermost(found), problems
+
+
+def _kind(layer: Any) -> tuple[object, ...]:
+    """What repeated blocks have in common; nothing of a layer without layers."""
+    if not layer._layers or not layer.weights:
+        return ()
+    return type(layer), *((tuple(weight.shape), weight.dtype) for weight in layer.weights)
+
+
+def _outermost(layers: list[Any]) -> list[Any]:
+    within = {id(inner) for layer in layers for inner in layer._flatten_layers(include_self=False)}
+    return [layer for layer in layers if id(layer) not in within]
+
+
+def _example(layers: list[Any]) -> str:
+    return next((layer.path or layer.name for layer in layers if layer.weights), "block")

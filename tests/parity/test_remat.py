@@ -1,0 +1,65 @@
+"""Layers that are computed again in the backward pass have the numbers of those that are not, on every engine."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from keras_flow.errors import FlowError, LayoutError
+from tests.parity import remat_program
+from tests.sampling import chosen
+
+BACKENDS = ("jax", "tensorflow", "torch")
+#: each way under one layout on each backend; all in `make test-full`
+CASES = [
+    pytest.param(
+        backend,
+        layout,
+        way,
+        marks=[] if chosen(f"remat {way} {backend}", remat_program.LAYOUTS) == layout else pytest.mark.full,
+    )
+    for backend in BACKENDS
+    for layout in remat_program.LAYOUTS
+    for way in remat_program.WAYS
+]
+
+
+@pytest.mark.parametrize(("backend", "layout", "way"), CASES)
+def test_numbers_are_those_of_one_run(on_ranks, backend: str, layout: str, way: str) -> None:
+    for rows in (4, 5):  # on four ranks 5 do not divide; the last batch has 1 or 3
+        expected, losses, _ = on_ranks(backend)(remat_program.trained, layout, None, rows)
+        found, again, count = on_ranks(backend)(remat_program.trained, layout, way, rows)
+        np.testing.assert_allclose(again, losses, rtol=1e-5)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+        assert count == {"scope": 0, "block": 3, "patterns": 3}[way]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])  # jax.checkpoint has no second draw that could differ
+def test_a_second_run_that_draws_anew_is_caught(on_ranks, backend: str) -> None:
+    _, losses, _ = on_ranks(backend)(remat_program.trained, "dp4", None, 4)
+    _, again, _ = on_ranks(backend)(remat_program.trained, "dp4", "block", 4, True)
+    assert abs(again[1] - losses[1]) > 1e-3 * abs(losses[1])
+
+
+def test_bad_input() -> None:
+    kf.init(4)
+    with pytest.raises(FlowError, match=r"remat is None, \"block\" .*for example remat=\['blocks'\]"):
+        kf.DataParallel(remat="blocks")
+    with pytest.raises(FlowError, match=r"remat: 'a\(' is not a regular expression"):
+        kf.DataParallel(remat=["a("])
+    with pytest.raises(FlowError, match="names no layer"):
+        kf.DataParallel(remat=[])
+
+    def fitted(remat: object) -> None:
+        with kf.DataParallel(remat=remat).scope():  # type: ignore[arg-type]
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="first")])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
+
+    with pytest.raises(LayoutError, match=r"remat: 'fisrt' matched no layer; the nearest paths are .*first"):
+        fitted(["fisrt"])
+    with pytest.raises(LayoutError, match="has no two layers of one class and shape that have layers themselves"):
+        fitted("block")
