@@ -6,7 +6,9 @@ See `keras_flow.backends.agreement` for what that is.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +27,8 @@ from keras_flow.errors import FlowError
 _HEARTBEAT_SECONDS = 5
 #: seconds that a process which is done waits for the others
 _PARTING_SECONDS = 5
+#: set by users of JAX's preemption service (Orbax saves by it): then it hears SIGTERM, and the process goes on
+_SERVICE_VARIABLE = "JAX_ENABLE_PREEMPTION_SERVICE"
 
 
 def join(described: processes.Processes, local_devices: Sequence[int] | None) -> None:
@@ -46,21 +50,27 @@ def join(described: processes.Processes, local_devices: Sequence[int] | None) ->
     described = held_port.settled(described, limit)
     joining.check_port(described)
     try:
-        jax.distributed.initialize(
-            described.coordinator,
-            described.count,
-            described.index,
-            None if local_devices is None else list(local_devices),
-            initialization_timeout=int(limit),
-            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=_PARTING_SECONDS,
-            # not on all interfaces, as by default
-            coordinator_bind_address=described.coordinator,
-            cluster_detection_method="deactivate",
-        )
+        with _own_sigterm():
+            jax.distributed.initialize(
+                described.coordinator,
+                described.count,
+                described.index,
+                None if local_devices is None else list(local_devices),
+                initialization_timeout=int(limit),
+                heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=_PARTING_SECONDS,
+                # not on all interfaces, as by default
+                coordinator_bind_address=described.coordinator,
+                cluster_detection_method="deactivate",
+            )
     except RuntimeError as error:
         raise FlowError(joining.cannot_join(described, limit, error)) from error
     atexit.register(joining.leave_at_once_after_a_failure)
+
+
+def _own_sigterm() -> contextlib.AbstractContextManager[None]:
+    """Inside, JAX's preemption service may take SIGTERM for good only where the user asks for that service."""
+    return contextlib.nullcontext() if _SERVICE_VARIABLE in os.environ else joining.keeping_sigterm()
 
 
 @contextmanager

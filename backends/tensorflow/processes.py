@@ -55,7 +55,7 @@ def join(described: processes.Processes, type: str) -> None:
         DTENSOR_JOBS=",".join(found),
     )
     try:
-        with _short_limits(limit):
+        with joining.keeping_sigterm(), _short_limits(limit):
             dtensor.initialize_accelerator_system(type.upper())
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         raise FlowError(joining.cannot_join(described, limit, error)) from error

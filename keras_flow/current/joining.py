@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
@@ -29,6 +31,20 @@ WRITER_FAILED = "process 0, which writes the files of all processes, failed"
 
 #: the secret that the processes of a job share; made by the launcher, never printed or in a command line
 TOKEN_VARIABLE = "KERAS_FLOW_TOKEN"
+
+
+@contextlib.contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Inside, an engine's runtime may handle SIGTERM; afterwards the signal does what it did before.
+
+    The coordination services of JAX and TensorFlow note the time of a SIGTERM, for programs that ask for it. A process
+    of any other program would go on as if it had not been asked to end.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    # None: the handler is not Python's. Outside of the main thread Python sets none
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def waiting_seconds() -> float:

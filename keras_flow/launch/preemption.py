@@ -78,7 +78,8 @@ class PreemptionPoint:
             raise
         sys.stdout.flush()
         self._leave_last()
-        self._say(list(map(str, written)))
+        # a folder that was renamed as a whole is there, and what was written in it under its first name is not
+        self._say([str(path) for path in written if path.exists()])
         raise SystemExit(128 + asked)
 
     def ask(self, number: int) -> None:

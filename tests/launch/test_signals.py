@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 import zipfile
@@ -39,9 +40,13 @@ os.chdir(folder)
 with kf.DataParallel().scope():
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    kf.on_preemption(save)
+    callbacks = [Slow()]
+    if mode == "checkpoints":
+        callbacks.append(kf.callbacks.Checkpoint("checkpoints", save_freq=1000))
+    elif mode != "bare":
+        kf.on_preemption(save)
     x = np.random.default_rng(1).normal(size=(240, 8)).astype("float32")
-    model.fit(x, x[:, :1], batch_size=30, epochs=100, verbose=0, callbacks=[Slow()])
+    model.fit(x, x[:, :1], batch_size=30, epochs=100, verbose=0, callbacks=callbacks)
 """
 
 #: runs Python in a group of its own
@@ -156,6 +161,23 @@ def test_the_callback_ends(
         assert lines == [
             "keras-flow: interrupted; the callback of kf.on_preemption has ended in every rank of this host"
         ]
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))
+def test_a_process_without_a_callback_ends(backend: str, tmp_path: Path) -> None:
+    """The coordination services of JAX and TensorFlow take SIGTERM for themselves; they must not keep it."""
+    codes, said = ended(tmp_path, backend, [TERM], "rank", mode="bare")
+    assert codes == [143], said
+    assert re.search(r"(rank|process) \d of 2 failed: killed by SIGTERM", said), said
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))
+def test_a_checkpoint_is_named_by_its_folder(backend: str, tmp_path: Path) -> None:
+    codes, said = ended(tmp_path, backend, [TERM], mode="checkpoints")
+    assert codes == [143], said
+    step = max((tmp_path / "checkpoints").glob("step-*"))
+    lines = [line for line in said.splitlines() if "interrupted" in line]
+    assert lines == [f"keras-flow: interrupted; saved {step}"], said
 
 
 @pytest.mark.full
