@@ -74,6 +74,11 @@ def load(file: str | Path, needs: Sequence[str] = tuple(_NEEDS), what: str = "a 
         raise
     except SyntaxError as error:
         raise _no_python(file, error) from error
+    except SystemExit as error:
+        raise FlowError(
+            f"{path} ends the program as it is imported{_where(error)}: {what} imports the file, so put what runs it "
+            'below `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         raise FlowError(f"{path} fails as it is imported{_where(error)}: {type(error).__name__}: {error}") from error
     missing = [name for name in needs if not callable(getattr(module, name, None))]
@@ -92,7 +97,7 @@ def _no_python(file: str | Path, error: SyntaxError) -> FlowError:
     return FlowError(f"{error.filename or file} is not a Python file: line {error.lineno}: {error.msg}")
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The innermost line of the user's own code that an error came through."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -241,7 +246,7 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     if layout == "1":
         return None
     named: Mapping[str, Callable[[], FlowDistribution]] = (
-        module.distributions() if hasattr(module, "distributions") else {}
+        _called(module, "distributions") if hasattr(module, "distributions") else {}  # type: ignore[assignment]
     )
     if layout in named:
         return named[layout]
@@ -270,7 +275,7 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         else kf.Placement(np.arange(int(hybrid[1]) * int(hybrid[2])).reshape(int(hybrid[1]), -1), ("data", "model"))  # type: ignore[index]
     )
     zero = int(hybrid[3] or 0) if hybrid else 0
-    return lambda: kf.ModelParallel(placement, rules=module.rules(), zero=zero)
+    return lambda: kf.ModelParallel(placement, rules=_called(module, "rules"), zero=zero)  # type: ignore[arg-type]
 
 
 def skeleton(module: ModuleType) -> str:

@@ -146,6 +146,22 @@ def test_examples_of_docstrings() -> None:
     assert (result.attempted, result.failed) == (2, 0)
 
 
+def test_a_file_that_ends_the_program_is_told(tmp_path: Path) -> None:
+    path = files.write(tmp_path, "import sys\nsys.exit(3)\n", "ends.py")
+    with pytest.raises(
+        kf.FlowError, match=r"ends.py ends the program as it is imported \(ends.py, line 2\): a compari"
+    ):
+        user_file.load(path)
+
+
+def test_rules_that_cannot_be_called_are_told(tmp_path: Path) -> None:
+    path = files.write(tmp_path, "def rules(mesh): ...\ndef build_model(): ...\ndef load_data(): ...\n", "asks.py")
+    make = user_file.distribution_maker(user_file.load(path), "2x2")
+    assert make is not None
+    with pytest.raises(kf.FlowError, match=r"^rules\(\) fails: TypeError: rules\(\) missing 1 required positional"):
+        make()
+
+
 @pytest.mark.parametrize(("name", "call"), [("build_model", user_file.build_model), ("load_data", user_file.load_data)])
 def test_a_function_that_fails_is_told_by_its_line(name: str, call: object, tmp_path: Path) -> None:
     path = files.write(

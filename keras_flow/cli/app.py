@@ -17,7 +17,11 @@ from keras_flow.cli.init import init
 from keras_flow.cli.launch import launch
 from keras_flow.cli.verify import verify
 from keras_flow.errors import FlowError
+from keras_flow.launch import noise
 from keras_flow.launch.failure import RankError
+
+#: commands that load an engine in this process; the others start processes, which leave out known lines themselves
+_LOAD_AN_ENGINE = {"checkpoint", "explain"}
 
 app = typer.Typer(
     name="keras-flow",
@@ -57,6 +61,8 @@ def main() -> None:
 
     Where a rank of `launch` failed, the status is that rank's own.
     """
+    if set(sys.argv[1:2]) & _LOAD_AN_ENGINE:
+        noise.filter_stderr()
     try:
         app()
     except FlowError as error:

@@ -42,6 +42,9 @@ def explain(
     """
     if not file.is_file():
         raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
+    from keras_flow.user_file import check_file
+
+    check_file(file, (layout,), "explain", ("build_model",))
     from rich.console import Console
 
     from keras_flow.explainer.explain_file import explain_file

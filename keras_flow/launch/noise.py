@@ -34,7 +34,11 @@ _TEXTS = (
     r"\S*\.cc:\d+\] .*Unable to register (?:cuDNN|cuFFT|cuBLAS|cuda\w*) (?:factory|plugin)",
     r"\S*\.cc:\d+\] .*(?:computation placer already registered|TF-TRT Warning: Could not find TensorRT)",
     r"op_level_cost_estimator\.cc:\d+\] Incompatible Matrix dimensions$",
-    r"coordination_service\.(?:cc|h):\d+\] (?:\S+ has connected to|Waiting for \d+/\d+ tasks|Barrier.* passed .*OK$)",
+    r"coordination_service\.(?:cc|h):\d+\] "
+    r"(?:\S+ has connected to|Waiting for \d+/\d+ tasks|Barrier.* passed .*OK$|Initializing CoordinationService$|"
+    r"Example stragglers:$)",
+    r"coordination_service_agent\.cc:\d+\] Coordination agent has successfully connected\.$",
+    r"grpc_server_lib\.cc:\d+\] Started server with target: ",
     r"dtensor_device\.cc:\d+\] DTensor cache key lookup missed for",
     r"\S*\.cc:\d+\] .*[Bb]roadcasting resource tensor",
     r"\S*\.cc:\d+\] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
@@ -45,13 +49,14 @@ _KNOWN = re.compile(
             rf"{_LOG}(?:{'|'.join(_TEXTS)})",
             r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$",
             r"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$",
+            r"/job:\w+/replica:\d+/task:\d+$",  # what follows on "Example stragglers:"
             r"\t ?\[\[\{\{node \w+\}\}\]\]$",  # the second line of the rendezvous that aborts
             r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+$",
         )
     )
 )
 #: beginnings of an unfinished line that may become a known one; of others the beginning is shown at once
-_MAY_BE = re.compile(r"[IWE]\d{4} |WARNING: All log|To enable the foll|\t ?\[\[|\[Gloo\]|\d{4}-\d\d-\d\d ")
+_MAY_BE = re.compile(r"[IWE]\d{4} |/job:|WARNING: All log|To enable the foll|\t ?\[\[|\[Gloo\]|\d{4}-\d\d-\d\d ")
 
 
 def is_known(line: str) -> bool:

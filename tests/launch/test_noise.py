@@ -34,6 +34,12 @@ ABSL = "WARNING: All log messages before absl::InitializeLog() is called are wri
         "I0000 00:00:1795742136.217687   28760 coordination_service.h:529] /job:worker/task:1 has connected to x",
         "I0000 00:00:1795742136.217757   28760 coordination_service.cc:502] Waiting for 0/2 tasks to connect.",
         "I0000 00:00:1795742136.220711   28760 coordination_service.cc:1472] Barrier(W::0) has passed with status: OK",
+        "I0000 00:00:1795848217.598497   19898 coordination_service.cc:221] Initializing CoordinationService",
+        "I0000 00:00:1795848217.599747   19898 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:3888",
+        "I0000 00:00:1795848217.721753   19969 coordination_service.cc:505] Example stragglers:",
+        "/job:worker/replica:0/task:0",
+        "I0000 00:00:1795848217.755363   19898 coordination_service_agent.cc:245] Coordination agent has successfully "
+        "connected.",
         "[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3",
     ],
 )
@@ -51,6 +57,7 @@ def test_what_is_left_out(line: str) -> None:
         f"my log: {ABSL}",
         f"{ABSL} and more",
         "[Gloo] Rank 0 is connected to 3 peer ranks",
+        "/job:worker/replica:0/task:0 is mine",
     ],
 )
 def test_what_is_shown(line: str) -> None:
