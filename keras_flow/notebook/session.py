@@ -93,6 +93,7 @@ def restart() -> None:
             f"kf.notebook.restart: {what}. "
             + ("Call kf.notebook.start(4)." if before is None else "Restart the kernel (menu Kernel).")
         )
+    warn("kf.notebook.restart: the variables of the %%ranks cells are gone; run the cells that make them again.")
     stop()
     _ranks = workers = Workers(before.devices, before.count, before.engine)
     workers.start()
@@ -128,8 +129,11 @@ def run(
         One value for each process, in the order of ranks: one where a single process drives all of them.
 
     Raises:
+        FlowError: `function` cannot be called, or cannot be sent to the workers.
         CellError: it failed on a rank, which the text names.
     """
+    if not callable(function):
+        raise FlowError(f"kf.notebook.run takes a function, got {function!r}; its arguments go into args=(...)")
     if _ranks is None or (devices is not None and devices != _count()):
         start(4 if devices is None else devices)
     workers = _started()
@@ -222,7 +226,8 @@ def _cell_number() -> int:
     from IPython.core.getipython import get_ipython
 
     shell: Any = get_ipython()
-    return shell.execution_count if shell is not None else 0
+    # not `execution_count`: since IPython 9 it is that of the next cell while one runs
+    return len(shell.history_manager.input_hist_raw) - 1 if shell is not None else 0
 
 
 def _run_here(source: str, quiet: bool) -> None:

@@ -33,11 +33,12 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Shown:
-    """What a cell showed: texts and pictures, and whether it failed."""
+    """What a cell showed: texts and pictures, whether it failed, and its number, `In [8]`."""
 
     text: str
     html: str
     failed: bool
+    number: int
 
 
 class Kernel:
@@ -67,7 +68,7 @@ class Kernel:
             data = output.get("data", {})
             texts += [output.get("text", ""), data.get("text/plain", ""), "\n".join(output.get("traceback", []))]
             html.append(data.get("text/html", ""))
-        return Shown(_STYLE.sub("", "\n".join(filter(None, texts))), "".join(html), failed)
+        return Shown(_STYLE.sub("", "\n".join(filter(None, texts))), "".join(html), failed, cell.execution_count)
 
     def children(self) -> list[psutil.Process]:
         """All processes that the kernel has started."""

@@ -62,6 +62,7 @@ def test_a_function_of_a_cell_runs_on_all_ranks(notebook: Kernel) -> None:
         "def g():\n    if kf.env.get_rank():\n        raise ValueError('no')\nkf.notebook.run(g)"
     ).text
     assert "raise ValueError('no')" in failed and "rank 1 failed first: ValueError: no" in failed, failed
+    assert "kf.notebook.run takes a function, got 3" in notebook.run("kf.notebook.run(3)").text
     assert "kf.notebook.pull: the cells have no variable nothing" in notebook.run("kf.notebook.pull('nothing')").text
 
 
@@ -70,8 +71,7 @@ def test_a_failure_names_the_line_and_the_rank_and_leaves_the_others_usable(note
     shown = notebook.run("%%ranks\nif kf.env.get_rank() == 1:\n    1 / 0\nmodel.fit(x, y, batch_size=32, verbose=0)")
     assert shown.failed
     assert re.search(r"-> 3 +1 / 0", shown.text), shown.text
-    after = int(notebook.run("get_ipython().execution_count").text)
-    assert f"Cell In[{after - 1}], line 3" in shown.text, "the number that the cell has in the notebook"
+    assert f"Cell In[{shown.number}], line 3" in shown.text, "the number that the cell has in the notebook"
     assert "rank 1 failed first: ZeroDivisionError: division by zero" in shown.text
     assert "Rank 0 waited for it and was stopped." in shown.text
     assert "The workers are usable, with their variables" in shown.text
@@ -121,7 +121,11 @@ def test_a_worker_that_dies_is_named_and_restart_starts_new_ones(notebook: Kerne
     assert shown.failed and "a worker died. rank 1: exit code 7" in shown.text, shown.text
     assert "kf.notebook.restart() starts new workers" in shown.text
     assert "have ended" in notebook.run("%%ranks\n1").text
-    assert not notebook.run("kf.notebook.restart()").failed
+    shown = notebook.run("kf.notebook.restart()")
+    assert not shown.failed
+    assert (
+        "kf.notebook.restart: the variables of the %%ranks cells are gone; run the cells that make them" in shown.text
+    )
     assert notebook.run("%%ranks\n1 + 1").text.strip() == "[ranks 0-1] 2"
 
 
