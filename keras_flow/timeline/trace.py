@@ -41,7 +41,7 @@ def trace(path: str | Path) -> Iterator[None]:
             processes on one host process 0 writes it.
 
     Raises:
-        FlowError: the file's folder does not exist.
+        FlowError: the file's folder does not exist, or the path is that of a folder.
 
     Example:
         >>> import tempfile, keras, numpy as np, keras_flow as kf
@@ -56,6 +56,8 @@ def trace(path: str | Path) -> Iterator[None]:
     target = Path(path).resolve()
     if not target.parent.is_dir():
         raise FlowError(f"kf.trace was asked to write {target}, whose folder does not exist")
+    if target.is_dir():
+        raise FlowError(f'kf.trace was asked to write {target}, which is a folder; name a file in it: "run.json"')
     engine = backend()
     install(engine)
     here = engine.world()
