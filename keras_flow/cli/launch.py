@@ -21,7 +21,7 @@ from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
 from keras_flow.launch import launcher, noise, on_ray, submit
 from keras_flow.launch.failure import Interruption, RankError
-from keras_flow.launch.job import Job, stated_timeout
+from keras_flow.launch.job import Job, require_room, stated_timeout
 
 
 def launch(
@@ -143,6 +143,8 @@ def launch(
         raise FlowError(f"--node_rank {node_rank} is no host of --nnodes {nnodes}; legal is 0 to {nnodes - 1}.")
     if module and no_python:
         raise FlowError("--module and --no_python exclude each other: a module is run by Python.")
+    if not (no_python or on or print_slurm or print_k8s or print_mpirun):
+        require_room(processes)
     if (redirect or tee) and logdir.exists() and not logdir.is_dir():
         raise FlowError(f"--logdir {logdir} is a file; it must be a folder, or not exist yet.")
     asked = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -293,6 +294,12 @@ def _failures(run: RunResult) -> list[str]:
     """A sentence for everything that is wrong with a run."""
     name = f"{run.backend} {run.layout}"
     out = []
+    for step, loss in enumerate(run.losses, 1):
+        if not math.isfinite(loss):
+            return [
+                f"{name}: the loss of step {step} is {loss}, and nothing can be compared: look for such values in "
+                "load_data(), or take a smaller learning rate"
+            ]
     # `not <=` instead of `>`: NaN is a failure
     if not run.loss_share <= 1:
         out.append(f"{name}: loss deviates by {run.loss_deviation:.2g}, {run.loss_share:.2g} times the tolerance")

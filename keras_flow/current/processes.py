@@ -211,6 +211,8 @@ def _of_tf_config(environment: Mapping[str, str]) -> Processes | None:
     # a chief is the first worker; an evaluator and parameter servers are no part of the cluster that trains
     roles = [(role, number) for role in ("chief", "worker") for number, _ in enumerate(cluster.get(role, []))]
     addresses = [str(address) for role in ("chief", "worker") for address in cluster.get(role, [])]
+    if not task and len(roles) > 1:
+        raise FlowError(f"TF_CONFIG says of no process which of {len(roles)} it is: it has no task; {legal}.")
     if (kind, index) not in roles:
         workers = ", ".join(f"{role} {number}" for role, number in roles) or "none"
         raise FlowError(f"TF_CONFIG says this process is {kind} {index}, its cluster has {workers}; {legal}.")

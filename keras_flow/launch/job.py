@@ -9,14 +9,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.joining import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
 from keras_flow.current.processes import LOOPBACK
-from keras_flow.errors import LaunchError
+from keras_flow.errors import FlowError, LaunchError
 from keras_flow.runtime import versions
 
 #: seconds in which the hosts of a job find each other, at most
 _MEETING_SECONDS = 300.0
+
+
+#: bytes of its own that a process has, at least, once it has loaded Keras and an engine
+_PROCESS_BYTES = 100 << 20
+
+
+def require_room(processes: int) -> None:
+    """Refuse more processes than this host's memory has room for: they would take the host down with them.
+
+    Raises:
+        FlowError: there are too many.
+    """
+    total = psutil.virtual_memory().total
+    if processes * _PROCESS_BYTES > total:
+        raise FlowError(
+            f"{processes} processes were asked for on this host. Each takes {_PROCESS_BYTES >> 20} MiB or more, and "
+            f"the host has {total / 2**30:.0f} GiB: ask for {total // _PROCESS_BYTES} at most, or use more hosts "
+            "(--nnodes)."
+        )
 
 
 @dataclass(frozen=True)

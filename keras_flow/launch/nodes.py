@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from keras_flow.current.channel import Channel, Meeting, connect
+from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job
@@ -23,6 +25,8 @@ from keras_flow.launch.job import Job
 _ALIVE_SECONDS = 1.0
 #: seconds without a sign of life after which a host is gone
 _GONE_SECONDS = 6.0
+#: seconds of waiting for other hosts after which host 0 says for whom it waits
+_SAYING_SECONDS = 10.0
 #: seconds that host 0 leaves the others to hear of the end
 _PARTING_SECONDS = 2.0
 
@@ -162,12 +166,19 @@ class FirstNode(Nodes):
                 f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
                 "--master_addr must be an address of host 0, and --master_port a free port there."
             ) from error
+        said: list[int] = []
         with meeting:
             while len(self._channels) < job.nodes - 1:
+                missing = sorted(set(range(job.nodes)) - {0, *self._channels})
+                wait = until - time.monotonic()
                 try:
-                    channel, hello = meeting.arrivals.get(timeout=max(0.01, until - time.monotonic()))
+                    channel, hello = meeting.arrivals.get(timeout=max(0.01, min(wait, _SAYING_SECONDS)))
                 except queue.Empty:
-                    missing = sorted(set(range(job.nodes)) - {0, *self._channels})
+                    if wait > _SAYING_SECONDS:
+                        if missing != said:
+                            said = missing
+                            _say_missing(missing, job)
+                        continue
                     raise self._refused(
                         f"hosts {missing} of {job.nodes} did not come to {job.host}:{job.port} within "
                         f"{job.meeting_seconds:g} s. Is the launcher started there, with --node_rank, and is the port "
@@ -228,6 +239,19 @@ class FirstNode(Nodes):
                 while channel.receive(max(0.0, until - time.monotonic())) is not None:
                     pass
         super().__exit__(*_)
+
+
+def _say_missing(missing: list[int], job: Job) -> None:
+    """Say for whom host 0 waits."""
+    hint = (
+        "" if job.host != LOOPBACK else f" No other machine reaches {LOOPBACK}: --master_addr takes one of this host's."
+    )
+    print(
+        f"keras-flow: waiting at {job.host}:{job.port} for hosts {missing} of {job.nodes}: start the launcher there, "
+        f"with --node_rank.{hint}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 class OtherNode(Nodes):

@@ -12,7 +12,7 @@ from keras_flow.backends import active
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError, LaunchError
 from keras_flow.launch import launcher, noise, on_ray, output, payload, rehearsal
-from keras_flow.launch.job import Job, stated_timeout
+from keras_flow.launch.job import Job, require_room, stated_timeout
 from keras_flow.runtime import versions
 from keras_flow.runtime.init import agreed_devices, init
 
@@ -91,6 +91,8 @@ def run(
         with _announced(ranks):
             init(devices)
             return main(*args, **named)
+    if on is None:
+        require_room(count)
     if on is None and rehearse:
         rehearsal.rehearse(main, args, named, ranks or count, count)
     with launcher.job_folder() as folder:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from keras_flow.compare import html, table
+from keras_flow.compare import html, runner, table
 from keras_flow.compare.known_differences import ProgramFacts, that_fit
 from keras_flow.compare.result import Comparison, Known, RunResult
 
@@ -188,6 +188,12 @@ def test_on_80_columns_nothing_is_cut() -> None:
     lines = [line.split() for line in text.splitlines()]
     assert ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-"] in lines
     assert ["jax", "tp2", "12.0", "2/2", "0.000", "0.004", "2.500"] in lines
+
+
+def test_a_loss_that_is_no_number_is_told_once() -> None:
+    told = runner._failures(replace(run("jax", "tp2"), losses=[0.5, float("nan")], loss_share=float("inf")))
+    assert len(told) == 1
+    assert told[0].startswith("jax tp2: the loss of step 2 is nan, and nothing can be compared: look for such values")
 
 
 def test_table_of_failures() -> None:

@@ -150,6 +150,16 @@ def test_a_host_that_never_comes(tmp_path: Path, number: int, text: str) -> None
     assert re.search(text, err)
 
 
+@pytest.mark.full  # it waits
+def test_host_0_says_for_whom_it_waits(tmp_path: Path) -> None:
+    launcher = node(programs.write(tmp_path, SAYS), 0, port(), "--timeout", "12")
+    code, _, err = programs.finish(launcher)
+    assert code == 1
+    assert re.search(r"waiting at 127.0.0.1:\d+ for hosts \[1\] of 2: start the launcher there, with --node_rank", err)
+    assert "No other machine reaches 127.0.0.1: --master_addr takes one of this host's." in err
+    assert err.count("waiting at") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -158,6 +168,7 @@ def test_a_host_that_never_comes(tmp_path: Path, number: int, text: str) -> None
         (["--nproc_per_node", "2", "--master_port", "70000"], "65535"),
         (["--nproc_per_node", "2", "-m", "--no_python"], "exclude each other"),
         (["--devices", "3", "--nproc_per_node", "2"], "disagree"),
+        (["--nproc_per_node", "1000000"], "1000000 processes were asked for on this host. Each takes 100 MiB or more"),
         ([], "give --devices N or --nproc_per_node N"),
     ],
 )

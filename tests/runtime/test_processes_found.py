@@ -104,6 +104,10 @@ def test_a_launcher_on_each_host_that_another_one_started() -> None:
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "set MASTER_ADDR"),
         ({"TF_CONFIG": "{worker"}, "TF_CONFIG cannot be read"),
         ({"TF_CONFIG": "[1]"}, "TF_CONFIG cannot be read"),
+        (
+            {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:2"]}}'},
+            "TF_CONFIG says of no process which of 2 it is: it has",
+        ),
         (tf_config(index=7), "says this process is worker 7, its cluster has worker 0, worker 1, worker 2"),
         (tf_config(index=0, worker=["host"]), "each must be host:port"),
     ],
