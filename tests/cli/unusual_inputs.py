@@ -102,6 +102,8 @@ def _of_init() -> Iterator[Case]:
 
 
 def _of_placements() -> Iterator[Case]:
+    import numpy as np
+
     import keras_flow as kf
 
     yield "kf.Placement([])", lambda: kf.Placement([])
@@ -119,6 +121,13 @@ def _of_placements() -> Iterator[Case]:
     yield "kf.ModelParallel(4, rules=lambda mesh: None)", lambda: kf.ModelParallel(4, rules=lambda mesh: None)  # type: ignore[arg-type]
     yield 'kf.placement("cpu", "3:0-1")', lambda: kf.placement("cpu", "3:0-1")
     yield 'kf.placement("cpu", "0:3-1")', lambda: kf.placement("cpu", "0:3-1")
+    yield "kf.DataParallel(zero=4)", lambda: kf.DataParallel(zero=4)
+    yield 'kf.DataParallel(zero="all")', lambda: kf.DataParallel(zero="all")  # type: ignore[arg-type]
+    yield "kf.PipelineParallel(kf.Placement([0, 1]))", lambda: kf.PipelineParallel(kf.Placement([0, 1]))
+    yield "kf.layout_of(3)", lambda: kf.layout_of(3)  # type: ignore[arg-type]
+    each = {rank: np.ones(2, "float32") for rank in range(4)}
+    yield "kf.comm.all_reduce({0: x, ...}, 'avg')", lambda: kf.comm.all_reduce(each, "avg")
+    yield 'kf.trace(".")', lambda: kf.trace(".").__enter__()
     yield 'kf.DataParallel(random="dice")', lambda: kf.DataParallel(random="dice")
     yield 'kf.DataParallel(batch_statistics="mean")', lambda: kf.DataParallel(batch_statistics="mean")
     yield 'kf.DataParallel(verify="always")', lambda: kf.DataParallel(verify="always")
@@ -204,10 +213,13 @@ def _of_commands(folder: Path) -> Iterator[Case]:
         "program.py": PROGRAM,
         "empty.py": "",
         "broken.py": "def build_model(:",
-        "raises.py": "raise ValueError('boom')",
+        "raises.py": "raise ValueError('boom')" + PROGRAM,
         "no_model.py": PROGRAM.replace("return model", "return 3"),
         "uncompiled.py": PROGRAM.replace('model.compile("sgd", "mse")', "pass"),
         "notes.txt": "not Python",
+        "ends.py": "raise SystemExit(3)" + PROGRAM,
+        "asks.py": PROGRAM + "def rules(mesh): return {}",
+        "listed.py": PROGRAM + "def rules(): return [1, 2]",
     }
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -233,6 +245,11 @@ def _of_commands(folder: Path) -> Iterator[Case]:
         explain no_model.py --layout dp2
         explain notes.txt --layout dp2
         explain program.py --layout 1
+        explain program.py --layout DP2
+        explain program.py --layout 2x2x2
+        explain ends.py --layout dp2
+        explain asks.py --layout 2x2
+        explain listed.py --layout 2x2
         explain program.py --layout 2*2
         explain program.py --layout dp4 --ranks 2
         explain program.py --layout dp4 --batch-size 0
@@ -270,6 +287,12 @@ def _of_commands(folder: Path) -> Iterator[Case]:
         launch --nproc_per_node 2 --no_python nosuchprogram
         launch --nproc_per_node 2 -m nosuchmodule
         launch --nproc_per_node 2 --logdir program.py --tee program.py
+        launch --nproc_per_node 1000000 program.py
+        launch --devices two program.py
+        launch --nproc_per_node 2 --max_restarts -1 program.py
+        checkpoint none
+        checkpoint program.py
+        checkpoint .
         doctor --backends jxa
         doctor --timeout 0
         dance
