@@ -56,7 +56,7 @@ def fingerprint(original: object) -> str:
         bare = [parameter.replace(annotation=parameter.empty) for parameter in taken.parameters.values()]
         signature = str(taken.replace(parameters=bare, return_annotation=taken.empty))
     except (TypeError, ValueError):
-        signature = "(?)"  # of a compiled function
+        signature = _UNREADABLE
     if inspect.isclass(original):
         return f"{signature} class"  # what of it is wrapped has fingerprints of its own
     try:
@@ -80,6 +80,10 @@ def _structure(node: object) -> object:
         fields = ((name, _structure(value)) for name, value in ast.iter_fields(node) if name not in _NOT_SOURCE)
         return type(node).__name__, *((name, value) for name, value in fields if value not in (None, ()))
     return tuple(map(_structure, node)) if isinstance(node, list) else node
+
+
+#: signature of a compiled function that does not tell it
+_UNREADABLE = "(?)"
 
 
 def of_places(places: Iterable[Place]) -> dict[str, str]:
@@ -157,7 +161,7 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
     there = of_places(places)
     gone = [name_of(place) for place in places if not is_there(place)]
     changed = [name for name, seen in there.items() if seen not in table.get(name, {})]
-    others = [name for name in changed if _signature(there[name]) not in map(_signature, table.get(name, {}))]
+    others = [name for name in changed if _is_called_otherwise(there[name], table.get(name, {}))]
     untested = " and ".join(f"{package} {found[package]}" for package in new)
     asks = "`keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
     if is_allowed():
@@ -178,6 +182,12 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
             f"keras_flow was not tested with {untested}; what it wraps or uses there is as in versions that it was "
             f"tested with. {asks}"
         )
+
+
+def _is_called_otherwise(fingerprint: str, known: Iterable[str]) -> bool:
+    """Whether a place has a signature that none of the known ones is; the self-test judges one that cannot be read."""
+    before = {_signature(each) for each in known}
+    return _signature(fingerprint) not in {*before, _UNREADABLE} and _UNREADABLE not in before
 
 
 def _signature(fingerprint: str) -> str:

@@ -143,6 +143,21 @@ def test_a_hook_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         fingerprints.require_fitting("jax", HOOKS)
 
 
+@pytest.mark.parametrize(
+    ("found", "known", "other"),
+    [
+        ("(a, b) 1", ["(a, b) 2"], False),
+        ("(a, c) 1", ["(a, b) 2"], True),
+        ("(*args, **kwargs) 1", ["(?) 2"], False),
+        ("(?) 1", ["(a, b) 2"], False),
+        ("(a) 1", [], True),
+    ],
+)
+def test_a_signature_that_cannot_be_read_is_no_other_one(found: str, known: list[str], other: bool) -> None:
+    """nanobind's functions tell theirs from JAX 0.12 on, and did not before."""
+    assert fingerprints._is_called_otherwise(found, known) is other
+
+
 #: makes distributions beside a Keras that is said to be of another version, changed by what is put in front
 PROGRAM = """
 import json, warnings
