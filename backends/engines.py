@@ -31,6 +31,7 @@ class Engine:
             launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
         rejoins: processes that are stuck in a collective can leave it and form their group anew, so that workers of a
             notebook stay usable after an interrupt.
+        has_servers: its runtime has parameter servers, so that its module has `serve` and `connect_servers`.
         on_cpu: the environment variable, and its value, by which it computes on the CPU of a host with GPUs.
         uncached: likewise, by which it writes no compiled program to a folder that the user has named for them.
         settings: environment variables that users set for it, which `keras-flow doctor` shows.
@@ -45,6 +46,7 @@ class Engine:
     trains: bool = True
     lost_neighbour: tuple[str, ...] = ()
     rejoins: bool = False
+    has_servers: bool = False
     on_cpu: str = ""
     uncached: str = ""
     settings: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ ENGINES: dict[str, Engine] = {
                 "UnavailableError",
                 "has ended the collectives of this process",
             ),
+            has_servers=True,
             on_cpu="CUDA_VISIBLE_DEVICES=-1",
             settings=("TF_NUM_INTRAOP_THREADS",),
         ),

@@ -41,6 +41,7 @@ GROUPS = {
             "ModelParallel",
             "PipelineParallel",
             "CentralStorage",
+            "ParameterServer",
             "shard",
             "layout_of",
             "explain_file",
@@ -123,7 +124,7 @@ def pages() -> dict[str, str]:
         shown = [f"# {group.title}\n\n{group.about}\n"]
         for name in names(group):
             options = f"    options:\n      heading: kf.{name}\n      toc_label: kf.{name}\n"
-            if name in ("DataParallel", "ModelParallel", "PipelineParallel", "CentralStorage"):
+            if name in ("DataParallel", "ModelParallel", "PipelineParallel", "CentralStorage", "ParameterServer"):
                 options += f"      inherited_members: {_METHODS}\n"
             shown.append(f"\n::: keras_flow.{_home(name)}\n{options}")
         texts[f"{file}.md"] = "".join(shown)

@@ -20,6 +20,7 @@ _NAMES = {
     "Layout": "keras_flow.layout",
     "LayoutError": "keras_flow.errors",
     "ModelParallel": "keras_flow.parallel.model_parallel",
+    "ParameterServer": "keras_flow.parallel.parameter_server",
     "PipelineParallel": "keras_flow.parallel.pipeline_parallel",
     "CentralStorage": "keras_flow.parallel.central_storage",
     "Placement": "keras_flow.placements",

@@ -22,6 +22,7 @@ from keras_flow.parallel import scope as scope
 from keras_flow.parallel.central_storage import CentralStorage as CentralStorage
 from keras_flow.parallel.data_parallel import DataParallel as DataParallel
 from keras_flow.parallel.model_parallel import ModelParallel as ModelParallel
+from keras_flow.parallel.parameter_server import ParameterServer as ParameterServer
 from keras_flow.parallel.pipeline_parallel import PipelineParallel as PipelineParallel
 from keras_flow.placements import Placement as Placement
 from keras_flow.runtime import env as env

@@ -202,6 +202,7 @@ ORDER = (
     ("launch",),
     ("distributions", "tensors", "checkpoint"),
     ("pipelines",),
+    ("servers",),
     ("callbacks",),
     ("comm",),
     ("hvd",),

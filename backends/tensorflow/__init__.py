@@ -54,6 +54,8 @@ from keras_flow.backends.tensorflow.random import random_words as random_words
 from keras_flow.backends.tensorflow.random import reorder as reorder
 from keras_flow.backends.tensorflow.replica import make_replica as make_replica
 from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
+from keras_flow.backends.tensorflow.servers import connect_servers as connect_servers
+from keras_flow.backends.tensorflow.servers import serve as serve
 from keras_flow.backends.tensorflow.stages import add as add
 from keras_flow.backends.tensorflow.stages import apply_gradients as apply_gradients
 from keras_flow.backends.tensorflow.stages import compiled as compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 
 # Unset (TensorFlow's default) or 1, DTensor's pass that combines all-reduces gives wrong gradients in `fit`, without an
 # error (seen with TensorFlow 2.21). It is read when the first DTensor function is compiled.
@@ -25,6 +26,8 @@ from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
 
 _world: World | None = None
+#: names of the ranks' devices, where this process is the chief of parameter servers
+_devices: tuple[str, ...] = ()
 
 
 def init(devices: int | None, type: str | None) -> World:
@@ -87,7 +90,15 @@ def world() -> World:
 
 def rank_devices() -> tuple[str, ...]:
     """The device of each rank, in the order of ranks. That of another process's rank is not usable here."""
-    return _names(world())
+    here = world()
+    return _devices or _names(here)
+
+
+def serve_with(chief: str, servers: Sequence[str]) -> None:
+    """Let rank 0 be this process, which has become the chief of parameter servers, and the servers the other ranks."""
+    global _world, _devices
+    _devices = (chief, *servers)
+    _world = World(size=len(_devices), type="cpu", local_ranks=tuple(range(len(_devices))))
 
 
 @functools.cache
@@ -98,7 +109,7 @@ def _names(here: World) -> tuple[str, ...]:
 
 def host_device() -> str:
     """The CPU of this process. Of several, plain "CPU:0" is that of the first."""
-    return _name(joined().index, "cpu", 0)
+    return _devices[0] if _devices else _name(joined().index, "cpu", 0)
 
 
 def _name(process: int, type: str, number: int) -> str:

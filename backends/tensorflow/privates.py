@@ -10,6 +10,8 @@ def privates() -> tuple[Private, ...]:
 
 _NAMES = {
     ("distribute", "collective_all_reduce_strategy"): 'strategy="mirrored" in several processes',
+    ("distribute.coordinator.cluster_coordinator", "Cluster"): "its threads end before the process does",
+    ("distribute.coordinator.cluster_coordinator", "RemoteValueImpl"): "which worker has computed it",
     ("distribute.values", "MirroredVariable"): "the variables of a strategy",
     ("eager", "context"): "the seed of `tf.random.set_seed`, and errors of ranks that DTensor keeps",
     ("eager", "record"): "a change of layout has its own gradient on every tape",

@@ -19,9 +19,11 @@ from keras_flow.cli.check_build import check_build
 from keras_flow.cli.untested import say_untested
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
-from keras_flow.launch import launcher, noise, on_ray, submit
+from keras_flow.launch import launcher, noise, on_ray, served, submit
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, require_room, stated_timeout
+from keras_flow.launch.job import Job, stated_timeout
+from keras_flow.servers import roles
 
 
 def launch(
@@ -87,6 +89,13 @@ def launch(
             help="How often all processes are started again after a failure (a script with BackupAndRestore goes on).",
         ),
     ] = 0,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Parameter servers, for kf.ParameterServer (TensorFlow; with --workers).")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers beside the chief, which runs the script (with --servers)."),
+    ] = None,
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
     ] = False,
@@ -133,6 +142,18 @@ def launch(
     if on and nnodes > 1:
         raise FlowError("--on ray places processes on nodes by itself: give --ranks, and leave --nnodes out.")
     counts = (devices, nproc_per_node, devices_per_proc)
+    if servers or workers:
+        if not (servers and workers) or any(counts) or nnodes > 1 or on:
+            raise FlowError(
+                "keras-flow launch takes --servers and --workers together, for one host, and without --devices, "
+                "--nproc_per_node and --on. On several hosts set TF_CONFIG (docs/migrate/from_tf_distribute.md)."
+            )
+        roles.refuse_engine()
+        with launcher.job_folder() as folder:
+            plain = [sys.executable, *(["-m"] if module else []), str(script), *(arguments or [])]
+            _command(script, arguments or [], module, no_python)  # refuses what is not there
+            code = served.launch(plain, servers, workers, stated_timeout(timeout), max_restarts, folder.path)
+        raise typer.Exit(code if code >= 0 else 128 - code)
     if counts == (None, None, None) and (late := _late_options(arguments or [])):
         raise FlowError(
             f"keras-flow launch: {late} stands behind {script}, so that the script is given it. Options of launch "

@@ -208,7 +208,9 @@ def _of_tf_config(environment: Mapping[str, str]) -> Processes | None:
         kind, index = task.get("type", "worker"), int(task.get("index", 0))
     except (ValueError, TypeError, AttributeError) as error:
         raise FlowError(f"the environment variable TF_CONFIG cannot be read ({error}): {legal}.") from None
-    # a chief is the first worker; an evaluator and parameter servers are no part of the cluster that trains
+    if cluster.get("ps"):  # the chief runs the program alone, and workers and servers serve it (kf.ParameterServer)
+        return None
+    # a chief is the first worker; an evaluator is no part of the cluster that trains
     roles = [(role, number) for role in ("chief", "worker") for number, _ in enumerate(cluster.get(role, []))]
     addresses = [str(address) for role in ("chief", "worker") for address in cluster.get(role, [])]
     if not task and len(roles) > 1:

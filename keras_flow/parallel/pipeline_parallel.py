@@ -267,8 +267,12 @@ class PipelineParallel(ExplainedDistribution):
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._ranks_of_layer.setdefault(inner, stage.ranks)
-        pipeline = self._pipelines[model] = StagedModel(model, calls, made, schedule, self.remat == "stage")
+        pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self.remat == "stage")
         return pipeline
+
+    def _staged(self, *args: Any) -> StagedModel:
+        """What runs the steps of a model that is cut."""
+        return StagedModel(*args)
 
     def _said_ranks(self, operation: object) -> Ranks | None:
         """The ranks that were said as a layer, or one inside it, was made."""

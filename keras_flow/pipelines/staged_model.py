@@ -81,7 +81,7 @@ class StagedModel:
             )
         self._trained = True
         optimizer: Any = self.model.optimizer
-        scale = _loss_scale(optimizer)
+        scale = loss_scale(optimizer)
         runs = self._passes(batch, training=True, with_loss=True, scale=scale)
         orders = self._schedule(len(batch.parts)).lowered()
         in_turn([run.follow(orders, self.lanes) for run in runs])
@@ -284,7 +284,7 @@ class StagedModel:
         return logs, [old if value is None else value for value, old in zip(new, values, strict=True)]
 
 
-def _loss_scale(optimizer: Any) -> float:
+def loss_scale(optimizer: Any) -> float:
     """The number with which a loss is multiplied before its gradient is taken."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.loss_scale_factor is None:
         return 1.0

@@ -48,6 +48,7 @@ FILES = {
     "recovery": (("tensorflow",), "DTensor keeps errors of ranks for the next operation"),
     "replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
     "replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
+    "servers": (("tensorflow",), "its runtime has servers and a coordinator of workers; the others have none"),
     "slices": (("tensorflow",), "slices that DTensor has wrong"),
     "substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     "traced_step": (("tensorflow",), "which layer made which operation of a graph"),
@@ -126,6 +127,7 @@ NAMES = {
     },
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
+        "serve_with": "the devices of TensorFlow's servers are usable from the chief",
         "host_device": "names of TensorFlow's devices have the process in them",
     },
     "layers": {

@@ -133,6 +133,7 @@ REASONS = {
     **dict.fromkeys(["kf.GlobalTensor", "kf.comm", "kf.env", "kf.sbp", "kf.placement"], "its parts have calls"),
     **dict.fromkeys(["kf.init", "kf.run"], "before the ranks are there"),
     "kf.notebook": "starts processes of its own",
+    "kf.ParameterServer": "of a job whose program runs in one process",
     "kf.scope": "a scope, which all enter",
     "kf.hvd": "its calls are those of kf.comm",
     "kf.callbacks": "made for `fit`, which all call",

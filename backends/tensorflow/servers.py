@@ -1,0 +1,182 @@
+"""Parameter servers on TensorFlow: its own servers and ClusterCoordinator; the chief's process is the program's.
+
+Variables are plain `tf.Variable`s on the servers, which are ranks of the chief. A worker runs graphs that read them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from keras_flow.backends.tensorflow import devices
+
+#: threads of a worker's executor: with fewer, the servers of one host may wait for each other without end
+_THREADS = 4
+#: seconds that its threads have to stop at the end
+_STOP_SECONDS = 5.0
+
+
+def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> None:
+    """Begin to serve in this process: a worker computes what the chief schedules, a server holds variables."""
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(_THREADS, os.cpu_count() or 1))
+    server = tf.distribute.Server(_spec(cluster), job_name=job, task_index=index, protocol="grpc", config=config)
+    _served.append(server)
+
+
+#: what this process serves, which ends with it
+_served: list[Any] = []
+
+
+def connect_servers(cluster: Mapping[str, Sequence[str]]) -> Coordinator:
+    """Make this process the chief of workers and servers that listen; the servers become its ranks from 1 on."""
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(_spec(cluster), rpc_layer="grpc")
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    chief = "/job:chief/replica:0/task:0/device:CPU:0"
+    servers = [f"/job:ps/replica:0/task:{number}/device:CPU:0" for number in range(len(cluster["ps"]))]
+    devices.serve_with(chief, servers)
+    return Coordinator(tf.distribute.coordinator.ClusterCoordinator(strategy))
+
+
+def _spec(cluster: Mapping[str, Sequence[str]]) -> tf.train.ClusterSpec:
+    return tf.train.ClusterSpec({job: list(cluster[job]) for job in ("worker", "ps")})
+
+
+class WorkerProgram:
+    """A function of a batch's part that a worker runs, reading the variables from their servers.
+
+    Args:
+        function: of weights, tensors and others, as `stage_program` takes it.
+        variables: the weights.
+        learns: whether it also gives gradients.
+    """
+
+    def __init__(self, function: Callable[..., Any], variables: Sequence[keras.Variable], learns: bool):
+        self._function, self._variables, self._learns = function, list(variables), learns
+        self._structure: Any = None
+        self.graph = tf.function(self._compute, autograph=False)
+
+    def _compute(self, others: Any) -> list[Any]:
+        weights = [_read(variable) for variable in self._variables]
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, rest = self._function(weights, [], others)
+            loss = outputs[-1] * tf.cast(others["scale"], outputs[-1].dtype)
+        gradients = tape.gradient(loss, weights) if self._learns else []
+        self._structure = [_parts(gradients), rest]
+        # what a coordinator hands on has no None
+        return [leaf for leaf in tree.flatten(self._structure) if leaf is not None]
+
+    def packed(self, found: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Gradients, and the rest, of what a worker returned."""
+        known = iter(found)
+        flat = [None if leaf is None else next(known) for leaf in tree.flatten(self._structure)]
+        gradients, rest = tree.pack_sequence_as(self._structure, flat)
+        return [_joined(each) for each in gradients], rest
+
+
+def _read(variable: keras.Variable) -> tf.Tensor:
+    with tf.device(variable._value.device):
+        return variable._value.read_value()
+
+
+def _parts(gradients: Sequence[Any]) -> list[Any]:
+    """Gradients as tensors: of a table's used rows alone the rows and their numbers."""
+    return [
+        {"rows": each.values, "numbers": each.indices} if isinstance(each, tf.IndexedSlices) else each
+        for each in gradients
+    ]
+
+
+def _joined(gradient: Any) -> Any:
+    is_rows = isinstance(gradient, dict)
+    return tf.IndexedSlices(gradient["rows"], gradient["numbers"]) if is_rows else gradient
+
+
+class Coordinator:
+    """What schedules programs on workers.
+
+    A worker that is lost loses no call: another one runs it, or the worker itself when it is back.
+    """
+
+    def __init__(self, coordinator: Any):
+        self._coordinator = coordinator
+        atexit.register(_leave, coordinator._cluster.stop)
+
+    def program(self, function: Callable[..., Any], weights: Sequence[keras.Variable], learns: bool) -> WorkerProgram:
+        """A function of weights, tensors and others as what workers run."""
+        return WorkerProgram(function, weights, learns)
+
+    def schedule(self, program: WorkerProgram, others: Any) -> Callable[[], tuple[Any, int]]:
+        """Begin to compute a program on a worker; what waits for what it gives, and says which worker it was."""
+        with tf.device(devices.host_device()):
+            args = tree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), others)
+            remote = self._coordinator.schedule(program.graph, args=(args,))
+
+        def wait() -> tuple[Any, int]:
+            found = remote.fetch()
+            where = tf.DeviceSpec.from_string(tree.flatten(remote._values)[0].device)
+            return program.packed(found), int(where.task or 0)
+
+        return wait
+
+    @staticmethod
+    def total(gradients: Sequence[Any]) -> Any:
+        """The sum of gradients of one variable; None where there are none."""
+        found = [each for each in gradients if each is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        if all(isinstance(each, tf.IndexedSlices) for each in found):
+            parts = ([each.values for each in found], [each.indices for each in found])
+            return tf.IndexedSlices(*(tf.concat(part, 0) for part in parts))
+        return tf.add_n([tf.convert_to_tensor(each) for each in found])
+
+    @staticmethod
+    def update_on_servers(optimizer: Any) -> AbstractContextManager[None]:
+        """Inside, an optimizer updates each variable on its server."""
+        return _updating(optimizer)
+
+    @staticmethod
+    def is_lost(error: BaseException) -> bool:
+        """Whether an error says that a server is gone."""
+        return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.InternalError)
+
+
+def _leave(stop: Callable[[], None]) -> None:
+    """Leave at exit: a coordinator's threads wait for workers that are lost, and the end of the process for them.
+
+    Seen with TensorFlow 2.21. Where none is lost they stop, and the process ends as it would.
+    """
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    stopping.join(_STOP_SECONDS)
+    if stopping.is_alive():
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0 if getattr(sys, "last_value", None) is None else 1)
+
+
+@contextmanager
+def _updating(optimizer: Any) -> Iterator[None]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+
+    def update(gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            with tf.device(getattr(variable, "_value", variable).device):
+                inner.update_step(gradient, variable, rate)
+
+    inner.__dict__["_backend_update_step"] = update
+    try:
+        yield
+    finally:
+        del inner.__dict__["_backend_update_step"]

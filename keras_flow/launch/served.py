@@ -1,0 +1,85 @@
+"""`keras-flow launch --servers 1 --workers 2`: the program in one process, the chief, which the others serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from keras_flow.current.joining import TIMEOUT_VARIABLE
+from keras_flow.current.processes import LOOPBACK
+from keras_flow.errors import LaunchError
+from keras_flow.launch.environment import free_port
+from keras_flow.launch.failure import left_how
+from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.output import Shown
+from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
+
+_LOOK_SECONDS = 0.05
+
+
+def launch(command: Sequence[str], servers: int, workers: int, timeout: float, restarts: int, folder: Path) -> int:
+    """Run a program as the chief of servers and workers on this host; its exit code.
+
+    A worker that ends is started again, `restarts` times in all; without that the others go on.
+
+    Args:
+        command: the program and its arguments.
+        servers: how many hold variables.
+        workers: how many compute.
+        timeout: seconds without progress after which the chief gives up.
+        restarts: how often workers are started again.
+        folder: the job's private folder.
+
+    Raises:
+        LaunchError: a server ended, and its variables with it, or no worker is left.
+    """
+    names = ["chief", *(f"worker {n}" for n in range(workers)), *(f"parameter server {n}" for n in range(servers))]
+    ports = list(dict.fromkeys(free_port() for _ in range(4 * len(names))))[: len(names)]
+    addresses = [f"{LOOPBACK}:{port}" for port in ports]
+    cluster = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
+    tasks = [(job, index) for job in cluster for index in range(len(cluster[job]))]
+    others = [sys.executable, "-m", "keras_flow.servers"]
+    now: dict[int, RankProcess] = {}
+    with Interrupts() as interrupts, Ranks(interrupts, JobFolder(folder)) as ranks:
+
+        def start(number: int) -> None:
+            job, index = tasks[number]
+            config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+            told = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config, TIMEOUT_VARIABLE: str(timeout)}
+            ranks.start(
+                number,
+                others if number else command,
+                {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **told},
+                Shown(first=number == 0),
+            )
+            now[number] = ranks.processes[-1]
+
+        for number in range(len(tasks)):
+            start(number)
+        while (code := now[0].poll()) is None:
+            interrupts.check()
+            for number, process in list(now.items())[1:]:
+                ended = process.poll()
+                if ended is None or now[0].poll() is not None:
+                    continue
+                how = left_how(ended)
+                if number > workers:
+                    raise LaunchError(
+                        f"{names[number]} failed: {how}. The variables that it held are lost: start the job again, and "
+                        f"go on from the last checkpoint (kf.callbacks.Checkpoint){process.output.kept()}"
+                    )
+                del now[number]
+                if restarts:
+                    restarts -= 1
+                    start(number)
+                if len([each for each in now if 0 < each <= workers]) == 0:
+                    raise LaunchError(f"{names[number]} failed: {how}, and it was the last one{process.output.kept()}")
+                does = "started again" if number in now else "the others go on"
+                print(f"keras-flow: {names[number]} failed: {how}; {does}", file=sys.stderr)
+            time.sleep(_LOOK_SECONDS)
+        now[0].output.finish()
+        return code

@@ -1,0 +1,182 @@
+"""Parameter servers: variables on servers, rows of batches on workers, the program on the chief."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import keras
+
+from keras_flow import schedules
+from keras_flow.backends.active import backend
+from keras_flow.current.creator import creator
+from keras_flow.current.joining import joining_seconds, waiting_seconds
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.errors import FlowError
+from keras_flow.layout import Layout
+from keras_flow.parallel.pipeline_parallel import PipelineParallel
+from keras_flow.pipelines.staged_model import StagedModel
+from keras_flow.placements import Placement
+from keras_flow.servers import roles
+from keras_flow.servers.counting import Ledger, Statistics
+from keras_flow.servers.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from keras_flow.explainer.explanation import Explanation
+
+
+class ParameterServer(PipelineParallel):
+    """Variables and slots on parameter servers, batches computed by workers, under stock `fit` in the chief.
+
+    `TF_CONFIG` names the chief, the workers (`"worker"`) and the servers (`"ps"`); `keras-flow launch --servers 1
+    --workers 2 train.py` sets it. Workers and servers run the same program: there this call serves until the chief has
+    ended, and then ends the process. On TensorFlow, through its own ClusterCoordinator.
+
+    - `mode="sync"`: each worker computes a part of the rows of each batch, and one update is made: the numbers of one
+      device, whatever the number of workers.
+    - `mode="async"`: each worker computes a batch, whose gradient is applied when it arrives. Every batch is applied
+      once, also where a worker is lost.
+
+    Workers that are lost lose nothing: their batches are computed by others, or by themselves when they are back. With
+    a server its variables are lost, and `fit` ends with an error that says so.
+
+    Args:
+        mode: `"sync"` or `"async"`.
+        servers: how many the job has; None takes those that it has.
+        staleness: of `"async"`: how many updates may come between the sending of a batch and the update with its
+            gradient; 0 is one batch after the other, None any number.
+        random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`.
+
+    Raises:
+        FlowError: another engine than TensorFlow, no `TF_CONFIG` with servers, or one of its processes does not listen
+            within the timeout (KERAS_FLOW_TIMEOUT).
+
+    Example:
+        >>> import keras_flow as kf
+        >>> kf.ParameterServer(staleness=-1)
+        Traceback (most recent call last):
+        ...
+        keras_flow.errors.FlowError: staleness is a number of updates, at least 0, or None for any; got -1
+    """
+
+    def __init__(
+        self,
+        mode: str = "sync",
+        servers: int | None = None,
+        staleness: int | None = None,
+        *,
+        random: str | None = None,
+    ):
+        if mode not in ("sync", "async"):
+            raise FlowError(f'mode is "sync" or "async", got {mode!r}')
+        if staleness is not None and (isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise FlowError(f"staleness is a number of updates, at least 0, or None for any; got {staleness!r}")
+        if staleness is not None and mode == "sync":
+            raise FlowError(f'staleness={staleness} goes with mode="async"; with "sync" no gradient is stale')
+        roles.refuse_engine()
+        role = roles.find()
+        if role is None:
+            raise FlowError(
+                "kf.ParameterServer found no parameter servers: start the job with `keras-flow launch --servers 1 "
+                '--workers 2 train.py`, or set TF_CONFIG with "chief", "worker" and "ps" on each of its processes'
+            )
+        count = len(role.cluster["ps"])
+        if servers not in (None, count):
+            raise FlowError(f"kf.ParameterServer was asked for {servers} servers, the job has {count}")
+        if role.job != "chief":
+            roles.serve(role, joining_seconds())
+        self._servers = _connected()
+        self.mode, self.staleness = mode, staleness
+        self.workers = len(role.cluster["worker"])
+        self._ledger = Ledger(staleness, self.workers) if mode == "async" else None
+        self._elements_on = dict.fromkeys(range(1, count + 1), 0)
+        self._server_of: dict[str, int] = {}
+        self._watched: WeakSet[keras.Model] = WeakSet()
+        parts = self.workers if mode == "sync" else 1
+        super().__init__(
+            Placement([0], axis_names=("pipe",)), stages=1, schedule=schedules.gpipe(1, parts), random=random
+        )
+
+    #: the servers are ranks of this process besides that of the placement
+    has_one_rank = False  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was counted of an asynchronous training: updates, batches of each worker, dropped ones, staleness.
+
+        Raises:
+            FlowError: training is synchronous.
+        """
+        if self._ledger is None:
+            raise FlowError('with mode="sync" every batch is one update, and nothing else is counted')
+        return self._ledger.statistics
+
+    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
+        """The layout of a variable: a layer's is whole on the server that has least; all else is on the chief."""
+        made_by = creator()
+        part: FlowDistribution = self._home
+        if layer is not None or (made_by is not None and made_by.layer is not None):
+            if path not in self._server_of:
+                server = min(self._elements_on, key=lambda each: (self._elements_on[each], each))
+                self._server_of[path] = server
+                self._elements_on[server] += _elements(shape)
+            part = self._part((self._server_of[path],))
+        source = "default" if part is self._home else f"parameter server {part.placement.ranks[0] - 1}"
+        return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
+
+    def adopt(self, model: keras.Model, *others: object) -> bool:
+        """Give every variable that a model reaches its server; whether any moved."""
+        return FlowDistribution.adopt(self, model, *others)
+
+    def _staged(self, *args: Any) -> StagedModel:
+        return ServedModel(*args, servers=self._servers, ledger=self._ledger, timeout=waiting_seconds())
+
+    @contextmanager
+    def _running(self, model: keras.Model) -> Iterator[None]:
+        pipeline: Any = self._cut(model)
+        optimizer: Any = getattr(model, "optimizer", None)
+        with super()._running(model):
+            if optimizer is None or model in self._watched:  # `evaluate` in a callback of `fit`
+                yield
+                return
+            pipeline.begin()
+            self._watched.add(model)
+            # Keras asks it for the logs of an epoch, when its last batch was sent
+            results = model.get_metrics_result
+            model.__dict__["get_metrics_result"] = lambda: (pipeline.finish(), results())[1]
+            try:
+                with self._servers.update_on_servers(optimizer):
+                    yield
+                    pipeline.finish()
+            finally:
+                del model.__dict__["get_metrics_result"]
+                self._watched.discard(model)
+
+    def explain(self, model: keras.Model, batch_size: int) -> Explanation:
+        """Refuse: what servers and workers hold is not explained yet.
+
+        Raises:
+            FlowError: always.
+        """
+        raise FlowError("explain does not know parameter servers yet; kf.layout_of(variable) says which server has it")
+
+
+@functools.cache
+def _connected() -> Any:
+    """The engine's coordinator of this job's workers, which distributions of one program share."""
+    role, engine = roles.find(), backend()
+    assert role is not None
+    roles.listen(role)
+    roles.await_others(role, joining_seconds())
+    return engine.connect_servers(role.cluster)  # type: ignore[attr-defined]
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

@@ -1,0 +1,175 @@
+"""`ServedModel`: the steps of a model whose variables are on parameter servers and whose rows workers compute.
+
+Synchronous: a batch is cut into a part for each worker, their gradients are added, and one update is made; the numbers
+are those of one device. Asynchronous: a worker computes a whole batch, and its gradient is applied when it arrives.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keras_flow.backends.active import backend
+from keras_flow.errors import FlowError
+from keras_flow.pipelines.passes import CutBatch
+from keras_flow.pipelines.staged_model import StagedModel, loss_scale
+from keras_flow.pipelines.update import update
+from keras_flow.servers.counting import Ledger
+
+
+@dataclass
+class _Rows:
+    """What came back for the rows of a batch, as a pass of a pipeline has it."""
+
+    lane: Any
+    training: bool
+    losses: list[Any] = field(default_factory=list)
+    blocks: list[Any] = field(default_factory=list)
+
+
+class ServedModel(StagedModel):
+    """A model of one stage that workers compute.
+
+    Args:
+        args: of `StagedModel`; its schedule has as many micro-batches as a batch has parts.
+        servers: the engine's coordinator of workers.
+        ledger: what counts batches, where training is asynchronous; None where it is not.
+        timeout: seconds without a result after which a step fails.
+    """
+
+    def __init__(self, *args: Any, servers: Any, ledger: Ledger | None, timeout: float):
+        super().__init__(*args)
+        self._servers, self._ledger, self._timeout = servers, ledger, timeout
+        self._results: queue.Queue[Any] = queue.Queue()
+        self._batches: dict[Any, CutBatch] = {}
+        self._latest: dict[str, Any] | None = None
+        self._epoch = self._number = 0
+
+    # ---- steps
+
+    def train(self, data: Any) -> dict[str, Any]:
+        """Send a batch to the workers; the logs of what has come back."""
+        batch = self._batch(data)
+        self._look_at_variables()
+        if self._ledger is None:
+            results = self._of_parts(batch, training=True, with_loss=True)
+            return self._learned(batch, results)
+        while not self._ledger.may_send():
+            self._take()
+        key = (self._epoch, self._number)
+        self._number += 1
+        self._ledger.sent(key)
+        self._batches[key] = batch
+        self._send(batch, 0, True, True, key)
+        while self._latest is None or not self._results.empty():
+            self._take()
+        return self._latest
+
+    def _evaluated(self, batch: CutBatch, with_loss: bool) -> list[Any]:
+        """What the workers computed of a batch without learning from it."""
+        self.finish()
+        self._look_at_variables()
+        return [self._rows(self._of_parts(batch, training=False, with_loss=with_loss), training=False)]
+
+    def finish(self) -> None:
+        """Wait for all that is on its way: an epoch ends with the updates of all its batches."""
+        while self._ledger is not None and self._ledger.on_their_way:
+            self._take()
+        if self._number:
+            self._epoch, self._number = self._epoch + 1, 0
+
+    def begin(self) -> None:
+        """Forget what a training that was broken off has left."""
+        self._results, self._latest = queue.Queue(), None
+        self._batches.clear()
+        if self._ledger is not None:
+            self._ledger.forget()
+
+    # ---- what workers compute
+
+    def _of_parts(self, batch: CutBatch, training: bool, with_loss: bool) -> list[Any]:
+        """What the workers computed of each part of a batch, in the order of its rows."""
+        for number in range(len(batch.parts)):
+            self._send(batch, number, training, with_loss, number)
+        found = dict(self._result()[:2] for _ in batch.parts)
+        return [found[number] for number in sorted(found)]
+
+    def _send(self, batch: CutBatch, number: int, training: bool, with_loss: bool, key: Any) -> None:
+        part, stage = batch.microbatch(number, 0), self.stages[0]
+        with_loss = with_loss and self.model._compile_loss is not None  # type: ignore[attr-defined]
+        others: dict[str, Any] = {
+            "inputs": batch.cut([batch.inputs[self.graph.inputs.index(each)] for each in stage.inputs], part),
+            "fixed": [],
+            "masks": [None] * len(stage.inputs),
+            "state": [backend().read(variable) for variable in stage.state],
+            "start": np.int32(part.start),
+            "first": np.float32(number == 0),
+            "scale": np.float32(loss_scale(getattr(self.model, "optimizer", None)) if training else 1.0),
+        }
+        if with_loss:
+            others["y"], others["weights"] = batch.cut(batch.y, part), batch.cut(batch.weights, part)
+            others["shares"] = batch.shares[number, 0]
+        known = (part.count, part.rows, training, with_loss, len(stage.trainable))
+        if known not in self._programs:
+            function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
+            self._programs[known] = self._servers.program(function, stage.trainable, learns=training)
+        waits = self._servers.schedule(self._programs[known], others)
+        threading.Thread(target=_wait, args=(waits, key, self._results), daemon=True).start()
+
+    def _result(self) -> tuple[Any, Any, int]:
+        """The next result of a worker: what it is of, the gradients and the rest, and who computed it.
+
+        Raises:
+            FlowError: none came within the timeout, or the servers are gone.
+        """
+        try:
+            key, found, error = self._results.get(timeout=self._timeout)
+        except queue.Empty:
+            raise FlowError(
+                f"no worker has finished a batch for {self._timeout:g} s: they hang, or are all gone"
+            ) from None
+        if error is not None:
+            if self._servers.is_lost(error):
+                raise FlowError(
+                    "a parameter server is gone, and the variables that it held with it: start the job again, and go "
+                    "on from the last checkpoint (kf.callbacks.Checkpoint)"
+                ) from error
+            raise error
+        return key, found[0], found[1]
+
+    def _take(self) -> None:
+        """Take one gradient: apply it, unless its batch was applied before."""
+        assert self._ledger is not None
+        key, found, worker = self._result()
+        if self._ledger.came_back(key, worker):
+            self._latest = self._learned(self._batches.pop(key), [found])
+
+    def _rows(self, results: Sequence[Any], training: bool) -> _Rows:
+        rows = _Rows(self.lanes.all[0], training)
+        for _, rest in results:
+            rows.losses.append(rest["loss"])
+            rows.blocks.append((rest["fixed"], rest["masks"]))
+        for variable, value in zip(self.stages[0].state, results[-1][1]["state"], strict=True):
+            backend().write(variable, value)
+        return rows
+
+    def _learned(self, batch: CutBatch, results: Sequence[Any]) -> dict[str, Any]:
+        """Update the variables by the gradients of all parts of a batch; the logs."""
+        rows: Any = self._rows(results, True)
+        gradients = [self._servers.total(each) for each in zip(*(found for found, _ in results), strict=True)]
+        optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
+        update(self, optimizer, {0: gradients}, loss_scale(optimizer))
+        return self._logs(batch, [rows])
+
+
+def _wait(waits: Any, key: Any, results: queue.Queue[Any]) -> None:
+    try:
+        results.put((key, waits(), None))
+    except BaseException as error:  # the step that waits for it raises it
+        results.put((key, None, error))

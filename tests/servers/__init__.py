@@ -1,0 +1,1 @@
+"""Parameter servers: roles, counting, and jobs of a chief, workers and servers."""

@@ -1,0 +1,139 @@
+"""A chief's program, started by `keras-flow launch --servers 2 --workers 2`: prints a JSON line of what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+
+import keras_flow as kf
+
+ROWS, BATCH, EPOCHS = 61, 13, 3
+_random = np.random.default_rng(0)
+X = _random.normal(size=(ROWS, 5)).astype("float32")
+Y = (X @ _random.normal(size=(5, 3))).astype("float32")
+
+
+def kill(job: str, index: int) -> None:
+    """End a process of the job, as the system might."""
+    for process in psutil.Process(os.getppid()).children():
+        config = process.environ().get("TF_CONFIG", "")
+        if config and json.loads(config)["task"] == {"type": job, "index": index}:
+            process.send_signal(signal.SIGKILL)
+
+
+class Killing(keras.callbacks.Callback):
+    """Kills a process after some batches."""
+
+    def __init__(self, job: str, batch: int):
+        super().__init__()
+        self.job, self.left = job, batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count down."""
+        self.left -= 1
+        if self.left == 0:
+            kill(self.job, 1)
+
+
+def trained(distribution: Any, optimizer: Any, *callbacks: Any, dropout: float = 0.3) -> dict[str, Any]:
+    """A model after some epochs, its logs and predictions."""
+    keras.utils.set_random_seed(1)
+    with distribution.scope():
+        layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(dropout), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        model.compile(optimizer(), "mse", metrics=["mae"])
+    data = {"validation_data": (X[:7], Y[:7]), "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    logs = model.fit(X, Y, epochs=EPOCHS, callbacks=list(callbacks), **data).history
+    return {"model": model, "values": [*logs.values(), *model.get_weights(), model.predict(X, verbose=0)]}
+
+
+def off(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of logs, weights and predictions, relative to the largest value."""
+    pairs = zip(one["values"], other["values"], strict=True)
+    return max(float(np.abs(np.subtract(a, b)).max() / max(1.0, np.abs(a).max())) for a, b in pairs)
+
+
+def _sgd() -> Any:
+    return keras.optimizers.SGD(0.1)
+
+
+_OPTIMIZERS = {
+    "sgd": _sgd,
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+}
+
+
+def numbers() -> dict[str, Any]:
+    """sync, and async one batch after the other, beside one device; where variables are; a model that was saved."""
+    one, sync = kf.DataParallel(kf.Placement([0])), kf.ParameterServer("sync", servers=2)
+    found: dict[str, Any] = {name: off(trained(one, make), trained(sync, make)) for name, make in _OPTIMIZERS.items()}
+    alone = trained(kf.ParameterServer("async", staleness=0), _sgd)
+    found["staleness=0"] = off(trained(one, _sgd), alone)
+    model = trained(sync, _OPTIMIZERS["adam"])["model"]
+    held = [*model.trainable_variables, *(slot for slot in model.optimizer.variables if len(slot.shape))]
+    found["servers"] = sorted({each.value.device.split("task:")[1][0] for each in held})
+    found["jobs"] = sorted({each.value.device.split("/")[1] for each in held})
+    path = sys.argv[2] + "/model.keras"
+    model.save(path)
+    pairs = zip(model.get_weights(), keras.models.load_model(path).get_weights(), strict=True)
+    found["saved"] = max(float(np.abs(one - other).max()) for one, other in pairs)
+    found["few rows"] = _few_rows(sync)
+    return found
+
+
+def _few_rows(distribution: Any) -> list[float]:
+    """A batch of one row, for two workers."""
+    losses = []
+    for each in (distribution, kf.DataParallel(kf.Placement([0]))):
+        keras.utils.set_random_seed(1)
+        with each.scope():
+            model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+            model.compile("sgd", "mse")
+        losses.append(float(model.fit(X[:1], Y[:1], verbose=0).history["loss"][0]))
+    return losses
+
+
+def lost_worker() -> dict[str, Any]:
+    """async: a worker is killed; every batch is applied once."""
+    distribution = kf.ParameterServer("async", staleness=2)
+    model = trained(distribution, _sgd, Killing("worker", 6), dropout=0.0)["model"]
+    counted = distribution.statistics
+    return {
+        "updates": counted.updates,
+        "dropped": counted.dropped,
+        "staleness": counted.staleness,
+        "of_worker": dict(counted.of_worker),
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "finite": bool(np.isfinite(model.get_weights()[0]).all()),
+    }
+
+
+def lost_worker_sync() -> dict[str, Any]:
+    """sync: a worker is killed, and the numbers stay those of one device."""
+    distribution = kf.ParameterServer("sync")
+    one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
+    return {"off": off(one, trained(distribution, _sgd, Killing("worker", 6)))}
+
+
+def by_hand() -> dict[str, Any]:
+    """A job whose processes the test starts."""
+    return {"off": off(trained(kf.DataParallel(kf.Placement([0])), _sgd), trained(kf.ParameterServer(), _sgd))}
+
+
+def lost_server() -> dict[str, Any]:
+    """A server is killed."""
+    trained(kf.ParameterServer("sync"), _sgd, Killing("ps", 4))
+    return {}
+
+
+if __name__ == "__main__":
+    print("FOUND " + json.dumps(globals()[sys.argv[1]]()))

@@ -1,0 +1,139 @@
+"""Jobs of a chief, workers and servers: numbers, lost processes, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_flow.launch.environment import free_port
+
+PROGRAM = Path(__file__).parent / "program.py"
+_LAUNCH = [sys.executable, "-m", "keras_flow.launch", "--servers", "2", "--workers", "2", "--timeout", "60"]
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", **more}
+
+
+def _run(what: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*_LAUNCH, *options, str(PROGRAM), what, str(folder)]
+    return subprocess.run(command, env=_environment(), text=True, capture_output=True, timeout=240)
+
+
+def _found(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    lines = [line for line in result.stdout.splitlines() if line.startswith("FOUND ")]
+    assert result.returncode == 0 and lines, result.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("FOUND "))
+
+
+def test_the_numbers_of_one_device(tmp_path: Path) -> None:
+    found = _found(_run("numbers", tmp_path))
+    for name in ("sgd", "momentum", "adam", "clipped", "staleness=0"):
+        assert found[name] < 1e-5, name
+    assert (found["jobs"], found["servers"], found["saved"]) == (["job:ps"], ["0", "1"], 0.0)
+    served, alone = found["few rows"]
+    assert abs(served - alone) < 1e-6
+
+
+@pytest.mark.full
+def test_a_lost_worker_loses_no_batch(tmp_path: Path) -> None:
+    result = _run("lost_worker", tmp_path)
+    found = _found(result)
+    assert (found["updates"], found["dropped"], found["iterations"], found["finite"]) == (15, 0, 15, True)
+    assert found["staleness"] <= 2 and sum(found["of_worker"].values()) == 15
+    assert "worker 1 failed: killed by SIGKILL; the others go on" in result.stderr
+
+
+@pytest.mark.full
+def test_a_lost_worker_that_is_started_again(tmp_path: Path) -> None:
+    result = _run("lost_worker", tmp_path, "--max_restarts", "1")
+    assert _found(result)["updates"] == 15
+    assert "worker 1 failed: killed by SIGKILL; started again" in result.stderr
+
+
+@pytest.mark.full
+def test_a_lost_worker_keeps_the_numbers(tmp_path: Path) -> None:
+    assert _found(_run("lost_worker_sync", tmp_path))["off"] < 1e-5
+
+
+@pytest.mark.full
+def test_a_lost_server_ends_the_job(tmp_path: Path) -> None:
+    result = _run("lost_server", tmp_path)
+    assert result.returncode == 1
+    assert "parameter server 1 failed: killed by SIGKILL. The variables that it held are lost" in result.stderr
+    assert "kf.callbacks.Checkpoint" in result.stderr
+
+
+@pytest.mark.full
+def test_tf_config_written_by_hand(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    cluster = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
+
+    def start(job: str, index: int) -> subprocess.Popen[str]:
+        config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        environment = _environment(TF_CONFIG=config, KERAS_FLOW_TIMEOUT="60")
+        command = [sys.executable, str(PROGRAM), "by_hand", str(tmp_path)]
+        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    others = [start("worker", 0), start("worker", 1), start("ps", 0)]
+    chief = start("chief", 0)
+    try:
+        said, _ = chief.communicate(timeout=120)
+        assert chief.returncode == 0 and '"off": ' in said
+        assert json.loads(said.split("FOUND ")[1])["off"] < 1e-5
+        until = time.monotonic() + 20.0
+        while any(each.poll() is None for each in others) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert [each.poll() for each in others] == [0, 0, 0]
+    finally:
+        for each in (chief, *others):
+            each.kill()
+            each.communicate()
+
+
+def _refusal(code: str, backend: str = "tensorflow") -> str:
+    program = f"import keras_flow as kf\ntry:\n    {code}\nexcept kf.FlowError as error:\n    print(error)\n"
+    environment = {**_environment(KERAS_BACKEND=backend)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, text=True, capture_output=True, timeout=120
+    )
+    return result.stdout + result.stderr[-500:]
+
+
+def test_other_engines_name_what_they_have() -> None:
+    said = _refusal("kf.ParameterServer()", "jax")
+    assert "needs an engine whose runtime has servers, tensorflow" in said and "jax has none" in said
+    assert "kf.CentralStorage()" in said and "zero=3" in said
+
+
+def test_bad_input() -> None:
+    code = """
+    for given in ({"staleness": -1}, {"mode": "async", "staleness": True}, {"mode": "fast"}, {"staleness": 1}, {}):
+        try:
+            kf.ParameterServer(**given)
+        except kf.FlowError as error:
+            print(error)"""
+    said = _refusal(f"pass{code}").splitlines()
+    assert said[0] == "staleness is a number of updates, at least 0, or None for any; got -1"
+    assert said[1].endswith("got True") and said[2] == 'mode is "sync" or "async", got \'fast\''
+    assert 'staleness=1 goes with mode="async"' in said[3] and "found no parameter servers" in said[4]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--servers", "1"], "takes --servers and --workers together"),
+        (["--servers", "1", "--workers", "1", "--devices", "2"], "without --devices"),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], text: str) -> None:
+    command = [sys.executable, "-m", "keras_flow.launch", *options, str(PROGRAM)]
+    result = subprocess.run(command, env=_environment(), text=True, capture_output=True, timeout=120)
+    assert result.returncode != 0 and text in " ".join((result.stdout + result.stderr).split())
