@@ -22,7 +22,6 @@ from keras_flow.errors import FlowError
 from keras_flow.launch import launcher, noise, on_ray, served, submit
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, require_room, stated_timeout
-from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.servers import roles
 
 
