@@ -12,6 +12,6 @@ def one_device() -> AbstractContextManager[object]:
     if os.environ.get("KERAS_FLOW_RANDOM") != "logical":
         return contextlib.nullcontext()
     import keras_flow as kf
-    from keras_flow.backends import logical_random
+    from keras_flow.current.distribution import as_under
 
-    return logical_random.as_under(kf.DataParallel(kf.Placement([0], axis_names=("data",))))
+    return as_under(kf.DataParallel(kf.Placement([0], axis_names=("data",))))

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 import keras_flow as kf
-from keras_flow.backends import logical_random
 from keras_flow.backends.active import backend
+from keras_flow.current.distribution import as_under
 from keras_flow.current.variable_layout import keras_layout
 
 ROWS, STEPS = 12, 4
@@ -81,7 +81,7 @@ def deviations(optimizer: str, layout: str, scale: float = 1.0) -> dict:
         scale: what updates are multiplied by under the distribution, as a seeded fault.
     """
     keras.utils.clear_session()  # before the scope: it clears the current distribution too
-    with logical_random.as_under(kf.DataParallel(kf.Placement([0]))):
+    with as_under(kf.DataParallel(kf.Placement([0]))):
         alone, expected = trained(optimizer)
         slots = [np.asarray(slot) for slot in alone.optimizer.variables]
     keras.utils.clear_session()
