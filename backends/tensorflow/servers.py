@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
+from tensorflow.python.distribute.coordinator.cluster_coordinator import Cluster, RemoteValueImpl
 
 from keras_flow.backends.tensorflow import devices
 
@@ -110,7 +111,8 @@ class Coordinator:
 
     def __init__(self, coordinator: Any):
         self._coordinator = coordinator
-        atexit.register(_leave, coordinator._cluster.stop)
+        cluster: Cluster = coordinator._cluster
+        atexit.register(_leave, cluster.stop)
 
     def program(self, function: Callable[..., Any], weights: Sequence[keras.Variable], learns: bool) -> WorkerProgram:
         """A function of weights, tensors and others as what workers run."""
@@ -120,10 +122,10 @@ class Coordinator:
         """Begin to compute a program on a worker; what waits for what it gives, and says which worker it was."""
         with tf.device(devices.host_device()):
             args = tree.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), others)
-            remote = self._coordinator.schedule(program.graph, args=(args,))
+            remote: RemoteValueImpl = self._coordinator.schedule(program.graph, args=(args,))
 
         def wait() -> tuple[Any, int]:
-            found = remote.fetch()
+            found: Any = remote.fetch()
             where = tf.DeviceSpec.from_string(tree.flatten(remote._values)[0].device)
             return program.packed(found), int(where.task or 0)
 
