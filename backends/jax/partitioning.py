@@ -57,6 +57,8 @@ _INLINED = frozenset(("jit", "pjit", "closed_call", "core_call", "custom_jvp_cal
 
 #: calls whose body is computed again in the backward pass (`jax.checkpoint`): another body takes its place
 _AGAIN = frozenset(("checkpoint", "remat2"))
+#: calls whose operations can be looked at one by one
+_OPENED = _INLINED | _AGAIN
 
 
 def partitioned(function: Callable[..., object], args: tuple[object, ...]) -> object:
@@ -112,8 +114,7 @@ def _unproven_in_loops(jaxpr: core.Jaxpr) -> Iterator[str]:
     """Names of unproven operations inside loops, branches and whatever else has a program of its own."""
     for equation in jaxpr.eqns:
         for inner in _jaxprs_in_params(equation.params):
-            # its operations can be looked at one by one
-            if equation.primitive.name in _INLINED | _AGAIN:
+            if equation.primitive.name in _OPENED:
                 yield from _unproven_in_loops(inner)
             elif equation.primitive.name != "shard_map":
                 unproven = (inside for inside in _equations(inner) if not splits_left_over_dims(inside))
