@@ -35,12 +35,6 @@ def hooks() -> tuple[Hook, ...]:
 def _variables() -> tuple[Hook, ...]:
     return (
         Hook(
-            "keras:core",
-            "should_shard_at_init",
-            variables.should_shard_at_init,
-            "variables under 250 MiB would be made whole on device 0, then split",
-        ),
-        Hook(
             "keras.Variable",
             "_initialize_with_initializer",
             variables.initialize_with_initializer,

@@ -13,20 +13,11 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from keras_flow.backends import meeting, shared_files, weights_files
-from keras_flow.backends.initializers import DRAWN
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
-
-
-def should_shard_at_init(_: object, original: Callable[..., bool], layout: Sharding, shape: tuple[int, ...]) -> bool:
-    """Hook on `should_shard_at_init`: true for every variable that is split.
-
-    Keras shards the initialisers of very large ones only; below that the full value is made on device 0.
-    """
-    return not layout.is_fully_replicated
 
 
 def initialize_with_initializer(
@@ -37,7 +28,8 @@ def initialize_with_initializer(
 ) -> None:
     """Hook on `JaxVariable._initialize_with_initializer`: constants and random values are made shard by shard.
 
-    An initialiser that needs the whole value (Orthogonal, a user's own) makes it once, in host memory.
+    An initialiser that needs the whole value (Orthogonal, a user's own, any with `random="stock"`) makes it once, in
+    host memory.
     """
     # Keras asks for a layout after the value is made; here the value depends on it
     if variable._layout is None:
@@ -55,8 +47,6 @@ def initialize_with_initializer(
     if value is not None:
         variable._value = value
         return None
-    if isinstance(initializer, DRAWN):
-        return original(variable, initializer)
     # else the whole value would be made on device 0, which may not have room for it
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         value = np.asarray(initializer(variable._shape, dtype=variable._dtype))

@@ -268,15 +268,9 @@ def _optimizer() -> tuple[Hook, ...]:
 
 def _random() -> tuple[Hook, ...]:
     why = "under DTensor a draw depends on how its result is split; here every rank draws the whole"
-    record = "; a new variable asks which draw an initializer makes, and makes each rank's part of it alone"
-    recorded = (random.normal, random.truncated_normal, random.uniform)
-    whole = ("randint", "categorical", "gamma", "beta", "binomial")
+    draws = ("normal", "truncated_normal", "uniform", "randint", "categorical", "gamma", "beta", "binomial")
     return (
-        *(
-            Hook(_RANDOM, function.__name__, function, why + record, when=random.records_or_distribution)
-            for function in recorded
-        ),
-        *(Hook(_RANDOM, name, random.draw, why, when=random.distribution_of_draw) for name in whole),
+        *(Hook(_RANDOM, name, random.draw, why, when=random.distribution_of_draw) for name in draws),
         Hook(_RANDOM, "dropout", random.dropout, why, when=random.distribution_of_draw),
         Hook(_RANDOM, "shuffle", random.shuffle, why, when=random.distribution_of_draw),
         Hook(

@@ -34,64 +34,12 @@ def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None
     return distribution if in_step() and not creation.creating_values() else None
 
 
-def records_or_distribution(*args: object, **kwargs: object) -> list[creation.Draw] | Distribution | None:
-    """Condition of hooks on draws of initializers: the list where draws are noted, else as `distribution_of_draw`."""
-    noted = creation.recording()
-    return distribution_of_draw() if noted is None else noted
-
-
 def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Hook on `randint`, `categorical`, `gamma`, `beta` and `binomial`: every rank has the whole draw.
+    """Hook on the draws of `keras.random` that have no inputs: every rank has the whole draw.
 
     So its values do not depend on how it is used.
     """
     return _whole(original(*args, **kwargs), distribution)
-
-
-def normal(
-    draws_or_distribution: list[creation.Draw] | Distribution,
-    original: Callable[..., tf.Tensor],
-    shape: Sequence[int],
-    mean: float | tf.Tensor = 0.0,
-    stddev: float | tf.Tensor = 1.0,
-    dtype: str | None = None,
-    seed: object = None,
-) -> tf.Tensor:
-    """Hook on `random.normal`: every rank has the whole draw; for a new variable the draw is noted only."""
-    if isinstance(draws_or_distribution, list):
-        return creation.record(draws_or_distribution, _draw("normal", shape, seed, stddev, mean, dtype))
-    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), draws_or_distribution)
-
-
-def truncated_normal(
-    draws_or_distribution: list[creation.Draw] | Distribution,
-    original: Callable[..., tf.Tensor],
-    shape: Sequence[int],
-    mean: float | tf.Tensor = 0.0,
-    stddev: float | tf.Tensor = 1.0,
-    dtype: str | None = None,
-    seed: object = None,
-) -> tf.Tensor:
-    """Hook on `random.truncated_normal`: as `normal`."""
-    if isinstance(draws_or_distribution, list):
-        return creation.record(draws_or_distribution, _draw("truncated_normal", shape, seed, stddev, mean, dtype))
-    return _whole(original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed), draws_or_distribution)
-
-
-def uniform(
-    draws_or_distribution: list[creation.Draw] | Distribution,
-    original: Callable[..., tf.Tensor],
-    shape: Sequence[int],
-    minval: float | tf.Tensor = 0.0,
-    maxval: float | tf.Tensor = 1.0,
-    dtype: str | None = None,
-    seed: object = None,
-) -> tf.Tensor:
-    """Hook on `random.uniform`: as `normal`."""
-    if isinstance(draws_or_distribution, list):
-        low, high = tf.cast(minval, dtype or "float32"), tf.cast(maxval, dtype or "float32")
-        return creation.record(draws_or_distribution, _draw("uniform", shape, seed, high - low, low, dtype))
-    return _whole(original(shape, minval=minval, maxval=maxval, dtype=dtype, seed=seed), draws_or_distribution)
 
 
 def dropout(
@@ -329,22 +277,3 @@ def _whole(value: tf.Tensor, distribution: Distribution) -> tf.Tensor:
     if tf.executing_eagerly() and not is_dtensor(value):
         return dtensor.pack([value] * mesh.num_local_devices(), replicated(mesh, value.shape.rank))
     return dtensor.relayout(value, replicated(mesh, value.shape.rank))
-
-
-def _draw(
-    kind: str,
-    shape: Sequence[int],
-    seed: object,
-    scale: float | tf.Tensor,
-    shift: float | tf.Tensor,
-    dtype: str | None,
-) -> creation.Draw:
-    words = _words(seed)
-    dtype = dtype or "float32"
-    return creation.Draw(
-        kind,
-        tuple(int(length) for length in shape),
-        np.asarray(words),
-        tf.cast(scale, dtype),
-        tf.cast(shift, dtype),
-    )

@@ -6,7 +6,6 @@ from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, applied_distribution, layout_over_ranks
 from keras_flow.backends.torch import (
-    creation,
     ddp_of_keras,
     gathered_weights,
     generation,
@@ -341,16 +340,6 @@ def _random() -> tuple[Hook, ...]:
                 when=step.step_by_rows,
             )
             for name in ("normal", "uniform", "truncated_normal", "randint")
-        ),
-        *(
-            Hook(
-                "keras:random",
-                name,
-                getattr(creation, name),
-                "initial values are drawn piece by piece",
-                when=creation.drawn_variable,
-            )
-            for name in ("normal", "uniform", "truncated_normal")
         ),
         # last, so that these are asked before the hooks above on the same functions
         *logical_random.hooks("keras:random"),

@@ -332,7 +332,6 @@ GLOBAL_SEED_GENERATOR: str = private("keras:seeds", "GLOBAL_SEED_GENERATOR", "by
 global_seed_generator = private("keras:seeds", "global_seed_generator", "made anew by each `set_random_seed`")
 GLOBAL_RANDOM_SEED: str = private("keras:rng_utils", "GLOBAL_RANDOM_SEED", "by this name Keras keeps the seed")
 get_random_seed = private("keras:rng_utils", "get_random_seed", "the seed of `set_random_seed` has no public name")
-compute_fans = private("keras:initializers", "compute_fans", "the scale of an initialiser that is drawn in parts")
 safe_get_h5_dataset = private("keras:saving_lib", "safe_get_h5_dataset", "an entry is checked as Keras checks it")
 Functional = private("keras:sequential", "Functional", "a model whose graph says which layers it calls")
 KerasSaveable = private("keras:KerasSaveable", "", "the base of layers, metrics, losses and optimizers")

@@ -97,9 +97,8 @@ NAMES = {
     },
     "convolutions": {"pool max_pool by_rows_only whole_kernel": "what each partitioner has wrong"},
     "creation": {
-        "Draw recording creating_values record making_values": "TensorFlow notes an initialiser's draw to make parts",
+        "creating_values making_values": "TensorFlow makes values on the host, whatever mesh is current",
         "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
-        "Target drawn_variable uniform normal truncated_normal": "torch's generator is a stream that each rank walks",
     },
     "gathered_weights": {
         "gathering_step": "JAX's step is traced as a whole",
@@ -173,9 +172,7 @@ NAMES = {
         "gradients_of small_all_reduce": "the messages are our own on torch; the others' are made by the compiler",
     },
     "random": {
-        "distribution_of_draw records_or_distribution normal truncated_normal uniform shuffle cast_seed seed_on_mesh": (
-            "draws are operations of the step's graph"
-        ),
+        "distribution_of_draw shuffle cast_seed seed_on_mesh": ("draws are operations of the step's graph"),
         "draw dropout": "JAX draws the stock values of a rank's part by itself",
     },
     "reading": {
@@ -200,7 +197,6 @@ NAMES = {
         ),
     },
     "variables": {
-        "should_shard_at_init": "a question of Keras's JAX backend",
         "to_logical": "numpy reads the logical value of a jax.Array",
         "read_whole of_several_processes gathered": "JAX raises where another process has a part of what is read",
         "distribute_tensor host_value": "JAX compares what is made between all processes",

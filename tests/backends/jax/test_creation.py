@@ -1,4 +1,4 @@
-"""Random values of split variables on JAX: drawn in blocks, bit by bit those of one device."""
+"""Stock random values of split variables on JAX: bit by bit those of one device, and cut."""
 
 import keras
 import numpy as np
@@ -22,11 +22,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", sampling.some(list(CASES), every=8))
-def test_bits_are_those_of_one_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from keras_flow.backends.jax import creation
-
-    monkeypatch.setattr(creation, "_BLOCK", 1000)  # several blocks in a shard, the last one shorter
-    creation._shard.clear_cache()
+def test_bits_are_those_of_one_device(name: str) -> None:
     mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     for shape, spec in (
         ((52, 36), {"data": kf.sbp.split(0), "model": kf.sbp.split(1)}),
@@ -38,7 +34,6 @@ def test_bits_are_those_of_one_device(name: str, monkeypatch: pytest.MonkeyPatch
         assert np.array_equal(np.asarray(variable.value), whole), (shape, spec)
         held = {shard.data.shape for shard in variable.value.addressable_shards}
         assert held == {variable._layout.layout.local_shape(0)}
-    creation._shard.clear_cache()
 
 
 def test_a_seed_generator_moves_on_once() -> None:
