@@ -1,0 +1,145 @@
+"""The tables of an `Explanation`: what they say, for a console and for a page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from keras_flow.explainer.explanation import Collective, Explanation, VariableRow
+from keras_flow.units import amount
+
+_Row = TypeVar("_Row", VariableRow, Collective)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is not drawn yet.
+
+    Attributes:
+        title: what stands above it.
+        heads: the name of each column.
+        numbers: columns whose cells stand at the right.
+        rows: cells, as many in each row as there are columns.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    numbers: tuple[int, ...]
+    rows: list[tuple[str, ...]]
+
+
+def tables(explanation: Explanation, most: int | None) -> Iterator[Table]:
+    """All tables, in the order in which they are read; of more than `most` rows the largest are shown."""
+    if explanation.stages:
+        yield _stages(explanation)
+    yield _variables(explanation, most)
+    yield _memory(explanation)
+    yield _collectives(explanation, most)
+    if explanation.repeated:
+        rows = [(each.path, f"{each.axis}={each.ranks}", f"{each.parameters:,}") for each in explanation.repeated]
+        yield Table("computed alike on every rank of an axis", ("layer", "over", "parameters"), (2,), rows)
+
+
+def heading(explanation: Explanation) -> str:
+    """What is explained, without the model's name."""
+    axes = ", ".join(f"{name}={ranks}" for name, ranks in explanation.placement.items())
+    return f"on {axes} ({explanation.engine}), batches of {explanation.batch_size} rows"
+
+
+def idle(explanation: Explanation) -> str:
+    """What a schedule leaves unused."""
+    return f"{explanation.schedule}: a rank has nothing to do in {explanation.idle:.0%} of a step"
+
+
+def _stages(explanation: Explanation) -> Table:
+    heads = (
+        "stage",
+        "ranks",
+        "layers",
+        "from",
+        "work",
+        "weights",
+        "a micro-batch keeps",
+        "sends in a step",
+        "gets back",
+    )
+    rows = [
+        (
+            str(stage.number),
+            ", ".join(map(str, stage.ranks)),
+            str(stage.layers),
+            stage.first,
+            f"{stage.work:.0%}",
+            *map(amount, (stage.weights, stage.kept, stage.sends, stage.gets_back)),
+        )
+        for stage in explanation.stages
+    ]
+    return Table("stages", heads, (0, 2, 4, 5, 6, 7, 8), rows)
+
+
+def _variables(explanation: Explanation, most: int | None) -> Table:
+    shown, left = _largest(explanation.variables, [row.bytes for row in explanation.variables], most)
+    rows = [
+        (
+            row.path,
+            str(list(row.shape)),
+            row.layout,
+            row.source + (f" ({row.note})" if row.note else ""),
+            amount(row.bytes),
+        )
+        for row in shown
+    ]
+    if left:
+        rest = sum(row.bytes for row in explanation.variables) - sum(row.bytes for row in shown)
+        rows.append((f"... and {left} smaller ones", "", "", "", amount(rest)))
+    return Table("variables", ("path", "shape", "layout", "from", "bytes/rank"), (4,), rows)
+
+
+def _memory(explanation: Explanation) -> Table:
+    heads = ("rank", "weights", "slots", "gradients", "activations (estimate)", "peak (estimate)")
+    ranks: dict[object, list[int]] = {}
+    for rank, memory in explanation.memory.items():
+        ranks.setdefault(memory, []).append(rank)
+    rows = []
+    for alike in ranks.values():
+        memory = explanation.memory[alike[0]]
+        sizes = (memory.weights, memory.slots, memory.gradients, memory.activations, memory.peak)
+        name = str(alike[0]) if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
+        rows.append((name, *map(amount, sizes)))
+    return Table("memory of a rank", heads, (1, 2, 3, 4, 5), rows)
+
+
+def _collectives(explanation: Explanation, most: int | None) -> Table:
+    all_of_them = explanation.collectives
+    shown, left = _largest(all_of_them, [sent.received for sent in all_of_them], most)
+    rows = [
+        (
+            sent.phase,
+            sent.kind,
+            ", ".join(f"{axis}={explanation.placement[axis]}" for axis in sent.axes),
+            amount(sent.received),
+            sent.path,
+            sent.tensor,
+            sent.why,
+        )
+        for sent in shown
+    ]
+    if left:
+        # what is left out is still counted, so that the rows add up to the title
+        rest = explanation.received - sum(sent.received for sent in shown)
+        rows.append(("", f"{left} smaller ones", "", amount(rest), "", "", ""))
+    title = f"collectives of a step: {len(all_of_them) or 'none'}"
+    if all_of_them:
+        title += f", {amount(explanation.received)} received by "
+        whom = "the rank that receives most, messages of stages included" if explanation.stages else "each rank"
+        title += whom
+    return Table(title, ("pass", "what", "over", "received", "layer", "tensor", "why"), (3,), rows)
+
+
+def _largest(rows: Sequence[_Row], sizes: Sequence[int], most: int | None) -> tuple[Sequence[_Row], int]:
+    """The `most` largest rows, in the order that they have, and how many are left out."""
+    if most is None or len(rows) <= most:
+        return rows, 0
+    chosen = sorted(range(len(rows)), key=lambda number: -sizes[number])[:most]
+    return [rows[number] for number in sorted(chosen)], len(rows) - most
