@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends.engines import that_train
+from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import FlowError
 
 
@@ -18,9 +19,14 @@ def verify(
         Path,
         typer.Argument(help="Defines build_model(), load_data(), and rules() or distributions().", metavar="FILE.py"),
     ],
-    layout: Annotated[str, typer.Option(help="dpN, tpN, AxB, dpNz3 (zero=3), or a name from distributions().")],
+    layout: Annotated[
+        str,
+        typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or a name from distributions()."),
+    ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that are verified, from the first on.")] = 64,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, help=MICROBATCHES)] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(min=0, help="Of gradients and updates, relative; a tenth for losses and outputs."),
@@ -52,11 +58,12 @@ def verify(
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
     from keras_flow.rules_check import RulesCheck
-    from keras_flow.user_file import check_file
+    from keras_flow.user_file import check_file, with_schedule
 
     requested = [name.strip() for name in backends.split(",") if name.strip()]
     names, _ = chosen_backends(requested, skip_missing)
     say_untested(names)
+    layout = with_schedule(layout, schedule, microbatches)
     check_file(file, (layout,), "a verification")
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []

@@ -116,6 +116,11 @@ class Distribution(KerasDistribution):
         return math.prod(self.placement.axis_size(axis) for axis in self.batch_axes)
 
     @property
+    def parts_of_batch(self) -> int:
+        """Into how many parts the rows of a batch are cut: for ranks, and in a pipeline for micro-batches as well."""
+        return self.num_model_replicas
+
+    @property
     def has_one_rank(self) -> bool:
         """Whether there is one rank alone: training is then left to Keras's own code."""
         return self.placement.size == 1

@@ -229,16 +229,48 @@ class PipelineParallel(ExplainedDistribution):
 
         return explain_pipeline(self, self._cut(model), batch_size, self._pipe_axis)
 
-    def verify(self, model: keras.Model, x: object, y: object, *args: object, **kwargs: object) -> Verification:
-        """Refuse: a step in stages is not verified yet.
+    def __repr__(self) -> str:
+        said = self.schedule
+        parts = f"{said.stages} stages, {said.name}, {said.microbatches} micro-batches"
+        return f"{type(self).__name__}({self.placement}, {parts})"
+
+    @property
+    def parts_of_batch(self) -> int:
+        """Micro-batches, times the ranks that share the rows of each."""
+        return self.schedule.microbatches * len(self._grid[0])
+
+    def verify(
+        self,
+        model: keras.Model,
+        x: object,
+        y: object,
+        sample_weight: object = None,
+        *,
+        tolerance: float | None = None,
+        dtype: str | None = None,
+        by_layer: bool | None = None,
+    ) -> Verification:
+        """Prove on a model and a batch of yours that a step in stages has the numbers of one device.
+
+        As of every distribution, on rows that divide by the micro-batches and on rows that do not. The whole model is
+        brought to one device for it.
+
+        Args:
+            model: a built and compiled model.
+            x, y, sample_weight: rows, as for `train_on_batch`; at least as many as there are micro-batches.
+            tolerance: as of `kf.DataParallel.verify`.
+            dtype: `"float64"` verifies a copy that computes in it.
+            by_layer: False or None; a layer alone has no stages.
+
+        Returns:
+            Every number with its deviation.
 
         Raises:
-            FlowError: always.
+            FlowError: `by_layer=True`, fewer rows than micro-batches, or as of `kf.DataParallel.verify`.
         """
-        raise FlowError(
-            "verify does not know pipelines yet. `keras-flow compare FILE.py --layouts pp2` trains a model under a "
-            "pipeline and on one device, and compares losses and weights"
-        )
+        if by_layer:
+            raise FlowError("verify: a layer by itself has no stages. Without by_layer the whole step is verified")
+        return super().verify(model, x, y, sample_weight, tolerance=tolerance, dtype=dtype, by_layer=False)
 
     # ---- stages
 

@@ -120,7 +120,7 @@ def _of_model(
         Placement([distribution.placement.ranks[0]], ("data",)), batch_axes=("data",), random=distribution.random
     )
     with restored(model, distribution) as state:
-        for number, batch in enumerate(_batches(full_batch, distribution.num_model_replicas)):
+        for number, batch in enumerate(_batches(full_batch, distribution.parts_of_batch)):
             try:
                 expected = measured(model, batch, single, state, own_step)
             except Exception as error:
@@ -208,16 +208,16 @@ def _tolerance(model: keras.Model) -> float:
     return max([TOLERANCE, *(HALF * unit for name, unit in units.items() if name in dtypes)])
 
 
-def _batches(full_batch: Batch, replicas: int) -> Iterator[Batch]:
-    """A batch that divides by the data ranks and one that does not, both from the given rows, if these are enough."""
+def _batches(full_batch: Batch, parts: int) -> Iterator[Batch]:
+    """A batch that divides by its parts and one that does not, both from the given rows, if these are enough."""
     rows = len(keras.tree.flatten(full_batch.x)[0])
-    even = rows // replicas * replicas
+    even = rows // parts * parts
     if even:
         yield full_batch.rows(even, f"{even} rows")
     # one row less than a batch that divides: the last data rank has one less, or none
-    uneven = rows if rows % replicas else rows - 1
-    if uneven > 0 and uneven % replicas:
-        yield full_batch.rows(uneven, f"{uneven} rows (do not divide by {replicas})")
+    uneven = rows if rows % parts else rows - 1
+    if uneven > 0 and uneven % parts:
+        yield full_batch.rows(uneven, f"{uneven} rows (do not divide by {parts})")
 
 
 def _check_repeats(model: keras.Model, first: Numbers, second: Numbers) -> None:

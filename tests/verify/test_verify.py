@@ -27,6 +27,16 @@ def test_right_steps_are_proved_and_nothing_changes(backend: str, view: str, on_
     assert "verified" in found["text"]
 
 
+@pytest.mark.parametrize("backend", ENGINES)
+def test_a_pipeline(backend: str, on_ranks) -> None:
+    found = on_ranks(backend)(run, "pipeline")
+    assert found["right"] == []
+    assert found["as it was"]
+    assert found["batches"] == ["11 rows (do not divide by 6)", "12 rows"]
+    assert found["wrong"] == {"gradient", "update"}
+    assert "has no stages" in found["by layer"]
+
+
 @pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_a_train_step_of_the_users_own(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(run, "own_step")

@@ -193,3 +193,35 @@ def refusals() -> dict[str, str]:
         "no configuration": _refused(lambda: distribution.verify(unseeded, X, Y, dtype="float64")),
         "option": _refused(lambda: kf.DataParallel(verify="always")),
     }
+
+
+def pipeline() -> dict[str, Any]:
+    """A step in stages, two ranks to each, is proved right; one micro-batch's gradient left out is found."""
+    from keras_flow.pipelines import passes
+
+    placement = kf.Placement([[0, 2], [1, 3]], axis_names=("data", "pipe"))
+    distribution = kf.PipelineParallel(placement, microbatches=3, random="logical")
+    keras.utils.set_random_seed(3)
+    with distribution.scope():
+        hidden = [layers.Dense(8, activation="tanh"), layers.Dropout(0.3), layers.LayerNormalization()]
+        model = keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(8, "relu"), layers.Dense(4)])
+        model.compile("adam", "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    before = _state(model)
+    right = distribution.verify(model, X, Y)
+    same = [bool(np.array_equal(a, b)) for a, b in zip(before, _state(model), strict=True)]
+    model.fit(X, Y, verbose=0)  # goes on
+
+    add = passes.Pass._add
+    passes.Pass._add = lambda self, stage, found: None if self.gradients.get(stage.number) else add(self, stage, found)
+    try:
+        wrong = distribution.verify(model, X, Y)
+    finally:
+        passes.Pass._add = add
+    return {
+        "right": [row.name for row in right.rows if not row.ok],
+        "as it was": all(same),
+        "batches": sorted({row.batch for row in right.rows}),
+        "wrong": {row.quantity for row in wrong.rows if not row.ok},
+        "by layer": _refused(lambda: distribution.verify(model, X, Y, by_layer=True)),
+    }
