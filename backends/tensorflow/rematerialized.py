@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends import leaves, rematerialized
+from keras_flow.current import microbatch
 
 
 def remat(_: object, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,6 +28,7 @@ def remat(_: object, original: Callable[..., Any], function: Callable[..., Any])
         weights = list({id(each): each for layer in layers for each in layer.trainable_variables}.values())
         state = rematerialized.state_of(layers)
         begun = [_read(variable) for variable in state]
+        part = microbatch.current()
         said: list[Any] = []
 
         def computed(values: Sequence[Any]) -> Any:
@@ -36,7 +38,7 @@ def remat(_: object, original: Callable[..., Any], function: Callable[..., Any])
             inner_args, inner_kwargs = leaves.mapped(lambda _: next(given), (args, kwargs))
             rematerialized.put_masks(list(values[: len(places)]), masks)
             mapping = [*zip(weights, values[len(places) :], strict=True), *zip(state, begun, strict=True)]
-            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, microbatch.computing(part):
                 outputs = function(*inner_args, **inner_kwargs)
             after = [scope.get_current_value(variable) for variable in state]
             said[:] = [outputs, after, list(scope.losses)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -13,6 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import rematerialized
 from keras_flow.backends.torch.step import computing, current_step
+from keras_flow.current import microbatch
+from keras_flow.current.keras_places import get_stateless_scope, in_stateless_scope
 
 
 def remat(
@@ -25,7 +28,8 @@ def remat(
         # as in the first run: on its rows, or on all
         again = contextlib.nullcontext if step is None else functools.partial(computing, step, step.inside)
         layers = rematerialized.layers_of(function)
-        begun = [(variable, _value(variable)) for variable in rematerialized.state_of(layers)]
+        as_then = _in_scope(layers) if in_stateless_scope() else _in_place(layers)
+        part = microbatch.current()
         runs = 0
 
         def run(*inner_args: object, **inner_kwargs: object) -> object:
@@ -33,7 +37,7 @@ def remat(
             runs += 1
             if runs == 1:
                 return function(*inner_args, **inner_kwargs)
-            with again(), _as_then(begun, layers):
+            with again(), microbatch.computing(part), as_then():
                 return function(*inner_args, **inner_kwargs)
 
         return original(run)(*args, **kwargs)
@@ -41,20 +45,34 @@ def remat(
     return call
 
 
-@contextlib.contextmanager
-def _as_then(begun: list[tuple[Any, tuple[Any, torch.Tensor]]], layers: list[Any]) -> Iterator[None]:
-    """Inside, variables have the values of another time; what is assigned and which losses are added is undone."""
-    now = [(variable, _value(variable)) for variable, _ in begun]
-    losses = [(layer, list(layer._losses)) for layer in layers]
-    try:
-        for variable, value in begun:
-            _put(variable, value)
-        yield
-    finally:
-        for variable, value in now:
-            _put(variable, value)
-        for layer, before in losses:
-            layer._losses[:] = before
+def _in_scope(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]:
+    """What opens a stateless scope with the values that variables have in the present one, and forgets all else."""
+    scope = get_stateless_scope()
+    variables = {id(variable): variable for layer in layers for variable in layer.variables}
+    values = [(variable, scope.get_current_value(variable)) for variable in variables.values()]
+    known = [(variable, value) for variable, value in values if value is not None]
+    return lambda: keras.StatelessScope(state_mapping=known, collect_losses=True)
+
+
+def _in_place(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]:
+    """What gives variables the values of now; what is then assigned and which losses are added is undone."""
+    begun = [(variable, _value(variable)) for variable in rematerialized.state_of(layers)]
+
+    @contextlib.contextmanager
+    def as_then() -> Iterator[None]:
+        now = [(variable, _value(variable)) for variable, _ in begun]
+        losses = [(layer, list(layer._losses)) for layer in layers]
+        try:
+            for variable, value in begun:
+                _put(variable, value)
+            yield
+        finally:
+            for variable, value in now:
+                _put(variable, value)
+            for layer, before in losses:
+                layer._losses[:] = before
+
+    return as_then
 
 
 def _value(variable: Any) -> tuple[Any, torch.Tensor]:

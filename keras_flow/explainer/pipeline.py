@@ -20,8 +20,9 @@ from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
 from keras_flow.explainer import explain as whole
 from keras_flow.explainer import graph as graphs
-from keras_flow.explainer.backward_memory import CallMemory, backward_peak
+from keras_flow.explainer.backward_memory import CallMemory, backward_peak, with_blocks
 from keras_flow.explainer.explanation import Collective, Explanation, Memory, StageRow
+from keras_flow.explainer.graph import LayerCall
 from keras_flow.explainer.layer_costs import is_leaf
 from keras_flow.explainer.step_cost import StepCost, ring
 from keras_flow.layout import Layout, itemsize
@@ -73,7 +74,7 @@ def explain_pipeline(
     lanes = len(stages[0].ranks)
     part = -(-batch_size // schedule.microbatches)
     rows = -(-part // lanes)  # of the largest micro-batch on one rank
-    held = _held(model, calls, stages, rows, pipeline.remat)
+    held = _held(pipeline, distribution.blocks_of(model), rows)
     operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
     costs = (operations, operations, operations)
     crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
@@ -116,9 +117,16 @@ def explain_pipeline(
     )
 
 
-def _held(model: keras.Model, calls: CallGraph, stages: Sequence[Stage], rows: int, remat: bool) -> list[_Held]:
-    """What one micro-batch keeps of each stage, by what each of its layers' calls keeps."""
-    graph = graphs.graph_of(model, rows, is_leaf)
+def _held(pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int) -> list[_Held]:
+    """What one micro-batch keeps of each stage, by what each of its layers' calls keeps.
+
+    Args:
+        pipeline: the model in stages.
+        blocks: layers that are computed again.
+        rows: of the micro-batch.
+    """
+    calls, stages = pipeline.graph, pipeline.stages
+    graph = graphs.graph_of(pipeline.model, rows, is_leaf)
     alone = Placement([0])
     step = StepCost(
         graph,
@@ -134,18 +142,20 @@ def _held(model: keras.Model, calls: CallGraph, stages: Sequence[Stage], rows: i
     for stage in reversed(stages):  # a layer of several stages counts in the first
         stage_of.update((id(layer), stage.number) for layer in stage.inner_layers)
         stage_of.update((id(call.operation), stage.number) for call in stage.calls)
-    of_stage: list[list[CallMemory]] = [[] for _ in stages]
+    of_stage: list[tuple[list[LayerCall], list[CallMemory]]] = [([], []) for _ in stages]
     number = 0
     for call in list(graph.calls):
         number = stage_of.get(id(call.layer), number)
-        of_stage[number].append(replace(whole.explained(step, call), variable_gradients=0))
+        of_stage[number][0].append(call)
+        of_stage[number][1].append(replace(whole.explained(step, call), variable_gradients=0))
     found = []
-    for stage, memory_of_calls in zip(stages, of_stage, strict=True):
+    for stage, in_stage in zip(stages, of_stage, strict=True):
+        memory_of_calls = with_blocks(step, *in_stage, blocks)
         kept = sum(call.kept_for_backward for call in memory_of_calls)
         peak = backward_peak(memory_of_calls)
         # computed again, a stage keeps what it received
         received = sum(_bytes(calls, key, rows) for key in stage.received)
-        found.append(_Held(received, peak) if remat else _Held(kept, peak - kept))
+        found.append(_Held(received, peak) if pipeline.remat else _Held(kept, peak - kept))
     return found
 
 

@@ -62,7 +62,8 @@ class PipelineParallel(ExplainedDistribution):
         chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two.
         pipe_axis: the axis of the placement along which the stages are.
         batch_axes: those along which the rows of a micro-batch are; an axis that the placement does not have is none.
-        remat: `"stage"`: a stage's activations are not held but computed again for its backward pass.
+        remat: what is not held for the backward pass but computed again: `"stage"` for a stage's activations, or
+            layers, as of `kf.DataParallel`: `"block"` or patterns of their paths. A layer that is chosen is not cut.
         batch_normalization: `"refuse"`, or `"microbatch"`: BatchNormalization takes the statistics of each micro-batch,
             and moves its averages once for each. That is another number than one device's, and stages are on one rank.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
@@ -95,7 +96,7 @@ class PipelineParallel(ExplainedDistribution):
         chunks: int | None = None,
         pipe_axis: str = "pipe",
         batch_axes: str | Sequence[str] = "data",
-        remat: str | None = None,
+        remat: str | Sequence[str] | None = None,
         batch_normalization: str = "refuse",
         random: str | None = None,
     ):
@@ -104,8 +105,11 @@ class PipelineParallel(ExplainedDistribution):
             placement = Placement(range(world.size), axis_names=(pipe_axis,))
         require_placement(placement, type(self).__name__)
         grid = _grid(placement, pipe_axis, (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes))
-        if remat not in (None, "stage"):
-            raise FlowError(f'remat is None or "stage", got {remat!r}')
+        if isinstance(remat, str) and remat not in ("stage", "block"):
+            raise FlowError(
+                f'remat is None, "stage", "block" (the repeated blocks of a model) or a list of regular expressions of '
+                f"layer paths, got {remat!r}"
+            )
         if batch_normalization not in ("refuse", "microbatch"):
             raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
         self._asked = (schedule, stages, microbatches, chunks)
@@ -115,14 +119,14 @@ class PipelineParallel(ExplainedDistribution):
         self._grid = grid
         #: layer -> the ranks that `kf.scope.placement` said as it was made
         self._said: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
-        self.remat = remat
+        self._repeats_stages = remat == "stage"
         self._pipe_axis = pipe_axis
         self.batch_normalization_view = batch_normalization
         #: ranks of a stage -> what lays its variables
         self._parts: dict[Ranks, FlowDistribution] = {}
         self._ranks_of_layer: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
         self._pipelines: WeakKeyDictionary[keras.Model, StagedModel] = WeakKeyDictionary()
-        super().__init__(placement, random=random)
+        super().__init__(placement, random=random, remat=None if self._repeats_stages else remat)
         # what no stage has (counters, metrics) is on every process, and of a process on one rank
         self._home = self
         if backend().capabilities.drives_all_ranks:
@@ -278,7 +282,7 @@ class PipelineParallel(ExplainedDistribution):
         found = self._pipelines.get(model)
         if found is not None:
             return found
-        calls = graph.of(model)
+        calls = graph.of(model, self.blocks_of(model))
         schedule = self.schedule
         ranks = [self._ranks_of_stage(stage) for stage in range(schedule.stages)]
         said = {number: self._said_ranks(call.operation) for number, call in enumerate(calls.calls)}
@@ -299,7 +303,7 @@ class PipelineParallel(ExplainedDistribution):
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._ranks_of_layer.setdefault(inner, stage.ranks)
-        pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self.remat == "stage")
+        pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self._repeats_stages)
         return pipeline
 
     def _staged(self, *args: Any) -> StagedModel:
@@ -359,15 +363,16 @@ class PipelineParallel(ExplainedDistribution):
                     )
                 if getattr(inner, "stateful", False):
                     raise FlowError(f"layer {inner.path!r} is stateful: its rows go on with those of the batch before")
-            interaction = row_interaction.of_layer(layer)
-            if interaction is None or isinstance(layer, keras.layers.BatchNormalization):
-                continue
-            # what an activity regularizer gives is a mean over rows: the pipeline weighs it by those of a micro-batch
-            if interaction.kind == "added loss" and layer.activity_regularizer is not None:
-                continue
-            if interaction.kind not in ("own code", "function", "quantization", "unknown"):
-                raise FlowError(f"{interaction.text}, of which a stage sees the rows of a micro-batch only")
-            own[interaction.text] = None
+            for unit in graph.units(layer):
+                interaction = row_interaction.of_layer(unit)
+                if interaction is None or isinstance(unit, keras.layers.BatchNormalization):
+                    continue
+                # what an activity regularizer gives is a mean over rows: it is weighted by those of a micro-batch
+                if interaction.kind == "added loss" and unit.activity_regularizer is not None:
+                    continue
+                if interaction.kind not in ("own code", "function", "quantization", "unknown"):
+                    raise FlowError(f"{interaction.text}, of which a stage sees the rows of a micro-batch only")
+                own[interaction.text] = None
         if own:
             warn(
                 f"{type(self).__name__}: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not "

@@ -8,7 +8,7 @@ Two layers and an addition, `y = x + dense(x)`, are two calls:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,14 +88,18 @@ class CallGraph:
         return len(self.tensors) - 1
 
 
-def of(model: keras.Model) -> CallGraph:
+def of(model: keras.Model, uncut: Sequence[keras.Layer] = ()) -> CallGraph:
     """Return the calls of a functional or Sequential model.
+
+    Args:
+        model: which.
+        uncut: models inside it that are one call each.
 
     Raises:
         FlowError: it is neither, so that its calls are not known.
     """
-    function = models.graph_of(model)
-    if function is None or not (isinstance(model, keras.Sequential) or models.is_stock_graph(model)):
+    function = _stock_graph(model)
+    if function is None:
         raise FlowError(
             f"model {model.name!r} has a `call` of its own, from which no stages can be cut. Make it by the functional "
             "API, keras.Model(inputs, outputs), with its parts as layers"
@@ -103,12 +107,12 @@ def of(model: keras.Model) -> CallGraph:
     graph = CallGraph()
     keys = [graph.new(tensor) for tensor in function.inputs]
     graph.inputs = tuple(keys)
-    known = _walk(graph, function, keys)
+    known = _walk(graph, function, keys, uncut)
     graph.outputs = _with_refs(function._outputs_struct, known)
     return graph
 
 
-def _walk(graph: CallGraph, function: Any, keys: Sequence[int]) -> dict[int, int]:
+def _walk(graph: CallGraph, function: Any, keys: Sequence[int], uncut: Sequence[keras.Layer]) -> dict[int, int]:
     """Append the calls of a graph; tensors -> keys."""
     known = {id(tensor): key for tensor, key in zip(function.inputs, keys, strict=True)}
     for depth in sorted(function._nodes_by_depth, reverse=True):
@@ -117,9 +121,10 @@ def _walk(graph: CallGraph, function: Any, keys: Sequence[int]) -> dict[int, int
                 continue
             args, kwargs = (_with_refs(each, known) for each in (node.arguments.args, node.arguments.kwargs))
             inputs = [ref.key for ref in (*_refs(args), *_refs(kwargs))]
-            inner = _graph_inside(node.operation, kwargs, graph, inputs)
+            is_whole = any(node.operation is each for each in uncut)
+            inner = None if is_whole else _graph_inside(node.operation, kwargs, graph, inputs)
             if inner is not None:
-                inside = _walk(graph, inner, inputs)
+                inside = _walk(graph, inner, inputs, uncut)
                 found = [inside[id(tensor)] for tensor in tree.flatten(inner._outputs_struct)]
                 known.update(zip(map(id, node.outputs), found, strict=True))
                 continue
@@ -131,13 +136,28 @@ def _walk(graph: CallGraph, function: Any, keys: Sequence[int]) -> dict[int, int
 
 def _graph_inside(operation: Any, kwargs: Mapping[str, Any], graph: CallGraph, inputs: Sequence[int]) -> Any:
     """The graph of a model that is called within the graph; None for layers, and where the call is not plain."""
-    inner = models.graph_of(operation) if isinstance(operation, keras.Model) else None
-    if inner is None or not (isinstance(operation, keras.Sequential) or models.is_stock_graph(operation)):
+    inner = _stock_graph(operation)
+    if inner is None:
         return None
     if set(kwargs) - {"training"} or len(inputs) != len(inner.inputs):
         return None
     same = all(len(graph.tensors[key].shape) == len(own.shape) for key, own in zip(inputs, inner.inputs, strict=True))
     return inner if same else None
+
+
+def _stock_graph(operation: Any) -> Any:
+    """The graph of a functional or Sequential model; None for layers, and for a `call` of the user's own."""
+    inner = models.graph_of(operation) if isinstance(operation, keras.Model) else None
+    return inner if isinstance(operation, keras.Sequential) or models.is_stock_graph(operation) else None
+
+
+def units(layer: keras.Layer) -> Iterator[keras.Layer]:
+    """A layer, or those of which a model consists that is called as a layer."""
+    if _stock_graph(layer) is None:
+        yield layer
+        return
+    for inner in layer.layers:
+        yield from units(inner)
 
 
 def filled(structure: Any, tensors: Mapping[int, Any]) -> Any:

@@ -130,6 +130,16 @@ def attention() -> keras.Model:
     return keras.Model(inputs, _layers.Dense(3, activation="softmax")(x))
 
 
+def blocks() -> keras.Model:
+    """Repeated blocks, each a model, with masks of dropout and a loss inside."""
+    inputs = keras.Input((5,))
+    x = _layers.Dense(8)(inputs)
+    for _ in range(4):
+        inner = [_layers.Dense(16, "tanh", activity_regularizer="l2"), _layers.Dropout(0.3), _layers.Dense(8)]
+        x = _layers.Add()([x, keras.Sequential([keras.Input((8,)), *inner])(x)])
+    return keras.Model(inputs, _layers.Dense(3)(x))
+
+
 def convolutions() -> keras.Model:
     """Images."""
     return keras.Sequential(
@@ -180,6 +190,7 @@ def _case(make: Callable[[], keras.Model], x: Any, y: Any, **settings: Any) -> t
 #: name -> the model, its data, and settings of `compile` and `fit`
 CASES: dict[str, tuple[Any, ...]] = {
     "dense": _case(dense, X, Y),
+    "blocks": _case(blocks, X, Y),
     "weights": _case(dense, X, Y, sample_weight=WEIGHTS),
     "weighted_mean": _case(
         dense,
@@ -266,7 +277,7 @@ def pipeline(name: str) -> kf.PipelineParallel:
         else kf.Placement(range(ranks), axis_names=("pipe",)),
         microbatches=4,
         schedule=schedule,
-        remat="stage" if more == "remat" else None,
+        remat={"remat": "stage", "blocks": "block"}.get(more),
         random="logical",
     )
 

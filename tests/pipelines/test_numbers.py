@@ -33,6 +33,11 @@ def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_blocks_computed_again(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_off, ("blocks",), ("1f1b+blocks",)) == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_case(engine: str, on_ranks: Any) -> None:
