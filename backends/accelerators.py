@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from keras_flow import settings
 from keras_flow.backends.active import checked_name
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.processes import INNER, Processes
 from keras_flow.errors import FlowError
 
-#: set by a launcher of ours that has given each process accelerators of its own (Ray does)
-OWN_VARIABLE = "KERAS_FLOW_OWN_ACCELERATORS"
 #: set where a Slurm job asked for so many GPUs for each process; by default it shows each process its own only
 _OF_SLURM = "SLURM_GPUS_PER_TASK"
 #: what shows a process some of the GPUs
@@ -67,7 +66,7 @@ def own_accelerators(
 
 def _are_own(available: int, count: int, environment: Mapping[str, str]) -> bool:
     """Whether each of `count` processes of a host sees its own accelerators only."""
-    if OWN_VARIABLE in environment:
+    if settings.OWN_ACCELERATORS in environment:
         return True
     # those who start all processes of a host with one environment
     if any(name in environment for name in INNER):

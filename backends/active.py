@@ -10,14 +10,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, cast
 
+from keras_flow import settings
 from keras_flow.backends.engines import ENGINES, in_words, that_train
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend, TensorEngine
-
-#: set by `keras-flow launch` and `kf.run`: the number of ranks of the job
-DEVICES_VARIABLE = "KERAS_FLOW_DEVICES"
 
 
 def backend() -> Backend:
@@ -97,9 +95,5 @@ def announced_devices() -> int | None:
     Raises:
         FlowError: the environment variable does not hold a number.
     """
-    value = os.environ.get(DEVICES_VARIABLE)
-    if not value:
-        return None
-    if not value.isdigit() or int(value) < 1:
-        raise FlowError(f"the environment variable {DEVICES_VARIABLE} is {value!r}; legal is a whole number from 1 up.")
-    return int(value)
+    value = settings.read(settings.DEVICES)
+    return None if value is None else int(value)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_flow import atomic
+from keras_flow import atomic, settings
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
@@ -80,7 +80,7 @@ def _run(engine: str) -> tuple[str, bool]:
         leave_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TF_CONFIG")  # this process may be one of a job
         env = {key: text for key, text in os.environ.items() if key not in leave_out and "KERAS_FLOW" not in key}
         limit = _limit()
-        env |= {name: value, "KERAS_BACKEND": engine, "KERAS_FLOW_UNTESTED": "allow"}
+        env |= {name: value, "KERAS_BACKEND": engine, settings.UNTESTED: "allow"}
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired:

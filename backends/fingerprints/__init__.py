@@ -12,7 +12,6 @@ import ast
 import hashlib
 import inspect
 import json
-import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from keras_flow import settings
 from keras_flow.backends import engines, selftest
 from keras_flow.errors import FlowError, warn
 
@@ -137,7 +137,7 @@ def is_there(place: Place) -> bool:
 
 def is_allowed() -> bool:
     """Whether KERAS_FLOW_UNTESTED=allow takes versions whose places are other ones, at the user's risk."""
-    return os.environ.get("KERAS_FLOW_UNTESTED") == "allow"
+    return settings.read(settings.UNTESTED) == "allow"
 
 
 def require_fitting(engine: str, asked: Sequence[Place]) -> None:

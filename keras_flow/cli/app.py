@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keras_flow import __version__
+from keras_flow import __version__, settings
 from keras_flow.cli.boxing import boxing
 from keras_flow.cli.checkpoint import checkpoint
 from keras_flow.cli.compare import compare
@@ -44,6 +44,7 @@ def _before(
     ] = False,
 ) -> None:
     """Distribution for Keras 3 on JAX, TensorFlow and PyTorch."""
+    settings.check()
 
 
 app.command()(boxing)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from keras_flow import settings
 from keras_flow.backends import active
 from keras_flow.cli.check_build import check_build
 from keras_flow.cli.untested import say_untested
@@ -274,7 +275,7 @@ def _run_alone(command: tuple[str, ...], ranks: int | None) -> int:
     if command[2:3] == ("keras_flow.launch.child",):
         mode, *rest = command[3:]
         command = (sys.executable, *(("-m",) if mode == "module" else ()), *rest)
-    env = {**os.environ, **({} if ranks is None else {active.DEVICES_VARIABLE: str(ranks)})}
+    env = {**os.environ, **({} if ranks is None else {settings.DEVICES: str(ranks)})}
     if os.name != "posix":
         return subprocess.call(command, env=env)
     sys.stdout.flush()

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import pickle
 from typing import Any
 
 import numpy as np
 
+from keras_flow import settings
 from keras_flow.backends.active import tensor_engine
 from keras_flow.comm import algorithms, movements
 from keras_flow.comm.group import Group, require_same
-from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
@@ -94,16 +93,16 @@ def _opened(sealed: bytes) -> Any:
     signature, data = sealed[:_SIGNATURE], sealed[_SIGNATURE:]
     if not hmac.compare_digest(signature, hmac.digest(_secret(), data, "sha256")):
         raise FlowError(
-            f"kf.comm: an object came that no process of this job has signed; is {TOKEN_VARIABLE} the same in all?"
+            f"kf.comm: an object came that no process of this job has signed; is {settings.TOKEN} the same in all?"
         )
     return pickle.loads(data)
 
 
 def _secret() -> bytes:
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = settings.read(settings.TOKEN)
     if not token:
         raise FlowError(
             "kf.comm sends objects between processes that have a common secret: start the job with keras-flow launch, "
-            f"or set {TOKEN_VARIABLE} to one text for all processes of the job"
+            f"or set {settings.TOKEN} to one text for all processes of the job"
         )
     return token.encode()

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from keras_flow import settings
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
 
 #: seconds that everything which waits for other processes may take, unless KERAS_FLOW_TIMEOUT says so; the engines' own
 DEFAULT_TIMEOUT = 1800.0
-#: set by the user or by the launcher: that time, in seconds
-TIMEOUT_VARIABLE = "KERAS_FLOW_TIMEOUT"
 #: seconds in which the processes of a job find each other, at most
 _JOINING_SECONDS = 300.0
 #: seconds of one wait for a text of another process
@@ -28,9 +27,6 @@ _WAIT_SECONDS = 1.0
 
 #: how the error begins of a process that waited for the one that writes files, which has failed
 WRITER_FAILED = "process 0, which writes the files of all processes, failed"
-
-#: the secret that the processes of a job share; made by the launcher, never printed or in a command line
-TOKEN_VARIABLE = "KERAS_FLOW_TOKEN"
 
 
 @contextlib.contextmanager
@@ -49,7 +45,7 @@ def keeping_sigterm() -> Iterator[None]:
 
 def waiting_seconds() -> float:
     """Seconds that a process may wait for another one."""
-    return float(os.environ.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT)
+    return settings.seconds(settings.TIMEOUT, DEFAULT_TIMEOUT)
 
 
 def joining_seconds() -> float:
@@ -171,7 +167,7 @@ def check_port(processes: Processes) -> None:
 
 def token() -> bytes:
     """The job's secret, by which its processes know each other where an engine has no means of its own."""
-    return os.environ.get(TOKEN_VARIABLE, "keras_flow").encode()
+    return (settings.read(settings.TOKEN) or "keras_flow").encode()
 
 
 def leave_at_once_after_a_failure() -> None:

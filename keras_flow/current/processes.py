@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from keras_flow import settings
 from keras_flow.errors import FlowError
 
 #: where rank 0 listens if nothing says so; below the ports that Linux hands out by itself
@@ -22,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 
 #: set by launchers that may themselves be started by Slurm or mpirun, one on each host: torchrun, keras-flow launch.
 #: What these say of the launchers is then not said of the processes
-INNER = ("TORCHELASTIC_RUN_ID", "KERAS_FLOW_JOB")
+INNER = ("TORCHELASTIC_RUN_ID", settings.JOB)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _of_rank(environment: Mapping[str, str]) -> Processes | None:
             raise FlowError(f"{other} is set and {name} is not: a launcher sets both. Set {name}, or unset {other}.")
     found = _described(environment, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK and WORLD_SIZE")
     # inside `keras-flow launch`, started by torchrun on each host, it is said of the launchers
-    is_held = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "KERAS_FLOW_JOB" not in environment
+    is_held = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and settings.JOB not in environment
     return None if found is None else replace(found, port_is_held=is_held)
 
 

@@ -6,7 +6,6 @@ a split does not divide, and collects problems until `check` raises them togethe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from weakref import WeakSet
 import keras
 import numpy as np
 
-from keras_flow import sbp
+from keras_flow import sbp, settings
 from keras_flow.backends.active import backend
 from keras_flow.backends.installing import install
 from keras_flow.current import dry_run
@@ -85,10 +84,10 @@ class FlowDistribution(Distribution):
         zero_min_size: int = 1024,
         remat: str | Sequence[str] | None = None,
     ):
-        said_by = "random" if random is not None else "the environment variable KERAS_FLOW_RANDOM"
-        random = os.environ.get("KERAS_FLOW_RANDOM", "logical") if random is None else random
+        settings.check()
+        random = (settings.read(settings.RANDOM) or "logical") if random is None else random
         if random not in ("logical", "stock"):
-            raise FlowError(f'{said_by} is "logical" or "stock", got {random!r}')
+            raise FlowError(f'random is "logical" or "stock", got {random!r}')
         if verify not in (None, "first_batch"):
             raise FlowError(f'verify is None or "first_batch", got {verify!r}')
         engine = backend()

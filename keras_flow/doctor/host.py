@@ -13,12 +13,10 @@ import psutil
 from packaging.specifiers import SpecifierSet
 
 import keras_flow
+from keras_flow import settings
 from keras_flow.backends import fingerprints
-from keras_flow.backends.active import DEVICES_VARIABLE
 from keras_flow.backends.engines import ENGINES
-from keras_flow.current.joining import TIMEOUT_VARIABLE
 from keras_flow.doctor.report import Check
-from keras_flow.launch.folder import FOLDER_VARIABLE
 from keras_flow.runtime import versions
 
 #: what `kf.run` and `keras-flow launch` set for the processes they start
@@ -29,9 +27,9 @@ SET_BY_LAUNCHER: Mapping[str, str] = {
     "OMP_NUM_THREADS": "the ranks of a host share its cores (your own value wins)",
     "PYTHONHASHSEED": "the same order of sets on every rank (your own value wins)",
     "PYTHONUNBUFFERED": "output comes as it is written",
-    DEVICES_VARIABLE: "the number of ranks, for kf.init",
-    TIMEOUT_VARIABLE: "seconds without progress after which a job ends",
-    FOLDER_VARIABLE: "the private folder of the job",
+    settings.DEVICES: "the number of ranks, for kf.init",
+    settings.TIMEOUT: "seconds without progress after which a job ends",
+    settings.JOB: "the private folder of the job",
 }
 
 #: variables of users and engines that change what happens
@@ -43,8 +41,7 @@ _RELEVANT = (
     "MKL_NUM_THREADS",
     *(variable for engine in ENGINES.values() for variable in engine.settings),
     "http_proxy",
-    DEVICES_VARIABLE,
-    TIMEOUT_VARIABLE,
+    *settings.SETTINGS,
     "RANK",
     "WORLD_SIZE",
     "MASTER_ADDR",
@@ -74,9 +71,9 @@ def describe() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The variables of `_RELEVANT` that are set here. The value of a proxy is hidden: it may have a password."""
+    """The variables of `_RELEVANT` that are set here. Of a proxy and a token the value is hidden: it is a secret."""
     values = {name: os.environ[name] for name in _RELEVANT if name in os.environ}
-    return {name: "(set)" if name == "http_proxy" else value for name, value in values.items()}
+    return {name: "(set)" if name in ("http_proxy", settings.TOKEN) else value for name, value in values.items()}
 
 
 def checks() -> list[Check]:

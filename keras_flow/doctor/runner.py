@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from keras_flow import settings
 from keras_flow.backends.engines import ENGINES
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
@@ -119,7 +120,7 @@ def _process(engine: str, action: str, numbers: Sequence[int], seconds: float, s
         env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": engine}
         paths = [_without_extras(engine, Path(folder)), env.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # an empty entry would be the folder of the caller
-        for inherited in ("RANK", "WORLD_SIZE", "KERAS_FLOW_DEVICES"):  # doctor itself may run inside a job
+        for inherited in ("RANK", "WORLD_SIZE", settings.DEVICES):  # doctor itself may run inside a job
             env.pop(inherited, None)
         with log.open("w") as stream:
             process = subprocess.Popen(

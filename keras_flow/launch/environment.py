@@ -7,20 +7,16 @@ import os
 import random
 import socket
 
-from keras_flow.backends.active import DEVICES_VARIABLE
-from keras_flow.current.joining import TIMEOUT_VARIABLE, TOKEN_VARIABLE
-from keras_flow.launch.folder import FOLDER_VARIABLE, JobFolder
+from keras_flow import settings
+from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job, Place
-
-#: set by the launcher: how often the job was restarted
-RESTART_VARIABLE = "KERAS_FLOW_RESTARTS"
 
 
 def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int, token: str) -> dict[str, str]:
     """The environment of process `local` of this host, which finds the others at `port` of the job's host."""
     threads = max(1, (os.cpu_count() or 1) // job.processes)
     place = job.place or Place(local, job.processes)
-    devices = {} if job.devices is None else {DEVICES_VARIABLE: str(job.count * job.devices)}
+    devices = {} if job.devices is None else {settings.DEVICES: str(job.count * job.devices)}
     return {
         "OMP_NUM_THREADS": str(threads),  # the processes share the cores; the user's own value wins
         "PYTHONHASHSEED": "0",  # the same order of sets in every process; the user's own value wins
@@ -35,10 +31,10 @@ def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int,
         "MASTER_ADDR": job.host,
         "MASTER_PORT": str(port),
         **devices,
-        TIMEOUT_VARIABLE: str(job.timeout),
-        TOKEN_VARIABLE: token,
-        RESTART_VARIABLE: str(attempt),
-        FOLDER_VARIABLE: str(folder.path),
+        settings.TIMEOUT: str(job.timeout),
+        settings.TOKEN: token,
+        settings.RESTARTS: str(attempt),
+        settings.JOB: str(folder.path),
     }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-#: environment variable that names the folder to the ranks
-FOLDER_VARIABLE = "KERAS_FLOW_JOB"
+from keras_flow import settings
 
 
 class JobFolder:
@@ -66,5 +65,5 @@ class JobFolder:
 
 def own_folder() -> JobFolder | None:
     """The folder of the job that this process is a rank of; None where no launcher of keras_flow started it."""
-    path = os.environ.get(FOLDER_VARIABLE)
+    path = settings.read(settings.JOB)
     return JobFolder(path) if path else None

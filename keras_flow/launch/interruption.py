@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from keras_flow import settings
 from keras_flow.launch import failure
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
-from keras_flow.launch.processes import GRACE_VARIABLE, RankProcess, Ranks, preemption_seconds
+from keras_flow.launch.processes import RankProcess, Ranks, preemption_seconds
 
 #: holds for what is written through `atomic`
 _WHOLE = "each file is whole, the old one or the new"
@@ -48,7 +49,7 @@ def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
         return f"{head}; {_WHOLE}. {text}"
     if ranks.unfinished:
         why = "before a second Ctrl-C" if ranks.hurried else f"within {preemption_seconds():g} s"
-        hint = "" if ranks.hurried else f" ({GRACE_VARIABLE})"
+        hint = "" if ranks.hurried else f" ({settings.GRACE})"
         who = _names(ranks.unfinished, job)
         return f"{head}; {who} did not finish the callback of kf.on_preemption {why}{hint}; {_WHOLE}"
     missing = [process.rank for process in ranks.processes if not folder.saved(process.rank).exists()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from keras_flow import settings
 from keras_flow.backends.engines import ENGINES
-from keras_flow.current.joining import DEFAULT_TIMEOUT, TIMEOUT_VARIABLE
+from keras_flow.current.joining import DEFAULT_TIMEOUT
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError, LaunchError
 from keras_flow.runtime import versions
@@ -133,7 +133,7 @@ class Job:
 
 def stated_timeout(timeout: float | None) -> float:
     """The timeout of a job in seconds: as given, otherwise KERAS_FLOW_TIMEOUT, otherwise half an hour."""
-    text = timeout if timeout is not None else os.environ.get(TIMEOUT_VARIABLE) or DEFAULT_TIMEOUT
+    text = timeout if timeout is not None else settings.seconds(settings.TIMEOUT, DEFAULT_TIMEOUT)
     try:
         seconds = float(text)
     except ValueError:

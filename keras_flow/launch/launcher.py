@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from keras_flow import settings
 from keras_flow.current import joining, last_call
-from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.errors import LaunchError
 from keras_flow.launch import environment, failure, hang, interruption
 from keras_flow.launch.failure import Interruption, RankError
@@ -61,11 +61,11 @@ def launch(job: Job, folder: JobFolder) -> None:
     """
     if os.name != "posix":
         raise LaunchError("keras_flow starts several processes only on POSIX systems (Linux, macOS, WSL).")
-    given = job.env.get(TOKEN_VARIABLE) or os.environ.get(TOKEN_VARIABLE)
+    given = job.env.get(settings.TOKEN) or settings.read(settings.TOKEN)
     token = given or (secrets.token_hex(32) if job.nodes == 1 else joining.token().decode())
     if job.nodes > 1 and not given:
         print(
-            f"keras-flow: {TOKEN_VARIABLE} is not set: whoever reaches {job.host}:{job.port} can join this job. Set it "
+            f"keras-flow: {settings.TOKEN} is not set: whoever reaches {job.host}:{job.port} can join this job. Set it "
             "to the same secret on all hosts.",
             file=sys.stderr,
         )

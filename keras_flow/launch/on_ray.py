@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keras_flow.backends.accelerators import OWN_VARIABLE, cpu_setting
-from keras_flow.current.joining import TOKEN_VARIABLE
+from keras_flow import settings
+from keras_flow.backends.accelerators import cpu_setting
 from keras_flow.errors import LaunchError
 from keras_flow.launch import environment, launcher
 from keras_flow.launch.failure import RankError
@@ -64,7 +64,7 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
             f"cluster, whose nodes have {', '.join(f'{each:g}' for each in nodes)}. Start fewer (--ranks), or compute "
             f"on the CPU (environment: {cpu_setting()})."
         )
-    job = replace(job, env={**job.env, **on_cpu, **({OWN_VARIABLE: "1"} if gpus else {})})
+    job = replace(job, env={**job.env, **on_cpu, **({settings.OWN_ACCELERATORS: "1"} if gpus else {})})
     for attempt in range(job.restarts + 1):
         try:
             return _placed(ray, job, payload, gpus)
@@ -157,7 +157,7 @@ class Host:
         with launcher.job_folder() as folder:
             if payload is not None:
                 folder.payload.write_bytes(payload)
-            launcher.launch(replace(job, env={**job.env, TOKEN_VARIABLE: token}), folder)
+            launcher.launch(replace(job, env={**job.env, settings.TOKEN: token}), folder)
             return folder.result.read_bytes() if folder.result.exists() else None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -20,12 +19,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from keras_flow import atomic
+from keras_flow import atomic, settings
 from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
 from keras_flow.launch import failure
-from keras_flow.launch.environment import RESTART_VARIABLE
 from keras_flow.launch.folder import own_folder
 from keras_flow.launch.processes import preemption_seconds
 
@@ -240,4 +238,4 @@ def _at_batch_end(
 
 
 def _key(index: int, what: str = "step") -> str:
-    return f"keras_flow/preemption/{os.environ.get(RESTART_VARIABLE, '0')}/{what}/{index}"
+    return f"keras_flow/preemption/{settings.read(settings.RESTARTS) or 0}/{what}/{index}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from keras_flow.errors import LaunchError
+from keras_flow import settings
 from keras_flow.launch import guardian
 from keras_flow.launch.failure import left_how
 from keras_flow.launch.folder import JobFolder
@@ -23,10 +23,7 @@ from keras_flow.launch.output import RankOutput, Shown
 _GRACE_SECONDS = 2.0
 #: seconds that a killed rank may take to be gone
 _GONE_SECONDS = 5.0
-
-
-#: set by the user: seconds that processes with `kf.on_preemption` have before they are killed
-GRACE_VARIABLE = "KERAS_FLOW_GRACE"
+#: seconds that processes with `kf.on_preemption` have before they are killed, unless KERAS_FLOW_GRACE says so
 _DEFAULT_GRACE = 30.0
 
 
@@ -34,18 +31,9 @@ def preemption_seconds() -> float:
     """Seconds for a checkpoint.
 
     Raises:
-        LaunchError: the variable is no number above 0.
+        FlowError: the variable is no number above 0.
     """
-    text = os.environ.get(GRACE_VARIABLE) or str(_DEFAULT_GRACE)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise LaunchError(
-            f"the environment variable {GRACE_VARIABLE} is {text!r}; legal is a number of seconds above 0."
-        )
-    return seconds
+    return settings.seconds(settings.GRACE, _DEFAULT_GRACE)
 
 
 class Interrupts:

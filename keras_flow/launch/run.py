@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
+from keras_flow import settings
 from keras_flow.backends import active
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError, LaunchError
@@ -136,13 +137,13 @@ def _process_count(processes: int | None, ranks: int | None) -> int:
 @contextmanager
 def _announced(devices: int | None) -> Iterator[None]:
     """Hold every `kf.init` inside to this number of ranks."""
-    before = os.environ.get(active.DEVICES_VARIABLE)
+    before = os.environ.get(settings.DEVICES)
     if devices is not None:
-        os.environ[active.DEVICES_VARIABLE] = str(devices)
+        os.environ[settings.DEVICES] = str(devices)
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(active.DEVICES_VARIABLE, None)
+            os.environ.pop(settings.DEVICES, None)
         else:
-            os.environ[active.DEVICES_VARIABLE] = before
+            os.environ[settings.DEVICES] = before

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_flow.current.joining import TIMEOUT_VARIABLE
+from keras_flow import settings
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import LaunchError
 from keras_flow.launch.environment import free_port
@@ -49,7 +49,7 @@ def launch(command: Sequence[str], servers: int, workers: int, timeout: float, r
         def start(number: int) -> None:
             job, index = tasks[number]
             config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-            told = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config, TIMEOUT_VARIABLE: str(timeout)}
+            told = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config, settings.TIMEOUT: str(timeout)}
             ranks.start(
                 number,
                 others if number else command,

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from keras_flow.backends.active import DEVICES_VARIABLE
-from keras_flow.current.joining import TIMEOUT_VARIABLE, TOKEN_VARIABLE
+from keras_flow import settings
 from keras_flow.errors import FlowError
 
 #: where the launchers of several hosts meet, unless the user says so
@@ -96,7 +95,7 @@ def slurm(job: Submission) -> str:
 
 export KERAS_BACKEND={job.engine}
 # the secret of this job, by which its hosts know each other; srun passes it on in the environment
-export {TOKEN_VARIABLE}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
+export {settings.TOKEN}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 
 # every host: one launcher, which starts {job.processes} process{"es" if job.processes > 1 else ""}
@@ -121,10 +120,10 @@ def mpirun(job: Submission) -> str:
             "or --print-k8s, whose hosts have launchers of keras-flow."
         )
     count = job.nodes * job.processes
-    variables = {"KERAS_BACKEND": job.engine, "MASTER_PORT": str(job.port), TIMEOUT_VARIABLE: f"{job.timeout:g}"}
+    variables = {"KERAS_BACKEND": job.engine, "MASTER_PORT": str(job.port), settings.TIMEOUT: f"{job.timeout:g}"}
     if job.devices is not None:
-        variables[DEVICES_VARIABLE] = str(count * job.devices)
-    names = ["MASTER_ADDR", TOKEN_VARIABLE, *variables]
+        variables[settings.DEVICES] = str(count * job.devices)
+    names = ["MASTER_ADDR", settings.TOKEN, *variables]
     program = _words(["python", *(["-m"] if job.is_module else []), *job.program])
     exports = "\n".join(f"export {name}={value}" for name, value in variables.items())
     return f"""#!/bin/sh
@@ -132,7 +131,7 @@ def mpirun(job: Submission) -> str:
 set -eu
 hosts=${{1:-localhost}}
 export MASTER_ADDR="${{hosts%%,*}}"
-export {TOKEN_VARIABLE}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
+export {settings.TOKEN}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 {exports}
 
 # OpenMPI. MPICH: mpiexec -n {count} -ppn {job.processes} -hosts "$hosts" -genvlist {",".join(names)}
@@ -184,7 +183,7 @@ spec:
                   env:
                     - name: KERAS_BACKEND
                       value: {json.dumps(job.engine)}
-                    - name: {TOKEN_VARIABLE}
+                    - name: {settings.TOKEN}
                       valueFrom:
                         secretKeyRef:
                           name: {job.name}-token

@@ -8,10 +8,10 @@ import platform
 import sys
 from pathlib import Path
 
+from keras_flow import settings
 from keras_flow.backends import active, agreement, random_states
 from keras_flow.backends.interface import World
 from keras_flow.current import dry_run
-from keras_flow.current.joining import TOKEN_VARIABLE
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
 from keras_flow.placements import normalise_type
@@ -67,7 +67,7 @@ def init(devices: int | None = None, type: str | None = None, simulate: bool = F
         # before the program makes data, layers and pipelines, so that those without a seed are alike
         random_states.align(begins=True)
         # those that were started by our launcher know it
-        if world.process_index == 0 and TOKEN_VARIABLE not in os.environ:
+        if world.process_index == 0 and settings.TOKEN not in os.environ:
             print(f"keras-flow: {world.size} ranks; this is {find()}", file=sys.stderr)
     return world
 
@@ -92,6 +92,7 @@ def agreed_devices(devices: int | None) -> int | None:
     """
     if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
         raise FlowError(f"kf.init was given devices={devices!r}; legal is a whole number of at least 1, or None.")
+    settings.check()
     announced = active.announced_devices()
     if announced is not None and devices not in (None, announced):
         raise FlowError(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_flow.backends.accelerators import OWN_VARIABLE, own_accelerators
+from keras_flow import settings
+from keras_flow.backends.accelerators import own_accelerators
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
 from tests import sampling
@@ -136,8 +137,8 @@ ON_ONE_HOST = Processes(index=5, count=8, local_index=1, local_count=4, source="
         (4, None, {"SLURM_GPUS_PER_TASK": "1"}, range(1, 2)),
         (4, 1, {"SLURM_GPUS_PER_TASK": "1"}, range(1, 2)),
         # Ray told not to set what is visible
-        (4, 1, {OWN_VARIABLE: "1"}, range(1, 2)),
-        (4, 4, {OWN_VARIABLE: "1", "KERAS_FLOW_JOB": "folder"}, range(4)),
+        (4, 1, {settings.OWN_ACCELERATORS: "1"}, range(1, 2)),
+        (4, 4, {settings.OWN_ACCELERATORS: "1", "KERAS_FLOW_JOB": "folder"}, range(4)),
         # Slurm started a launcher, whose processes share what it was given
         (4, 1, {"SLURM_GPUS_PER_TASK": "4", "KERAS_FLOW_JOB": "folder"}, range(1, 2)),
     ],

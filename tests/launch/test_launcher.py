@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_flow import settings
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import RankError
-from keras_flow.launch.folder import FOLDER_VARIABLE
 from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.launch.launcher import job_folder, launch
 from keras_flow.launch.processes import Interrupts
@@ -158,7 +158,7 @@ def test_a_rank_leaves_as_a_program_does(tmp_path: Path, last: str) -> None:
     """Though Python is not taken down: `_leave` of keras_flow.launch.child."""
     script = programs.write(tmp_path, SLEEP + LEAVING + last)
     command = ["-m", "keras_flow.launch.child", "script", str(script), str(tmp_path)]
-    code, out, _ = programs.finish(programs.start(command, RANK="0", **{FOLDER_VARIABLE: str(tmp_path)}))
+    code, out, _ = programs.finish(programs.start(command, RANK="0", **{settings.JOB: str(tmp_path)}))
     assert code == {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise ValueError": 1}[last]
     assert (tmp_path / "kept.txt").read_text() == "text"
     assert {"thread", "exit", "C"} <= set(out.split())

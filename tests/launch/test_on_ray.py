@@ -69,10 +69,10 @@ def cluster() -> Iterator[str]:
 SEES = """
 import os
 import keras_flow as kf
-from keras_flow.backends.accelerators import OWN_VARIABLE
+from keras_flow import settings
 
 def main():
-    seen = (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(OWN_VARIABLE))
+    seen = (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(settings.OWN_ACCELERATORS))
     return kf.comm.all_gather_object(seen)
 
 if __name__ == "__main__":

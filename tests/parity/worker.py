@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 
-from keras_flow.backends.accelerators import OWN_VARIABLE
+from keras_flow import settings
 from tests import quick
 
 
@@ -36,7 +36,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 #: every process believes that the GPU is its own; arithmetic that does not round to 10 bits and adds in one order
 ON_ONE_GPU = {
-    OWN_VARIABLE: "1",
+    settings.OWN_ACCELERATORS: "1",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
