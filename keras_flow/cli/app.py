@@ -64,6 +64,12 @@ def main() -> None:
     """
     if set(sys.argv[1:2]) & _LOAD_AN_ENGINE:
         noise.filter_stderr()
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    if first.endswith(".py"):
+        sys.exit(
+            f"keras-flow: {first} is no command. A script is started on several ranks by `keras-flow launch "
+            f"--devices 4 {first}`, on all engines by `keras-flow compare {first}`; `keras-flow --help` lists commands."
+        )
     try:
         app()
     except FlowError as error:

@@ -55,12 +55,27 @@ def boxing(
             raise FlowError(f"a hierarchy of {lengths} has {int(np.prod(lengths))} ranks, {len(numbers)} are listed")
         return Placement(np.reshape(numbers, lengths))
 
+    def layout(sbp: str, option: str, sizes: str, listed: str) -> Layout:
+        axes, parts = len(_ints(sizes, "hierarchy")), 1 + sbp.count(",")
+        if axes != parts:
+            example = ",".join(["2"] * parts)
+            raise FlowError(
+                f"{sbp} has {parts} sbp, and --{option} {sizes} has {axes} {'axis' if axes == 1 else 'axes'}: give one "
+                f"sbp for each axis, outer axis first, or other axes, for example --{option} {example}"
+            )
+        return Layout(placement(sizes, listed), sbp, lengths)
+
     for file, ending in ((png, ".png"), (svg, ".svg")):
         _check_file(file, ending)
     # no lengths: a scalar
     lengths = tuple(_ints(shape, "shape")) if shape.strip() else ()
-    before = Layout(placement(hierarchy, ranks), source, lengths)
-    after = Layout(placement(target_hierarchy or hierarchy, target_ranks or ranks), target, lengths)
+    before = layout(source, "hierarchy", hierarchy, ranks)
+    after = layout(
+        target,
+        "target-hierarchy" if target_hierarchy else "hierarchy",
+        target_hierarchy or hierarchy,
+        target_ranks or ranks,
+    )
     if measured is not None:
         topology = Topology.measured(measured, backend)
     else:

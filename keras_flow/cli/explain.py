@@ -56,7 +56,10 @@ def explain(
     console = Console(width=None if sys.stdout.isatty() else 160)
     if suggest:
         if not explanation.suggested_rules:
-            typer.echo("# nothing to suggest: no layer is split outside of a column and row pair", err=True)
+            typer.echo(
+                "# the rules stay as they are: each Dense layer that they split has its partner, split the other way",
+                err=True,
+            )
         else:
             typer.echo(rules_file(explanation.suggested_rules))
     elif as_json:

@@ -69,6 +69,9 @@ def launch(job: Job, folder: JobFolder) -> None:
             "to the same secret on all hosts.",
             file=sys.stderr,
         )
+    if job.logs is not None:
+        one = "0" if job.processes == 1 else f"0..{job.processes - 1}"
+        print(f"keras-flow: output is in {job.logs}/local_rank_{one}/stdout and stderr", file=sys.stderr)
     with Interrupts() as interrupts, meet(job, token.encode()) as nodes:
         for attempt in range(job.restarts + 1):
             try:

@@ -71,6 +71,26 @@ def test_mistakes(tmp_path: Path) -> None:
     assert (code, "none.py, which is not a file" in err) == (1, True)
 
 
+def test_a_script_without_a_command(tmp_path: Path) -> None:
+    code, out, err = run("train.py", "--epochs", "2")
+    assert (code, out) == (1, "")
+    assert err.startswith(
+        "keras-flow: train.py is no command. A script is started on several ranks by `keras-flow launch "
+    )
+    assert err.count("\n") == 1
+
+
+def test_where_the_output_is(tmp_path: Path) -> None:
+    script = programs.write(tmp_path, "print('hello')")
+    logs = tmp_path / "logs"
+    code, out, err = run(
+        "launch", "--nproc_per_node", "2", "--redirect-stdout-and-stderr", "--logdir", str(logs), str(script)
+    )
+    assert (code, out) == (0, "")
+    assert err == f"keras-flow: output is in {logs}/local_rank_0..1/stdout and stderr\n"
+    assert [(logs / f"local_rank_{rank}" / "stdout").read_text() for rank in (0, 1)] == ["hello\n"] * 2
+
+
 def test_console_script_is_this() -> None:
     from importlib.metadata import entry_points
 

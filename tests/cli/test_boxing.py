@@ -71,7 +71,8 @@ def test_picture(tmp_path, kind):
     ("arguments", "text"),
     [
         (("S(3)", "B"), r"split\(3\) on axis 'axis0' needs a dimension that the shape \[4096, 4096\] does not have"),
-        (("S(0),B", "B"), r"has 2 sbp, the placement has 1 axes"),
+        (("S(0),B", "B"), r"S\(0\),B has 2 sbp, and --hierarchy 4 has 1 axis: .* --hierarchy 2,2$"),
+        (("S(0)", "B", "--target-hierarchy", "2,2"), r"B has 1 sbp, and --target-hierarchy 2,2 has 2 axes"),
         (("S(0)", "B", "--shape", "4,x"), r"--shape takes whole numbers"),
         (("S(0)", "B", "--ranks", "0,1"), r"has 4 ranks, 2 are listed"),
         (("S(0)", "B", "--between", "fast"), r"--between takes latency and bandwidth"),
