@@ -1,8 +1,9 @@
-"""Checks the rules of a user's file in a process of its own, before the processes that train or verify it start.
+"""Checks rules and shapes of a user's file in a process of its own, before the processes that train or verify it start.
 
-What a rule, an axis or a dim does to a model is the same on every engine. So the check runs on the engine that loads
-fastest, and leaves out what Keras loads only where it finds it. It takes 3 s of a processor on every engine. A check
-that takes longer, on a machine with other work, goes on beside the processes, and ends them where a rule is wrong.
+What a rule, an axis, a dim or the shape of rows does to a model is the same on every engine. So the check runs on the
+engine that loads fastest, and leaves out what Keras loads only where it finds it. It takes 3 s of a processor on every
+engine. A check that takes longer, on a machine with other work, goes on beside the processes, and ends them where
+something is wrong.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def main(file: str, layouts: list[str], what: str) -> None:
         del sys.modules[name]
     ranks = max(user_file.ranks_of(name) or 4 for name in layouts)
     processes = 1 if active.drives_all_ranks() else ranks
-    rehearsal.play(lambda: user_file.check_rules(file, layouts, what), ranks, processes, os.dup(1))
+    rehearsal.play(lambda: user_file.check_before_start(file, layouts, what), ranks, processes, os.dup(1))
     os._exit(0)  # nothing is left to be finished
 
 

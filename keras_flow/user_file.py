@@ -299,19 +299,24 @@ def skeleton(module: ModuleType) -> str:
     return "import keras_flow as kf\n\n\ndef rules():\n    return {\n" + "\n".join(lines) + "\n    }\n"
 
 
-def check_rules(file: str | Path, layouts: Sequence[str], what: str = "a comparison") -> None:
-    """Build the file's model under each layout and ask whether its rules fit; to be rehearsed, without values.
+def check_before_start(file: str | Path, layouts: Sequence[str], what: str = "a comparison") -> None:
+    """Build the file's model under each layout and ask whether its rules fit, and then its data; to be rehearsed.
+
+    Nothing is computed, and variables have no values.
 
     Raises:
-        FlowError: a rule, a layout or the file is wrong.
+        FlowError: a rule, a layout, the shape of rows or the file is wrong.
     """
     import keras
 
+    import keras_flow as kf
+
     module = load(file, what=what)
     rehearsal.leave_out_other_engines()
-    for layout in layouts:
-        if (make := distribution_maker(module, layout)) is None:
-            continue
+    model: keras.Model | None = None
+    for layout in (*(each for each in layouts if each != "1"), "1"):
+        # one device last: its model has nothing of a layout, and then the data are looked at
+        make = distribution_maker(module, layout) or (lambda: kf.DataParallel(kf.Placement([0])))
         keras.utils.clear_session(free_memory=False)  # names begin anew
         distribution = make()
         with distribution.scope():
@@ -319,3 +324,88 @@ def check_rules(file: str | Path, layouts: Sequence[str], what: str = "a compari
             if not model.built:
                 model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), load_data(module).x))
         distribution.check(model)
+    assert model is not None
+    check_shapes(model, load_data(module))
+
+
+#: words of Keras for an input of another shape, or for another number of inputs, than a layer takes
+_MISFIT = re.compile(
+    r".*(?:incompatible with the layer|Invalid input shape|[Ee]xpect\w* \d+ (?:named )?input|[Mm]issing data for input"
+    r").*"
+)
+_COLOURS = re.compile(r"\x1b\[\d*m")
+#: what they say of a tensor that has no name and no value
+_TRACED = re.compile(r" with name 'None'| \w*Tracer\([^)]*\)| and path ''")
+
+
+def misfit(error: BaseException) -> str | None:
+    """The line of an error of Keras that says what a layer does not take; None for an error about another thing.
+
+    Example:
+        >>> misfit(ValueError("Exception encountered. Input 0 is incompatible with the layer: axis -1 is 8"))
+        'Exception encountered. Input 0 is incompatible with the layer: axis -1 is 8'
+        >>> misfit(ValueError("no such file"))
+    """
+    found = _MISFIT.search(_COLOURS.sub("", str(error))) if isinstance(error, ValueError) else None
+    return _TRACED.sub("", found[0]).strip() if found else None
+
+
+def check_shapes(model: keras.Model, data: Data) -> None:
+    """Ask whether a model takes the rows of `load_data`, and its loss their targets. By shapes: nothing is computed.
+
+    Raises:
+        FlowError: it does not.
+    """
+    from keras_flow.current.keras_places import compute_output_spec
+
+    for x, y in ((data.x, data.y), (data.x_val, data.y_val)):
+        if x is None or not (_has_shapes(x) and _has_shapes(y)):
+            continue
+        try:
+            outputs = compute_output_spec(model, _symbols(x, model), training=False)
+        except Exception as error:
+            if text := misfit(error):
+                raise FlowError(
+                    f"load_data() returns rows that the model does not take: x has the shape {_shapes(x)}. {text}"
+                ) from None
+            return  # it cannot be called without values
+        # a class of the user's own may do with targets what it likes
+        if not type(model).__module__.startswith("keras."):
+            return
+        try:
+            compute_output_spec(lambda y, outputs: model.compute_loss(y=y, y_pred=outputs), _symbols(y, model), outputs)
+        except (ValueError, TypeError) as error:
+            text = _COLOURS.sub("", str(error)).strip().partition("\n")[0]
+            if "shape" in text:
+                raise FlowError(
+                    f"load_data() returns targets that the loss does not take: y has the shape {_shapes(y)}, the "
+                    f"model's output {_shapes(outputs)}. {text}"
+                ) from None
+        except Exception:  # it needs values
+            return
+
+
+def _has_shapes(data: object) -> bool:
+    from keras import tree
+
+    return all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in tree.flatten(data))
+
+
+def _symbols(data: object, model: keras.Model) -> object:
+    """Arrays as tensors without values, of as many rows as the model has, if it says how many."""
+    import keras
+
+    said = [tensor.shape[0] for tensor in getattr(model, "inputs", None) or () if tensor.shape]
+
+    def symbol(leaf: np.ndarray) -> keras.KerasTensor:
+        rows = next(filter(None, said), None) or max(2, len(leaf))  # one could be taken for a dim to broadcast
+        return keras.KerasTensor((rows, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
+
+    return keras.tree.map_structure(symbol, data)
+
+
+def _shapes(data: object) -> str:
+    from keras import tree
+
+    shapes = [str(tuple(leaf.shape)) for leaf in tree.flatten(data)]
+    return " and ".join(shapes)

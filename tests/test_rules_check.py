@@ -34,6 +34,16 @@ def check(
         pass
 
 
+def test_rows_that_the_model_does_not_take_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = 'def load_data(): import numpy as np; return np.zeros((6, 9), "float32"), np.zeros((6, 4), "float32")'
+    monkeypatch.setattr(
+        sys.modules[__name__], "FILE", FILE.replace('def load_data(): raise AssertionError("not needed")', wide)
+    )
+    with pytest.raises(kf.FlowError, match=r"x has the shape \(6, 9\)\. .*'hidden' .* to have value 8") as error:
+        check(tmp_path, monkeypatch)
+    assert "\n" not in str(error.value)
+
+
 def test_what_is_wrong_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(kf.FlowError, match="rule 'hiden/kernel' matched no variable") as error:
         check(tmp_path, monkeypatch, key="hiden/kernel")

@@ -39,8 +39,8 @@ def main(action: str, path: str) -> int:
     except FlowError as error:
         _failed(job, action, str(error))
         return 2
-    except Exception:
-        _failed(job, action, traceback.format_exc())
+    except Exception as error:
+        _failed(job, action, user_file.misfit(error) or traceback.format_exc())
         return 3
     return 0
 
