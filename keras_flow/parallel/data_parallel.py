@@ -16,7 +16,7 @@ from keras_flow.placements import Placement
 
 
 class DataParallel(ExplainedDistribution):
-    """Variables broadcast, rows of the batch split over all ranks.
+    """Every rank holds all variables, and computes its own rows of each batch.
 
     The numbers are those of one device on the same (global) batch: BatchNormalization takes global statistics, clipping
     acts on the summed gradient, dropout masks are those of one device (`random`), metrics count every row once.
@@ -26,15 +26,15 @@ class DataParallel(ExplainedDistribution):
             `keras.distribution.DataParallel`, gives those that its devices name.
         strategy: the engine's own strategy: None takes the fastest one with the numbers of one device; `"mirrored"`
             asks TensorFlow for MirroredStrategy.
-        batch_statistics: `"global"`, or `"replica"`: BatchNormalization takes the statistics of each rank's rows, and
-            the mean of them for its moving statistics.
+        batch_statistics: `"global"`: BatchNormalization takes the statistics of the whole batch. `"replica"`: those of
+            each rank's rows, and the mean of them for its moving statistics.
         random: `"logical"` (the default): `keras.random` and initial weights give values that depend on the seed and
             the logical index alone, equal for every layout and every engine, of which a rank draws its part;
             `"stock"`: what stock Keras draws on one device with this engine. None takes what the environment variable
             KERAS_FLOW_RANDOM says, `"logical"` where it is not set.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
             device.
-        zero: what is split over the ranks of the batch besides: 1: the optimizer's slots (momentums, averages,
+        zero: what else is split over the ranks of the batch. 0: nothing; 1: the optimizer's slots (momentums, averages,
             accumulated gradients); 2: gradients too, each as soon as it is known; 3: weights too, each gathered where
             it is used, as FSDP does it. The numbers stay those of one device; memory and bytes: docs/memory.md.
         zero_axes: the axes of the batch over which they are split; None takes all of them.

@@ -41,3 +41,17 @@ def test_every_page_is_in_the_navigation() -> None:
         str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"
     ]
     assert [page for page in pages if not re.search(rf"- {re.escape(page)}$", navigation, re.MULTILINE)] == []
+
+
+def test_sessions_and_pages_of_docstrings() -> None:
+    griffe = pytest.importorskip("griffe", reason="comes with `make docs`")
+    spec = importlib.util.spec_from_file_location("griffe_docstrings", ROOT / "docs" / "griffe_docstrings.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = "Line.\n\nMore: docs/memory.md, `docs/howto/own_loop.md`.\n\nExample:\n    >>> 1 + 1\n    2\n"
+    function = griffe.Function("f", docstring=griffe.Docstring(text))
+    module.Docstrings().on_instance(obj=function)
+    parts = function.docstring.parse("google")
+    assert [part.kind.value for part in parts] == ["text", "examples"]
+    assert parts[0].value == "Line.\n\nMore: [memory](../memory.md), [own loop](../howto/own_loop.md)."
