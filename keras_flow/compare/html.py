@@ -21,6 +21,7 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--dim);font-weight:600}td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
 tr.first td{border-top:2px solid var(--line)}.bad{color:var(--bad);font-weight:600}.ok{color:var(--ok);font-weight:600}
+dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}dt{font-weight:600}dd{margin:0;color:var(--dim)}
 .charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}
 .hold{background:var(--panel);border-radius:8px;padding:.6rem .8rem;margin:.6rem 0;overflow-x:auto}
 .hold h3{margin:.1rem 0 .5rem;font-size:.95rem}.hold .parts{display:flex;flex-wrap:wrap;gap:1rem}
@@ -40,7 +41,7 @@ table.runs td:nth-child(n+3)::before{content:attr(data-head);display:block;font-
 def page(result: Comparison) -> str:
     """The whole page."""
     verdict = (
-        '<p class="ok">All runs agree within the tolerances.</p>'
+        f'<p class="ok">All {len(result.runs)} runs agree within the tolerances.</p>'
         if not result.failures
         else "<ul>" + "".join(f'<li class="bad">{escape(text)}</li>' for text in result.failures) + "</ul>"
     )
@@ -57,14 +58,11 @@ same order (seed {result.seed}).</p>
 {verdict}
 {_known(result)}
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
-<p>Δ loss and Δ weights: the largest deviation from the run on one device of the same backend. {nearest(result)} What is over a
-tolerance is red. Δ engine: the largest deviation of a step's loss from the first backend's under the same layout{_nature(result)}.</p>
-<p>ms: the median time of a step, without compilation. On few cores more ranks are slower. ranks: those that held weights, of those
-that the layout names. MB/rank: the most bytes of weights that one rank holds, read from the engine's live arrays. MB/step: bytes that a rank
-receives in a training step. peak MB: the most bytes that a rank holds at one moment of a step. <code>keras-flow explain</code> computes these two.</p>
-<h2>Loss</h2><p>Where curves coincide, the dashes of one line take their colours in turn.</p><div class="charts">{losses(result)}</div>
-<h2>Deviation from one device</h2><p>Deviation of the loss at each step, on a logarithmic scale. The red line is the tolerance. No
-deviation at all is drawn at the bottom.</p><div class="charts">{deviations(result)}</div>
+<p>{nearest(result)} A number over its tolerance is red.</p>
+<dl>{_words(result)}</dl>
+<h2>Loss</h2><p>Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
+<h2>Deviation from one device</h2><p>The deviation of each step's loss, on a logarithmic scale. The red line is the tolerance. A
+deviation of zero is drawn at the bottom.</p><div class="charts">{deviations(result)}</div>
 {_engines(result)}
 <h2>Time of a step</h2>{step_times(result)}
 <h2>Who holds what</h2><p>Each variable under each layout: a block has the colours and the numbers of the ranks that hold it.</p>
@@ -112,8 +110,20 @@ def _engines(result: Comparison) -> str:
     )
 
 
-def _nature(result: Comparison) -> str:
-    return " (not judged: the model draws random numbers)" if result.random_layers else ""
+def _words(result: Comparison) -> str:
+    """What the columns of numbers are."""
+    nature = " Not judged here: the model draws random numbers." if result.random_layers else ""
+    words = {
+        "Δ loss, Δ weights": "The largest deviation from the run on one device of the same backend.",
+        "Δ engine": "The largest deviation of a step's loss from that of the first backend under the same layout."
+        + nature,
+        "ms": "The median time of a step, without compilation. More ranks on one CPU are slower: they share its cores.",
+        "ranks": "Those that held weights, of those that the layout names.",
+        "MB/rank": "The most bytes of weights on one rank, read from the engine's live arrays.",
+        "MB/step": "What a rank receives in a training step, as <code>keras-flow explain</code> computes it.",
+        "peak MB": "The most that a rank holds at one moment of a step, as <code>keras-flow explain</code> computes it.",
+    }
+    return "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in words.items())
 
 
 def _table(result: Comparison) -> str:

@@ -37,7 +37,7 @@ def show(result: Comparison, console: Console) -> None:
             table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
     console.print(
-        f"Δ loss, Δ weights: largest deviation from the run on one device of the same backend. {nearest(result)} "
+        f"Δ loss, Δ weights: from the run on one device of the same backend. {nearest(result)} "
         "Δ engine: from the first backend, same layout. ms: median time of a step. MB/rank: most weights that one rank "
         "holds. MB/step: received by a rank in a step. peak MB: the most that a rank holds at one moment of a step "
         "(these two as explain says)."
@@ -61,7 +61,7 @@ def nearest(result: Comparison) -> str:
     """A sentence on how close the runs came to the tolerance, which is said even where all is well."""
     worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
     share = 100 * max(worst.loss_share, worst.weights_share)
-    return f"The largest is {share:.0f} % of the tolerance ({worst.backend} {worst.layout})."
+    return f"The largest deviation is {share:.0f} % of its tolerance ({worst.backend} {worst.layout})."
 
 
 def heads(metric: str | None) -> tuple[str, ...]:
