@@ -29,11 +29,11 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}d
 .scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
 table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
 @media(max-width:520px){body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
-pre{white-space:pre-wrap;overflow-wrap:anywhere}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}dl{display:block}dd{margin-bottom:.4rem}
 table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
-table.runs tr{display:grid;grid-template-columns:repeat(3,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
+table.runs tr{display:grid;grid-template-columns:repeat(4,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
 table.runs td,tr.first td{border:0;text-align:left;padding:.1rem .2rem}
-table.runs td:nth-child(-n+2){font-weight:600}table.runs td:nth-child(2){grid-column:span 2}
+table.runs td:nth-child(-n+2){font-weight:600}table.runs td:nth-child(2){grid-column:span 3}
 table.runs td:nth-child(n+3)::before{content:attr(data-head);display:block;font-size:.75rem;color:var(--dim);font-weight:400}}
 """
 

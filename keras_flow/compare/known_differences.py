@@ -104,7 +104,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         engines=(),
         of="training",
         what="On NVIDIA GPUs since Ampere the engines compute some products of float32 in TF32, with 10 bits of "
-        "mantissa, and each chooses others: TensorFlow all of them, JAX by its matmul precision, torch convolutions.",
+        "mantissa. TensorFlow does so for all products, JAX by its matmul precision, torch for convolutions.",
         advice='Turn it off where numbers are compared: `jax_default_matmul_precision="highest"`, '
         "`tf.config.experimental.enable_tensor_float_32_execution(False)`, "
         "`torch.backends.cudnn.allow_tf32 = False`.",
