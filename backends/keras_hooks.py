@@ -23,6 +23,7 @@ from keras_flow.backends import (
     rematerialized,
     row_order,
     states,
+    symbolic,
     weights_files,
 )
 from keras_flow.backends.active import backend
@@ -66,6 +67,7 @@ def _entry(
     if is_dry_run():
         if models.is_built(model):
             _check(model, distribution)
+            symbolic.require_fit(model, given.get("x"))
         raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
     # a model remembers: its data are also split outside the scope
     scope = nullcontext() if active() is distribution else distribution.scope()

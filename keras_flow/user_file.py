@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_flow.backends import symbolic
 from keras_flow.errors import FlowError, is_of_user
 from keras_flow.launch import rehearsal
 
@@ -328,43 +329,21 @@ def check_before_start(file: str | Path, layouts: Sequence[str], what: str = "a 
     check_shapes(model, load_data(module))
 
 
-#: words of Keras for an input of another shape, or for another number of inputs, than a layer takes
-_MISFIT = re.compile(
-    r".*(?:incompatible with the layer|Invalid input shape|[Ee]xpect\w* \d+ (?:named )?input|[Mm]issing data for input"
-    r").*"
-)
-_COLOURS = re.compile(r"\x1b\[\d*m")
-#: what they say of a tensor that has no name and no value
-_TRACED = re.compile(r" with name 'None'| \w*Tracer\([^)]*\)| and path ''")
-
-
-def misfit(error: BaseException) -> str | None:
-    """The line of an error of Keras that says what a layer does not take; None for an error about another thing.
-
-    Example:
-        >>> misfit(ValueError("Exception encountered. Input 0 is incompatible with the layer: axis -1 is 8"))
-        'Exception encountered. Input 0 is incompatible with the layer: axis -1 is 8'
-        >>> misfit(ValueError("no such file"))
-    """
-    found = _MISFIT.search(_COLOURS.sub("", str(error))) if isinstance(error, ValueError) else None
-    return _TRACED.sub("", found[0]).strip() if found else None
-
-
 def check_shapes(model: keras.Model, data: Data) -> None:
     """Ask whether a model takes the rows of `load_data`, and its loss their targets. By shapes: nothing is computed.
 
     Raises:
         FlowError: it does not.
     """
-    from keras_flow.current.keras_places import compute_output_spec
+    from keras_flow.current import keras_places  # loads Keras
 
     for x, y in ((data.x, data.y), (data.x_val, data.y_val)):
-        if x is None or not (_has_shapes(x) and _has_shapes(y)):
+        if x is None or not (symbolic.have_shapes(x) and symbolic.have_shapes(y)):
             continue
         try:
-            outputs = compute_output_spec(model, _symbols(x, model), training=False)
+            outputs = symbolic.outputs(model, x)
         except Exception as error:
-            if text := misfit(error):
+            if text := symbolic.misfit(error):
                 raise FlowError(
                     f"load_data() returns rows that the model does not take: x has the shape {_shapes(x)}. {text}"
                 ) from None
@@ -373,9 +352,11 @@ def check_shapes(model: keras.Model, data: Data) -> None:
         if not type(model).__module__.startswith("keras."):
             return
         try:
-            compute_output_spec(lambda y, outputs: model.compute_loss(y=y, y_pred=outputs), _symbols(y, model), outputs)
+            keras_places.compute_output_spec(
+                lambda y, outputs: model.compute_loss(y=y, y_pred=outputs), symbolic.tensors(y, model), outputs
+            )
         except (ValueError, TypeError) as error:
-            text = _COLOURS.sub("", str(error)).strip().partition("\n")[0]
+            text = symbolic.COLOURS.sub("", str(error)).strip().partition("\n")[0]
             if "shape" in text:
                 raise FlowError(
                     f"load_data() returns targets that the loss does not take: y has the shape {_shapes(y)}, the "
@@ -383,25 +364,6 @@ def check_shapes(model: keras.Model, data: Data) -> None:
                 ) from None
         except Exception:  # it needs values
             return
-
-
-def _has_shapes(data: object) -> bool:
-    from keras import tree
-
-    return all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in tree.flatten(data))
-
-
-def _symbols(data: object, model: keras.Model) -> object:
-    """Arrays as tensors without values, of as many rows as the model has, if it says how many."""
-    import keras
-
-    said = [tensor.shape[0] for tensor in getattr(model, "inputs", None) or () if tensor.shape]
-
-    def symbol(leaf: np.ndarray) -> keras.KerasTensor:
-        rows = next(filter(None, said), None) or max(2, len(leaf))  # one could be taken for a dim to broadcast
-        return keras.KerasTensor((rows, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
-
-    return keras.tree.map_structure(symbol, data)
 
 
 def _shapes(data: object) -> str:

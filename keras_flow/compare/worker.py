@@ -28,6 +28,7 @@ def main(action: str, path: str) -> int:
     os.environ["KERAS_BACKEND"] = job.backend
     import keras_flow as kf
     from keras_flow import user_file
+    from keras_flow.backends import symbolic
 
     # 4 for a layout of the file's own, whose size is known when the file has run
     ranks = max((user_file.ranks_of(name) or 4 for name in job.layouts), default=1)
@@ -40,7 +41,7 @@ def main(action: str, path: str) -> int:
         _failed(job, action, str(error))
         return 2
     except Exception as error:
-        _failed(job, action, user_file.misfit(error) or traceback.format_exc())
+        _failed(job, action, symbolic.misfit(error) or traceback.format_exc())
         return 3
     return 0
 

@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
+from keras_flow.backends import symbolic
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current import dry_run
 from keras_flow.current.world import World
@@ -133,11 +134,17 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
             main()
     except FlowError as error:
         if _is_of_layouts(error):
-            frames = [each for each in traceback.extract_tb(error.__traceback__) if is_of_user(each.filename)]
-            message = json.dumps([type(error).__name__, str(error), "".join(traceback.format_list(frames[-1:]))])
-            os.write(pipe, message.encode())
-    except BaseException:
-        pass  # the ranks also meet it, and their launcher tells it
+            _tell(pipe, error, str(error))
+    except BaseException as error:
+        if text := symbolic.misfit(error):
+            _tell(pipe, error, text)
+        # the ranks also meet any other, and their launcher tells it
+
+
+def _tell(pipe: int, error: BaseException, text: str) -> None:
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if is_of_user(each.filename)]
+    where = "".join(traceback.format_list(frames[-1:]))
+    os.write(pipe, json.dumps([type(error).__name__, text, where]).encode())
 
 
 def _silence(pipe: int) -> None:
