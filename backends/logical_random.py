@@ -28,8 +28,8 @@ import keras
 import numpy as np
 
 from keras_flow.backends.active import backend
+from keras_flow.backends.engine_records import RandomPart
 from keras_flow.backends.hooking import Hook
-from keras_flow.backends.interface import RandomPart
 from keras_flow.current import microbatch
 from keras_flow.current.distribution import applied
 from keras_flow.current.keras_places import draw_seed, in_symbolic_scope

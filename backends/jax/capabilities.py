@@ -1,7 +1,7 @@
 """What JAX can hold and do."""
 
+from keras_flow.backends.engine_records import Capabilities, StepMemory, StepTraffic
 from keras_flow.backends.engines import ENGINES
-from keras_flow.backends.interface import Capabilities, StepMemory, StepTraffic
 
 capabilities = Capabilities(
     drives_all_ranks=ENGINES["jax"].drives_all_ranks,

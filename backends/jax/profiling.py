@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.backends.jax import profiled_programs
 
 #: planes of accelerators; virtual CPUs share one, and their events say the device

@@ -17,7 +17,7 @@ from jax import lax
 from jax.core import Tracer
 
 from keras_flow import philox
-from keras_flow.backends.interface import RandomPart
+from keras_flow.backends.engine_records import RandomPart
 from keras_flow.errors import FlowError
 
 

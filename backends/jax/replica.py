@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import keras
 
-from keras_flow.backends.interface import Replica
+from keras_flow.backends.engine_records import Replica
 
 
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:

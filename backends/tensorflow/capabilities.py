@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from keras_flow.backends.engine_records import Capabilities, StepMemory, StepTraffic
 from keras_flow.backends.engines import ENGINES
-from keras_flow.backends.interface import Capabilities, StepMemory, StepTraffic
 
 # Gathering it where it is used would be right too; measured, a step then holds 2.6 times the memory (tests/explainer).
 _CONV = "TensorFlow's DTensor needs it whole ('Filter for convolution must have fully replicated layout')"

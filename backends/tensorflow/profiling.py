@@ -9,7 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.backends.tensorflow import profiled_programs, profiled_ranks
 from keras_flow.backends.tensorflow.devices import world
 

@@ -15,7 +15,7 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
 
 from keras_flow import philox
-from keras_flow.backends.interface import RandomPart
+from keras_flow.backends.engine_records import RandomPart
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_math
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of

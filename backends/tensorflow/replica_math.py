@@ -18,7 +18,7 @@ from keras import ops
 from keras.backend import result_type
 
 from keras_flow.backends import states
-from keras_flow.backends.interface import RandomPart
+from keras_flow.backends.engine_records import RandomPart
 from keras_flow.current.keras_places import squeeze_or_expand_to_same_rank
 from keras_flow.current.keras_places import tensorflow_random as keras_random
 from keras_flow.current.models import layer_in_call

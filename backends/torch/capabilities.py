@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from keras_flow.backends.engine_records import Capabilities, StepMemory, StepTraffic
 from keras_flow.backends.engines import ENGINES
-from keras_flow.backends.interface import Capabilities, StepMemory, StepTraffic
 
 capabilities = Capabilities(
     drives_all_ranks=ENGINES["torch"].drives_all_ranks,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.profiler
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.backends.torch.devices import world
 
 #: names of collectives: of the calls (`c10d::allreduce_`), and of what runs (`gloo:all_reduce`, NCCL's kernels)

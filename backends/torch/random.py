@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow import philox
 from keras_flow.backends import logical_random
-from keras_flow.backends.interface import RandomPart
+from keras_flow.backends.engine_records import RandomPart
 from keras_flow.backends.torch import device_draws, layouts, local_tensors
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical

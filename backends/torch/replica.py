@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from keras_flow.backends.interface import Replica
+from keras_flow.backends.engine_records import Replica
 from keras_flow.backends.torch.collectives import process_group
 
 

@@ -17,7 +17,7 @@ from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
-    from keras_flow.backends.interface import Replica
+    from keras_flow.backends.engine_records import Replica
 
 
 class DistributedDataParallel:

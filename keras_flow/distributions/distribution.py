@@ -36,7 +36,8 @@ from keras_flow.runtime import versions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from keras_flow.backends.interface import Backend, Capabilities
+    from keras_flow.backends.engine_records import Capabilities
+    from keras_flow.backends.interface import Backend
     from keras_flow.current.world import World
 
 

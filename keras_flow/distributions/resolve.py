@@ -18,7 +18,7 @@ from keras_flow.sbp import PartialSum, Split
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.backends.interface import Capabilities
+    from keras_flow.backends.engine_records import Capabilities
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from keras_flow.sbp import Split
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.backends.interface import StepMemory, StepTraffic
+    from keras_flow.backends.engine_records import StepMemory, StepTraffic
 
 #: layout of a tensor: axis name -> the dim that it splits; the tensor is broadcast over axes that are left out
 Splits = Mapping[str, int]

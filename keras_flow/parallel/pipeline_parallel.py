@@ -12,18 +12,17 @@ import keras
 import numpy as np
 
 from keras_flow import schedules
-from keras_flow.backends import row_interaction
 from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
 from keras_flow.current.creator import creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions import models
 from keras_flow.distributions.distribution import FlowDistribution, require_placement
-from keras_flow.errors import FlowError, warn
+from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.parallel import said_ranks
 from keras_flow.parallel.tools import ExplainedDistribution
-from keras_flow.pipelines import cutting, graph, stages
+from keras_flow.pipelines import asked_schedule, cutting, graph, refused, stages
 from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.placements import Placement
 
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
 
 #: the ranks of a stage
 Ranks = tuple[int, ...]
-_TABLES = {
-    "gpipe": schedules.gpipe,
-    "1f1b": schedules.one_f_one_b,
-    "interleaved": schedules.interleaved,
-    "zb1p": schedules.zb1p,
-    "zbv": schedules.zbv,
-}
 
 
 class PipelineParallel(ExplainedDistribution):
@@ -113,7 +105,7 @@ class PipelineParallel(ExplainedDistribution):
         if batch_normalization not in ("refuse", "microbatch"):
             raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
         self._asked = (schedule, stages, microbatches, chunks)
-        self.schedule = _schedule_of(schedule, len(grid), stages, microbatches, chunks)
+        self.schedule = asked_schedule.schedule_of(schedule, len(grid), stages, microbatches, chunks)
         self.patterns = None if stages is None or isinstance(stages, int) else [list(each) for each in stages]
         #: the ranks at each place of the pipe axis
         self._grid = grid
@@ -200,7 +192,7 @@ class PipelineParallel(ExplainedDistribution):
 
     @contextmanager
     def _running(self, model: keras.Model) -> Iterator[None]:
-        self._refuse(model)
+        refused.refuse_own_steps(model)
         pipeline = self._cut(model)
         optimizer: Any = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
@@ -288,16 +280,16 @@ class PipelineParallel(ExplainedDistribution):
         said = {number: self._said_ranks(call.operation) for number, call in enumerate(calls.calls)}
         if any(each is not None for each in said.values()):
             stage_of_call, ranks = cutting.by_ranks(calls, said)
-            _refuse_unlike(ranks)
+            refused.refuse_unlike(ranks)
             schedule = self._schedule_on(ranks)
         elif self.patterns is not None:
             stage_of_call = cutting.by_patterns(calls, self.patterns)
         else:
             stage_of_call = cutting.by_cost(calls, schedule.stages)
         cutting.check(calls, stage_of_call, schedule.stages)
-        self._look_at_rows(calls, lanes=len(ranks[0]))
+        refused.refuse_rows_that_interact(calls, len(ranks[0]), self.batch_normalization_view, type(self).__name__)
         made = stages.cut(calls, stage_of_call, ranks)
-        _refuse_shared_state(made)
+        refused.refuse_shared_state(made)
         for stage in made:
             stage.holders = self._holders(stage.ranks)
             for layer in stage.layers:
@@ -335,58 +327,12 @@ class PipelineParallel(ExplainedDistribution):
         parts = microbatches or 2 * len(ranks)
         places = list(dict.fromkeys(ranks))
         try:
-            made = _schedule_of(schedule, len(places), len(ranks), microbatches, chunks)
+            made = asked_schedule.schedule_of(schedule, len(places), len(ranks), microbatches, chunks)
         except FlowError:
             made = None
         if made is not None and [places[made.rank_of[stage]] for stage in range(len(ranks))] == list(ranks):
             return made
         return schedules.gpipe_on([places.index(each) for each in ranks], parts)
-
-    def _look_at_rows(self, calls: graph.CallGraph, lanes: int) -> None:
-        """Refuse layers in which the rows of a batch interact: a stage sees those of a micro-batch."""
-        own: dict[str, None] = {}
-        for call in calls.calls:
-            layer = call.operation
-            if not isinstance(layer, keras.Layer):
-                continue
-            for inner in layer._flatten_layers():
-                if isinstance(inner, keras.layers.BatchNormalization) and self.batch_normalization_view == "refuse":
-                    raise FlowError(
-                        f"layer {inner.path!r} takes the statistics of all rows of a batch, of which a stage sees a "
-                        "micro-batch at a time. Use GroupNormalization or LayerNormalization, or say "
-                        'batch_normalization="microbatch", which is another number than one device\'s'
-                    )
-                if isinstance(inner, keras.layers.BatchNormalization) and lanes > 1:
-                    raise FlowError(
-                        f"layer {inner.path!r} takes the statistics of a micro-batch, whose rows are on {lanes} ranks: "
-                        "give each stage one rank, or use GroupNormalization or LayerNormalization"
-                    )
-                if getattr(inner, "stateful", False):
-                    raise FlowError(f"layer {inner.path!r} is stateful: its rows go on with those of the batch before")
-            for unit in graph.units(layer):
-                interaction = row_interaction.of_layer(unit)
-                if interaction is None or isinstance(unit, keras.layers.BatchNormalization):
-                    continue
-                # what an activity regularizer gives is a mean over rows: it is weighted by those of a micro-batch
-                if interaction.kind == "added loss" and unit.activity_regularizer is not None:
-                    continue
-                if interaction.kind not in ("own code", "function", "quantization", "unknown"):
-                    raise FlowError(f"{interaction.text}, of which a stage sees the rows of a micro-batch only")
-                own[interaction.text] = None
-        if own:
-            warn(
-                f"{type(self).__name__}: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not "
-                "depend on the others"
-            )
-
-    def _refuse(self, model: Any) -> None:
-        for name in ("train_step", "compute_loss", "test_step", "predict_step"):
-            if getattr(type(model), name) is not getattr(keras.Model, name):
-                raise FlowError(
-                    f"model {model.name!r} has a {name} of its own, which computes a whole batch; a pipeline computes "
-                    "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "
-                    "kf.ModelParallel"
-                )
 
 
 def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> list[Ranks]:
@@ -409,75 +355,3 @@ def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> 
         )
     ranks = np.moveaxis(np.reshape(placement.ranks, placement.hierarchy), names.index(pipe_axis), 0)
     return [tuple(map(int, each)) for each in ranks.reshape(len(ranks), -1)]
-
-
-def _refuse_unlike(ranks: Sequence[Ranks]) -> None:
-    """Refuse stages placed by hand that have different numbers of ranks, or some ranks in common."""
-    for one in ranks:
-        for other in ranks:
-            if len(one) != len(other) or (one != other and set(one) & set(other)):
-                raise FlowError(
-                    f"kf.scope.placement: one stage is on ranks {list(one)}, another on {list(other)}. Stages have the "
-                    "same number of ranks, and the same ranks or none in common"
-                )
-
-
-def _refuse_shared_state(made: Sequence[stages.Stage]) -> None:
-    """Refuse a layer with state that two ranks call: weights may be tied, but who would move its state on?"""
-    rank_of: dict[int, int] = {}
-    for stage in made:
-        for layer in stage.layers:
-            for variable in layer.non_trainable_variables:
-                first = rank_of.setdefault(id(variable), stage.rank)
-                if first != stage.rank and not variable._trainable:
-                    raise FlowError(
-                        f"layer {layer.path!r} is called on ranks {first} and {stage.rank} and has state that a call "
-                        f"may change ({variable.path}). Weights may be shared by stages, state may not: call it in one "
-                        "stage, or give each its own"
-                    )
-
-
-def _schedule_of(
-    given: str | Path | schedules.Schedule,
-    ranks: int,
-    stages: int | Sequence[Sequence[str]] | None,
-    microbatches: int | None,
-    chunks: int | None,
-) -> schedules.Schedule:
-    """The schedule that a user asks for, with as many stages as there are."""
-    count = None if stages is None else stages if isinstance(stages, int) else len(stages)
-    if isinstance(given, str) and given in _TABLES:
-        of_rank = chunks or (2 if given in ("zbv", "interleaved") else 1)
-        if count is not None and count != ranks * of_rank:
-            if chunks is not None or count % ranks:
-                raise FlowError(
-                    f"{count} stages on {ranks} rank{'s' if ranks > 1 else ''}: schedule={given!r} gives each rank "
-                    f"{of_rank}, which makes {ranks * of_rank} stages"
-                )
-            of_rank = count // ranks
-        parts = microbatches or 2 * ranks * of_rank
-        if given in ("gpipe", "1f1b", "zbv"):
-            fits = of_rank == (2 if given == "zbv" else 1)
-            if not fits:
-                raise FlowError(
-                    f"schedule={given!r} gives each rank {'two stages' if given == 'zbv' else 'one stage'}, not "
-                    f'{of_rank}; take stages={ranks * (2 if given == "zbv" else 1)}, or schedule="interleaved"'
-                )
-            made = _TABLES[given](ranks, parts)
-        else:
-            made = _TABLES[given](ranks, parts, of_rank)  # type: ignore[call-arg]
-    elif isinstance(given, schedules.Schedule):
-        made = given
-    elif isinstance(given, str | Path) and str(given).endswith(".csv"):
-        made = schedules.from_csv(Path(given))
-    else:
-        raise FlowError(
-            f"schedule={given!r} is none of {', '.join(map(repr, _TABLES))}, no kf.schedules.Schedule and no .csv file"
-        )
-    if made.ranks != ranks:
-        raise FlowError(f"the schedule is for {made.ranks} ranks, the placement has {ranks}")
-    if count is not None and count != made.stages:
-        raise FlowError(f"the schedule has {made.stages} stages, stages= says {count}")
-    if microbatches is not None and microbatches != made.microbatches:
-        raise FlowError(f"the schedule is for {made.microbatches} micro-batches, microbatches={microbatches}")
-    return made

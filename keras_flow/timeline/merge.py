@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 
 T = TypeVar("T")
 

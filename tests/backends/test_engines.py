@@ -9,7 +9,7 @@ from tests.backends.test_active import tell
 
 #: a fourth engine: numpy under another name, with the part of the interface that layouts need
 FOLDER = """
-from keras_flow.backends.interface import Capabilities
+from keras_flow.backends.engine_records import Capabilities
 from keras_flow.backends.numpy import (
     agree_on, as_numpy, from_engine, init, on_rank, put, redistribute, to_engine, vjp, world,
 )

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import keras_flow as kf
-from keras_flow.backends.interface import Capabilities
+from keras_flow.backends.engine_records import Capabilities
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.errors import LayoutFallback
 from tests.distributions import programs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.timeline import merge
 
 

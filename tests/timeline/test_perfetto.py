@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.timeline import merge
 from tests.timeline import perfetto
 

@@ -47,7 +47,7 @@ def a_mask_drawn_by_a_ranks_own_index_is_seen() -> None:
 
     import keras_flow as kf
     from keras_flow.backends import torch as backend
-    from keras_flow.backends.interface import RandomPart
+    from keras_flow.backends.engine_records import RandomPart
 
     def trained() -> Numbers:
         keras.utils.set_random_seed(1)

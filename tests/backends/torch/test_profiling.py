@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keras_flow.backends.interface import TraceEvent
+from keras_flow.backends.engine_records import TraceEvent
 
 torch = pytest.importorskip("torch")
 

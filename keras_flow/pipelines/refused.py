@@ -1,0 +1,92 @@
+"""What a pipeline refuses: layers and models whose numbers would not be those of one device, stages that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_flow.backends import row_interaction
+from keras_flow.errors import FlowError, warn
+from keras_flow.pipelines.graph import CallGraph, units
+from keras_flow.pipelines.stages import Stage
+
+
+def refuse_rows_that_interact(calls: CallGraph, lanes: int, statistics: str, who: str) -> None:
+    """Refuse layers in which the rows of a batch interact: a stage sees those of a micro-batch.
+
+    Args:
+        calls: the model's.
+        lanes: how many ranks share a stage.
+        statistics: what `batch_normalization=` says.
+        who: the distribution's name, for a warning.
+    """
+    own: dict[str, None] = {}
+    for call in calls.calls:
+        layer = call.operation
+        if not isinstance(layer, keras.Layer):
+            continue
+        for inner in layer._flatten_layers():
+            if isinstance(inner, keras.layers.BatchNormalization) and statistics == "refuse":
+                raise FlowError(
+                    f"layer {inner.path!r} takes the statistics of all rows of a batch, of which a stage sees a "
+                    "micro-batch at a time. Use GroupNormalization or LayerNormalization, or say "
+                    'batch_normalization="microbatch", which is another number than one device\'s'
+                )
+            if isinstance(inner, keras.layers.BatchNormalization) and lanes > 1:
+                raise FlowError(
+                    f"layer {inner.path!r} takes the statistics of a micro-batch, whose rows are on {lanes} ranks: "
+                    "give each stage one rank, or use GroupNormalization or LayerNormalization"
+                )
+            if getattr(inner, "stateful", False):
+                raise FlowError(f"layer {inner.path!r} is stateful: its rows go on with those of the batch before")
+        for unit in units(layer):
+            interaction = row_interaction.of_layer(unit)
+            if interaction is None or isinstance(unit, keras.layers.BatchNormalization):
+                continue
+            # what an activity regularizer gives is a mean over rows: it is weighted by those of a micro-batch
+            if interaction.kind == "added loss" and unit.activity_regularizer is not None:
+                continue
+            if interaction.kind not in ("own code", "function", "quantization", "unknown"):
+                raise FlowError(f"{interaction.text}, of which a stage sees the rows of a micro-batch only")
+            own[interaction.text] = None
+    if own:
+        warn(f"{who}: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not depend on the others")
+
+
+def refuse_own_steps(model: Any) -> None:
+    """Refuse a model with a training step of its own, which computes a whole batch."""
+    for name in ("train_step", "compute_loss", "test_step", "predict_step"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise FlowError(
+                f"model {model.name!r} has a {name} of its own, which computes a whole batch; a pipeline computes "
+                "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "
+                "kf.ModelParallel"
+            )
+
+
+def refuse_unlike(ranks: Sequence[tuple[int, ...]]) -> None:
+    """Refuse stages placed by hand that have different numbers of ranks, or some ranks in common."""
+    for one in ranks:
+        for other in ranks:
+            if len(one) != len(other) or (one != other and set(one) & set(other)):
+                raise FlowError(
+                    f"kf.scope.placement: one stage is on ranks {list(one)}, another on {list(other)}. Stages have the "
+                    "same number of ranks, and the same ranks or none in common"
+                )
+
+
+def refuse_shared_state(made: Sequence[Stage]) -> None:
+    """Refuse a layer with state that two ranks call: weights may be tied, but who would move its state on?"""
+    rank_of: dict[int, int] = {}
+    for stage in made:
+        for layer in stage.layers:
+            for variable in layer.non_trainable_variables:
+                first = rank_of.setdefault(id(variable), stage.rank)
+                if first != stage.rank and not variable._trainable:
+                    raise FlowError(
+                        f"layer {layer.path!r} is called on ranks {first} and {stage.rank} and has state that a call "
+                        f"may change ({variable.path}). Weights may be shared by stages, state may not: call it in one "
+                        "stage, or give each its own"
+                    )
