@@ -38,6 +38,32 @@ def test_blocks_computed_again(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("blocks",), ("1f1b+blocks",)) == []
 
 
+def _mixed(policy: str) -> list[str]:
+    import keras
+
+    from tests.pipelines import models
+
+    distribution = models.pipeline("1f1b")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        keras.utils.set_random_seed(3)
+        with distribution.scope():
+            model = models.dropout()
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    finally:
+        keras.config.set_dtype_policy(before)
+    found = distribution.verify(model, models.X[:13], models.Y[:13])
+    return [f"{row.quantity} of {row.name}, {row.batch}: {row.share:.2f}" for row in found.rows if not row.ok]
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_mixed_precision(engine: str, policy: str, on_ranks: Any) -> None:
+    """Gradients of micro-batches are rounded one by one: the tolerance is that of the dtype (`dist.verify`)."""
+    assert on_ranks(engine)(_mixed, policy) == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_case(engine: str, on_ranks: Any) -> None:

@@ -27,7 +27,7 @@ def test_right_steps_are_proved_and_nothing_changes(backend: str, view: str, on_
     assert "verified" in found["text"]
 
 
-@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_a_pipeline(backend: str, on_ranks) -> None:
     found = on_ranks(backend)(run, "pipeline")
     assert found["right"] == []
