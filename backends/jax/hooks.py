@@ -69,6 +69,13 @@ def _variables() -> tuple[Hook, ...]:
             when=variables.host_value,
         ),
         Hook(
+            "keras:engine.distribution",
+            "distribute_tensor",
+            variables.lay_anew,
+            "variables made of one array would share memory, and JAX ends the process where a step overwrites it twice",
+            when=variables.lies_elsewhere,
+        ),
+        Hook(
             "keras:AnyVariable",
             "__array__",
             variables.read_whole,
@@ -119,6 +126,12 @@ def _trainer() -> tuple[Hook, ...]:
             gathered_weights.not_kept,
             "zero=3: all gathered weights would be kept until the backward pass has used them",
             when=gathered_weights.gathering_step,
+        ),
+        Hook(
+            "keras.Model",
+            "_get_jax_state",
+            trainer.separate_state,
+            "JAX ends the process where a step is given a buffer twice, as after a fit with EMA",
         ),
         Hook(
             "keras.Model",

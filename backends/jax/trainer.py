@@ -73,6 +73,24 @@ def jit(
     return awaited
 
 
+def separate_state(
+    _: object, original: Callable[..., tuple[list[jax.Array], ...]], model: keras.Model, **which: bool
+) -> tuple[list[jax.Array], ...]:
+    """Hook on `JAXTrainer._get_jax_state`: no two variables of a step's state are one array.
+
+    Steps donate their state. JAX ends the process where several devices are given a buffer twice
+    (`docs/engine-bugs.md`). A `fit` with EMA leaves such a state: it assigns the averages to the weights, which takes
+    no copy.
+    """
+    state, seen = original(model, **which), set()
+    for group in state:
+        for place, value in enumerate(group):
+            if id(value) in seen:
+                group[place] = variables.separate_copy(value, value.sharding)
+            seen.add(id(value))
+    return state
+
+
 def purge_model_variables(_: object, original: Callable[..., None], model: keras.Model, **which: bool) -> None:
     """Hook on `JAXTrainer._purge_model_variables`: remember what Keras takes off the variables, for `recover`."""
     groups = {

@@ -110,11 +110,44 @@ def distribute_tensor(
     return from_logical(np.asarray(tensor), sharding)
 
 
+def lies_elsewhere(tensor: object, layout: object) -> Sharding | None:
+    """Condition of the hook on what lays a tensor over devices: the sharding, where an array has another one.
+
+    What devices of other processes get goes there by way of the host (`distribute_tensor`).
+    """
+    sharding: object = getattr(layout, "backend_layout", layout)
+    if not isinstance(tensor, jax.Array) or isinstance(tensor, Tracer) or not isinstance(sharding, Sharding):
+        return None
+    if not sharding.is_fully_addressable:
+        return None
+    return None if tensor.sharding.is_equivalent_to(sharding, tensor.ndim) else sharding
+
+
+def lay_anew(sharding: Sharding, original: Callable[..., object], tensor: jax.Array, layout: object) -> jax.Array:
+    """Hook on JAX's `distribute_tensor`: a new variable shares no memory with the array that it was made of."""
+    return separate_copy(tensor, sharding)
+
+
+def separate_copy(value: jax.Array, sharding: Sharding) -> jax.Array:
+    """An array in a sharding which shares no memory with the given one.
+
+    `jax.device_put` alone keeps the part that is on its device already: two variables that were given one array would
+    share it, and a step, which overwrites its variables, would end the process (`docs/engine-bugs.md`).
+    """
+    pieces = [shard.data.copy() for shard in value.addressable_shards]
+    own = jax.make_array_from_single_device_arrays(value.shape, value.sharding, pieces)
+    return own if value.sharding == sharding else jax.device_put(own, sharding)
+
+
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Move an existing variable to another layout, keeping its value."""
     variable._layout = layout
-    if variable._value is not None:
-        variable._value = jax.device_put(variable._value, layout.backend_layout)
+    value = variable._value
+    sharding: Any = layout.backend_layout
+    if isinstance(value, jax.Array) and sharding.is_fully_addressable and value.sharding != sharding:
+        variable._value = separate_copy(value, sharding)
+    elif value is not None:
+        variable._value = jax.device_put(value, sharding)
 
 
 def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:

@@ -186,6 +186,7 @@ NAMES = {
     },
     "trainer": {
         "jit purge_model_variables predict_on_batch": "Keras's stock trainer does the rest on JAX",
+        "separate_state": "JAX ends the process where a step overwrites one array twice",
         "make_function": "JAX jits Keras's own step function",
         "Steps in_turn make_predict_function build build_for_prediction compile": "a graph for each shape of batch",
         "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
@@ -200,6 +201,7 @@ NAMES = {
         "to_logical": "numpy reads the logical value of a jax.Array",
         "read_whole of_several_processes gathered": "JAX raises where another process has a part of what is read",
         "distribute_tensor host_value": "JAX compares what is made between all processes",
+        "separate_copy lay_anew lies_elsewhere": "JAX ends the process where a step overwrites one array twice",
         "laid_by_another read_here": "JAX computes with no arrays of two meshes; the others read plain tensors",
         "from_rank": "of a pipeline's weight one rank alone has the value; elsewhere a process drives all ranks",
         "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",

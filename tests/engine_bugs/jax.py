@@ -33,6 +33,16 @@ def loss(w, x):
     return (jnp.sort(own @ w, axis=-1) ** 2).sum()
 print(jax.jit(jax.grad(loss))(jnp.eye(8), x).shape)
 """
+#: a step that overwrites two arguments, which are one array on two devices
+_TWICE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+x = jax.device_put(jnp.ones(3), NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), P()))
+try:
+    jax.jit(lambda a, b: (a + 1, b + 1), donate_argnums=(0, 1))(x, x)
+except jax.errors.JaxRuntimeError:
+    pass
+"""
 
 
 def _mesh() -> Mesh:
@@ -133,6 +143,18 @@ def the_gradient_of_a_transform_of_split_columns_fails() -> bool:
     return False
 
 
+def an_array_that_is_donated_twice_ends_the_process() -> bool:
+    """A jitted function that is given one array for two donated arguments is a segmentation fault on several devices.
+    On one device it raises "Attempt to donate the same buffer twice". Keras comes there by itself: a `fit` with
+    `use_ema=True` assigns the averages to the weights without a copy, and the next `fit` or `train_on_batch` raises.
+
+    Instead: what occurs twice in the state of a step is copied (`backends/jax/trainer.py`), so that training goes on.
+    """
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", _TWICE], env=environment, capture_output=True, timeout=120)
+    return done.returncode != 0
+
+
 BUGS: tuple[Callable[[], bool], ...] = (
     the_gradient_of_a_grouped_kernel_is_counted_twice,
     a_kernel_that_is_split_on_its_window_is_convolved_wrongly,
@@ -140,6 +162,7 @@ BUGS: tuple[Callable[[], bool], ...] = (
     a_scatter_counts_the_padding_of_rows,
     the_gradient_of_a_sort_of_uneven_rows_aborts,
     the_gradient_of_a_transform_of_split_columns_fails,
+    an_array_that_is_donated_twice_ends_the_process,
 )
 
 
