@@ -17,6 +17,7 @@ import numpy as np
 from keras_flow.backends import agreement, meeting, whole_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
+from keras_flow.current.distribution import active
 from keras_flow.current.joining import WRITER_FAILED
 from keras_flow.current.models import remembered
 from keras_flow.errors import FlowError
@@ -49,8 +50,11 @@ def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Mod
 
 
 def distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hooks on `save_model` and `save_weights`: the model's distribution."""
-    return remembered(model)
+    """Condition of the hooks on `save_model` and `save_weights`: the model's distribution, or that of the scope.
+
+    A model without variables, or one that is not built, remembers none.
+    """
+    return remembered(model) or active()
 
 
 def save(

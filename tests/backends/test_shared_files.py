@@ -1,0 +1,36 @@
+"""Files that all processes save under one path, of models that no distribution has laid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tests.ranks import Pool
+
+
+def _saved_often(folder: str) -> list[list[float]]:
+    """What ranks load of a model without variables, which all have saved under one path, time and again."""
+    import keras
+
+    import keras_flow as kf
+
+    x = np.arange(7, dtype="float32").reshape(7, 1)
+    found = []
+    with kf.DataParallel().scope():
+        for turn in range(8):
+            mean = np.full((1,), float(turn))
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Normalization(mean=mean, variance=mean + 1)])
+            assert model.variables == []
+            path = Path(folder) / "model.keras"
+            model.save(path)
+            loaded = keras.models.load_model(path)
+            found.append(np.ravel(loaded.predict(x, verbose=0)).tolist())
+    return found
+
+
+def test_a_model_without_variables_is_written_by_one_process(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    x = np.arange(7)
+    for found in on_ranks("torch").on_each(_saved_often, str(tmp_path)):
+        assert np.allclose(found, [(x - turn) / np.sqrt(turn + 1) for turn in range(8)], atol=1e-5)
