@@ -11,19 +11,25 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import quick
 
 #: layout -> number of ranks; `1` is stock Keras
 LAYOUTS = {"1": 1, "dp4": 4, "2x2": 4, "dp2": 2, "1x2": 2}
+#: tests that write files by functions of their own, not as a model is saved: each process has a folder of its own
+OWN_FOLDERS = re.compile(r"IOStore|save_load_weights_only|save_weights_subclassed|weights_sharding|exception_raised")
 
 
 class Recorder:
@@ -31,18 +37,26 @@ class Recorder:
 
     Args:
         layout: a name in `LAYOUTS`.
-        out: file to which outcomes are added; None on ranks that do not write.
+        out: file to which outcomes are added.
         done: tests that are not run again.
         only: the tests that are run; None: all.
+
+    Attributes:
+        only_failures: nothing else is written.
+        begin_together: waits for the other processes before a test, which it is told the name of.
+        end_together: tells those that wait in a test that it has ended here, with an error or None.
     """
 
     #: whether a test has taken the engine's devices away
     is_broken = False
+    only_failures = False
 
-    def __init__(self, layout: str, out: Path | None, done: set[str], only: set[str] | None):
+    def __init__(self, layout: str, out: Path, done: set[str], only: set[str] | None):
         self.done, self.only = done, only
         self.layout, self.out = layout, out
         self.begun = 0.0
+        self.begin_together: Callable[[str], None] = lambda name: None
+        self.end_together: Callable[[BaseException | None], None] = lambda error: None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what has an outcome, of a session before that was ended."""
@@ -58,6 +72,9 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Say which test begins, so that one that ends the process is known."""
+        self.begin_together(item.nodeid)
+        # data that a test makes before the scope are the same on all processes
+        np.random.seed(zlib.crc32(item.nodeid.encode()))
         self._write({"begins": item.nodeid})
         self.begun = time.monotonic()
         yield
@@ -79,6 +96,7 @@ class Recorder:
             if report.when == "teardown":
                 return
             error = call.excinfo.value if call.excinfo is not None and report.outcome == "failed" else None
+            self.end_together(error)
             self._write(
                 {
                     "test": item.nodeid,
@@ -91,7 +109,7 @@ class Recorder:
             )
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self.out is not None:
+        if not self.only_failures or line.get("outcome") == "failed":
             with self.out.open("a") as file:
                 file.write(json.dumps({"layout": self.layout, **line}) + "\n")
 
@@ -119,14 +137,78 @@ def scope(layout: str) -> Iterator[None]:
         yield
 
 
-def run(layout: str, modules: list[str], out: str, done: set[str], only: set[str] | None) -> None:
+def waiting_for_all(root: Path, processes: int, limit: float = 100.0) -> Callable[[str], None]:
+    """Return a function that waits until all processes have called it with a name.
+
+    A test that fails on one process only would else leave the next ones out of step.
+
+    Args:
+        root: folder of the marks that processes leave.
+        processes: how many.
+        limit: seconds, after which no process is waited for.
+    """
+
+    def wait(name: str) -> None:
+        mark = root / f"begins-{zlib.crc32(name.encode())}"
+        with mark.open("a") as file:
+            file.write(".")
+        until = time.monotonic() + limit
+        while mark.stat().st_size < processes and time.monotonic() < until:
+            time.sleep(0.02)
+
+    return wait
+
+
+def meet_at_the_end(error: BaseException | None) -> None:
+    """Meet the other processes after a test; who still waits inside it is told, and raises there.
+
+    Args:
+        error: of the test; None where it passed.
+    """
+    from keras_flow import FlowError
+    from keras_flow.backends import meeting
+
+    if not (isinstance(error, FlowError) and "needs all ranks" in str(error)):  # then the others were told
+        with contextlib.suppress(FlowError):
+            meeting.meet("the end of a test")
+
+
+def share_folders(root: Path) -> None:
+    """Give the processes of a test one folder for its files: all of them save under one path.
+
+    Args:
+        root: in which the folders are made; whoever started the processes removes it.
+    """
+    from keras.src.testing import TestCase
+
+    own = TestCase.get_temp_dir
+
+    def folder(test: Any) -> str:
+        if OWN_FOLDERS.search(test.id()):
+            return own(test)
+        test.folders = getattr(test, "folders", 0) + 1  # a test may ask for several
+        path = root / f"{zlib.crc32(test.id().encode())}-{test.folders}"
+        path.mkdir(exist_ok=True)
+        return str(path)
+
+    TestCase.get_temp_dir = folder
+
+
+def run(layout: str, modules: list[str], out: str, done: set[str], only: set[str] | None, folder: str) -> None:
     """Run on every rank."""
     import keras
 
     from keras_flow.runtime import env
 
     quick.set_options(keras.backend.backend())
-    writes = layout == "1" or env.process_index() == 0
+    recorder = Recorder(layout, Path(out), done, only)
+    if layout != "1" and env.process_count() > 1:
+        share_folders(Path(folder))
+        recorder.begin_together = waiting_for_all(Path(folder), env.process_count())
+        recorder.end_together = meet_at_the_end
+        if env.process_index() > 0:  # what another process raises is often why process 0 waits
+            recorder.out = recorder.out.with_suffix(f".process{env.process_index()}.jsonl")
+            recorder.only_failures = True
     paths = [importlib.util.find_spec(module).origin for module in modules]  # type: ignore[union-attr]
     options = [
         "-q",
@@ -141,7 +223,7 @@ def run(layout: str, modules: list[str], out: str, done: set[str], only: set[str
     ]
     pytest.main(
         [*options, "ignore", "--tb=no", "--no-header", *map(str, paths)],
-        [Recorder(layout, Path(out) if writes else None, done, only)],
+        [recorder],
     )
 
 
@@ -159,12 +241,14 @@ def main(arguments: list[str]) -> int:
     lines = Path(options.out).read_text().splitlines() if Path(options.out).exists() else []
     # before ranks start, of which the first one adds to it
     done = {line["test"] for line in map(json.loads, lines) if "test" in line}
-    if options.layout == "1":
-        run(options.layout, options.modules, options.out, done, only)
-        return 0
-    import keras_flow as kf
+    with tempfile.TemporaryDirectory(prefix="keras-suite-") as folder:
+        args = (options.layout, options.modules, options.out, done, only, folder)
+        if options.layout == "1":
+            run(*args)
+        else:
+            import keras_flow as kf
 
-    kf.run(run, devices=LAYOUTS[options.layout], args=(options.layout, options.modules, options.out, done, only))
+            kf.run(run, devices=LAYOUTS[options.layout], args=args)
     return 0
 
 
