@@ -97,6 +97,21 @@ def callback_writes(
     backend().write_alone(lambda: original(callback, *args, **kwargs), None, name)
 
 
+def without_hosts_of_orbax(callback: Any, *args: object, **kwargs: object) -> keras.Model | None:
+    """Condition of the hooks on `OrbaxCheckpoint`: the callback's model, where Orbax does not know of the processes.
+
+    With JAX's own coordination service it does, and each process writes its part.
+    """
+    return None if writing.get() or callback.is_multihost_enabled() else shared_model(callback)
+
+
+def orbax_saves(
+    model: keras.Model, original: Callable[..., object], callback: Any, step: int, logs: Any = None
+) -> None:
+    """Hook on `OrbaxCheckpoint._save_checkpoint`: process 0 writes, from the logical values."""
+    backend().write_alone(lambda: original(callback, step, logs), model, "OrbaxCheckpoint")
+
+
 def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
     """Hook on `TensorBoard.set_model`: it reads weights, a collective.
 
@@ -256,6 +271,23 @@ def hooks() -> tuple[Hook, ...]:
                 when=shared_model,
             )
             for name in ("on_train_begin", "on_epoch_end", "on_train_end")
+        ),
+        Hook(
+            "keras.callbacks.OrbaxCheckpoint",
+            "_save_checkpoint",
+            orbax_saves,
+            "Orbax knows of JAX's processes only: the others would write into one folder at once, and fail",
+            when=without_hosts_of_orbax,
+        ),
+        *(
+            Hook(
+                "keras.callbacks.OrbaxCheckpoint",
+                name,
+                callback_writes,
+                "the others wait until process 0 has written what it saves in the background",
+                when=without_hosts_of_orbax,
+            )
+            for name in ("wait_until_finished", "on_train_end")
         ),
         Hook(
             "keras.callbacks.TensorBoard",

@@ -30,6 +30,10 @@ def test_every_door_has_a_case_or_a_reason() -> None:
     assert [door for door in REASONS if door not in public or door in CASES] == []
 
 
+#: Orbax lets all processes of JAX wait for each other, and the run on one device that is compared with is process 0's
+_NOT_ALONE = {"jax": ("callbacks.OrbaxCheckpoint",)}
+
+
 def bad(results: list[dict]) -> list[dict]:
     return [line for line in results if line["status"] != "right"]
 
@@ -54,7 +58,8 @@ def test_doors_in_all_settings(engine: str, group: tuple[str, ...], on_ranks, tm
 
 @pytest.mark.timeout(400)
 def test_doors_in_two_processes(two_processes: Callable[[str, int], Pool], tmp_path: Path) -> None:
-    mine = [door for door in _DOORS if sampling.is_chosen(f"{door} is opened in two processes", 16)]
+    mine = [door for door in _DOORS if door not in _NOT_ALONE["jax"]]
+    mine = [door for door in mine if sampling.is_chosen(f"{door} is opened in two processes", 16)]
     tasks = [(door, stage.setting_of(door)) for door in mine]
     results = two_processes("jax", 4)(run.run, tasks, str(tmp_path))
     assert len(results) == len(mine)
@@ -66,7 +71,7 @@ def test_doors_in_two_processes(two_processes: Callable[[str, int], Pool], tmp_p
 @pytest.mark.parametrize("group", _GROUPS, ids=lambda group: group[0])
 @pytest.mark.parametrize("engine", ["jax", "tensorflow"])  # a rank of torch is a process
 def test_all_doors_in_two_processes(engine: str, group: tuple[str, ...], two_processes, tmp_path: Path) -> None:
-    tasks = [(door, stage.setting_of(door)) for door in group]
+    tasks = [(door, stage.setting_of(door)) for door in group if door not in _NOT_ALONE.get(engine, ())]
     assert bad(two_processes(engine, 4)(run.run, tasks, str(tmp_path), timeout=1100)) == []
 
 

@@ -90,6 +90,16 @@ def model_checkpoint(s: Stage) -> Any:
     return trained, again.get_weights(), best_model.predict(s.x, verbose=0)
 
 
+@door("callbacks.OrbaxCheckpoint")
+def orbax(s: Stage) -> Any:
+    callback = c.OrbaxCheckpoint(str(s.folder / "orbax"), max_to_keep=2)
+    trained = _fit(s, callback)
+    callback.wait_until_finished()
+    again = s.again()
+    again.load_weights(str(s.folder / "orbax"))  # Keras's `load_model` of it draws new weights on one device, too
+    return trained, sorted(path.name for path in (s.folder / "orbax").iterdir()), again.predict(s.x, verbose=0)
+
+
 @door("callbacks.BackupAndRestore")
 def backup(s: Stage) -> Any:
     class Stop(c.Callback):

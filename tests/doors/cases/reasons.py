@@ -7,7 +7,6 @@ _ALIAS = "has a case under its own module's name"
 
 #: door -> the reason
 REASONS = {
-    "callbacks.OrbaxCheckpoint": "needs orbax-checkpoint, which is no requirement of the tests",
     "callbacks.RemoteMonitor": "sends logs to a server, which the tests have not",
     "distribution.DataParallel": "Keras's own distribution: tests/distributions has it beside ours",
     "distribution.ModelParallel": "Keras's own distribution: tests/distributions has it beside ours",
