@@ -9,7 +9,7 @@ from typing import cast
 import keras
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow import mirrored_strategy
+from keras_flow.backends.tensorflow import mirrored_strategy, variables
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
 from keras_flow.current.distribution import Distribution, active, expected
@@ -22,6 +22,22 @@ def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None
     if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
         return None
     return distribution if in_step() else None
+
+
+def read_kernel(inputs: object, kernel: object, *args: object, **kwargs: object) -> tf.Tensor | None:
+    """Condition of the hook on `conv` outside of steps: the plain value of a kernel that is on a mesh."""
+    on_mesh = variables.read_directly(getattr(kernel, "_value", kernel))
+    return None if on_mesh is None else tf.convert_to_tensor(kernel)
+
+
+def convolve_directly(
+    read: tf.Tensor, original: Callable[..., tf.Tensor], inputs: object, _: object, *args: object, **kwargs: object
+) -> tf.Tensor:
+    """Hook on `conv`: the kernel is read before it.
+
+    Keras convolves in groups inside a `tf.function` of its own, which would read it as one of the user's would.
+    """
+    return original(inputs, read, *args, **kwargs)
 
 
 def max_pool(

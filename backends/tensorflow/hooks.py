@@ -190,6 +190,13 @@ def _layers() -> tuple[Hook, ...]:
             )
         ),
         Hook(
+            "keras:nn",
+            "conv",
+            convolutions.convolve_directly,
+            "groups are convolved in a tf.function of Keras's own, which would read the kernel inside",
+            when=convolutions.read_kernel,
+        ),
+        Hook(
             "keras:metrics_utils",
             "confusion_matrix",
             layers.confusion_matrix,

@@ -95,7 +95,10 @@ NAMES = {
         "Shards program": "JAX and TensorFlow compile a program for each plan; JAX leaves all shards in one array",
         "Region run": "torch works out a recipe for its rank; DTensor's changes of layout run plans too",
     },
-    "convolutions": {"pool max_pool by_rows_only whole_kernel": "what each partitioner has wrong"},
+    "convolutions": {
+        "pool max_pool by_rows_only whole_kernel": "what each partitioner has wrong",
+        "read_kernel convolve_directly": "Keras's convolution in groups is a tf.function of its own",
+    },
     "creation": {
         "creating_values making_values": "TensorFlow makes values on the host, whatever mesh is current",
         "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
