@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import sampling
-from tests.keras_suite import runner
+from tests.keras_suite import refusals, runner
 
 #: layouts of each engine; torch has a process for each rank
 LAYOUTS = {"jax": ("dp4", "2x2"), "tensorflow": ("dp4", "2x2"), "torch": ("dp2", "1x2")}
@@ -19,7 +19,7 @@ QUICK = "keras.src.callbacks.swap_ema_weights_test"
 
 
 def worse(engine: str, layout: str, module: str, folder: Path) -> list[str]:
-    """Return the tests of a module that pass on one device and fail, without being refused, in the scope."""
+    """Return the tests of a module that pass on one device and fail in the scope, without being refused as listed."""
     lines: list[dict] = []
     for each in ("1", layout):
         out = folder / f"{each}.jsonl"
@@ -27,7 +27,7 @@ def worse(engine: str, layout: str, module: str, folder: Path) -> list[str]:
         lines += [json.loads(line) for line in out.read_text().splitlines()]
     found = runner.compared(lines)
     assert [line for line in lines if line.get("layout") == layout and line.get("outcome") == "passed"], "nothing ran"
-    return [f"{line['test']}: {line['error']}" for line in found[layout] if not line["is_refusal"]]
+    return [f"{line['test']}: {line['error']}" for line in found[layout] if runner.is_fault(engine, line)]
 
 
 @pytest.mark.timeout(280)
@@ -53,6 +53,19 @@ def test_what_is_worse_in_a_scope() -> None:
     within = [{**failed, "test": "a", "layout": "dp4"}, {**failed, "layout": "dp4"}]
     assert [line["test"] for line in runner.compared([*alone, *within])["dp4"]] == ["a"]
     assert runner.compared([*alone, {**passed, "layout": "dp4"}])["dp4"] == []
+
+
+def test_a_refusal_is_in_the_list_or_a_fault() -> None:
+    line = {"is_refusal": True, "error": "FlowError: a sparse input of shape [2, 4] cannot be split"}
+    assert not runner.is_fault("jax", line)
+    assert runner.is_fault("torch", line)
+    assert runner.is_fault("jax", {**line, "error": "FlowError: something new"})
+    assert runner.is_fault("jax", {**line, "is_refusal": False})
+
+
+def test_the_page_of_features_has_the_list() -> None:
+    page = Path(__file__).parents[2] / "docs" / "features.md"
+    assert refusals.section() in page.read_text()
 
 
 @pytest.mark.parametrize(

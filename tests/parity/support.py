@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.keras_suite import refusals
 from tests.parity.results import Grid, Schedule
 
 BACKENDS = ("jax", "tensorflow", "torch")
@@ -209,7 +210,7 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-{_mirrored_text(mirrored)}{OLDER_WORLDS}{_product_text(product)}"""
+{_mirrored_text(mirrored)}{OLDER_WORLDS}{refusals.section()}{_product_text(product)}"""
 
 
 def _mirrored_text(cells: Sequence[Cell]) -> str:

@@ -1,0 +1,68 @@
+"""What keras_flow refuses of Keras's own tests; docs/features.md has the same list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One kind of refusal.
+
+    Attributes:
+        engines: the engines that refuse it.
+        tests: what tests do, in the words of the page.
+        says: a part of the error.
+    """
+
+    engines: tuple[str, ...]
+    tests: str
+    says: str
+
+
+REFUSALS = (
+    Refusal(("jax",), "sparse inputs", "a sparse input of shape"),
+    Refusal(("tensorflow",), "sparse inputs", "the batch has a sparse tensor"),
+    Refusal(("tensorflow",), "ragged inputs", "the batch has a ragged tensor"),
+    Refusal(("tensorflow",), "`jit_compile=True`", "is compiled with jit_compile=True"),
+    Refusal(("torch",), "`jit_compile=True`", "jit_compile=True cannot be used"),
+    Refusal(
+        ("tensorflow",), "the scope of a `tf.distribute` strategy inside ours", "of tf.distribute is entered inside"
+    ),
+    Refusal(
+        ("tensorflow",),
+        "a `tf.function` of the test's own that calls a model or reads a variable",
+        "in a tf.function of your own",
+    ),
+    Refusal(("torch",), "strings given to a model", "torch has no tensors of strings"),
+    Refusal(
+        ("torch",),
+        "data that each process draws for itself, without a seed, before the scope",
+        "the ranks are fed different batches",
+    ),
+    Refusal(
+        ("torch",),
+        "a file that each process looks for under a path of its own: one process writes, and the others fail the test",
+        "where rank 1 is in the end of a test",
+    ),
+)
+
+
+def listed(engine: str, error: str) -> Refusal | None:
+    """Return the kind that an error of an engine is of, if it is in the list."""
+    found = (each for each in REFUSALS if engine in each.engines and each.says in error)
+    return next(found, None)
+
+
+def section() -> str:
+    """Return the part of docs/features.md."""
+    rows = "".join(f"| {each.tests} | {', '.join(each.engines)} | {each.says} |\n" for each in REFUSALS)
+    return f"""
+## Keras's own tests
+
+`tests/keras_suite` runs the tests of Keras's wheel inside a scope, each beside itself without one. A test that passes
+without a scope and fails within is a fault, unless it is refused for one of these reasons:
+
+| tests with | engines | the error has |
+|---|---|---|
+{rows}"""
