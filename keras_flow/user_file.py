@@ -234,7 +234,8 @@ def check_file(
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
     return FlowError(
-        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz3 (zero=), or {also}"
+        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz3 (zero=), or {also}; "
+        "for example dp4, tp4, 2x2 (rows over 2 ranks, variables over 2) or pp2"
     )
 
 

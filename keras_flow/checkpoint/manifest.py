@@ -226,7 +226,9 @@ def read(directory: Place, step: int | str = "latest") -> tuple[Place, Manifest]
             what = (
                 "is no directory" if not directory.is_dir() else "holds no checkpoint: no folder step-N with a manifest"
             )
-            raise FlowError(f"{str(directory)!r} {what}")
+            raise FlowError(
+                f"{str(directory)!r} {what}; name the directory that kf.callbacks.Checkpoint or kf.checkpoint.save was given"
+            )
         wanted = there[-1] if step == "latest" else step
         if wanted not in there:
             shown = ", ".join(map(str, there[-10:]))

@@ -12,10 +12,15 @@ from keras_flow.errors import FlowError
 
 
 def boxing(
-    source: Annotated[str, typer.Argument(help='Layout before, one sbp for each axis: "S(0),B".', metavar="FROM")],
-    target: Annotated[str, typer.Argument(help='Layout after: "B,S(1)".', metavar="TO")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help='Layout before, one sbp for each axis: "S(0)", or "S(0),B" with --hierarchy 2,2.', metavar="FROM"
+        ),
+    ],
+    target: Annotated[str, typer.Argument(help='Layout after: "B", or "B,S(1)".', metavar="TO")],
     shape: Annotated[str, typer.Option(help="Logical shape of the tensor.")] = "4096,4096",
-    hierarchy: Annotated[str, typer.Option(help="Ranks along each axis of the placement.")] = "4",
+    hierarchy: Annotated[str, typer.Option(help="Ranks along each axis of the placement: 4, or 2,2.")] = "4",
     target_hierarchy: Annotated[
         str, typer.Option(help="Ranks along each axis of the placement after, if it is another one.")
     ] = "",

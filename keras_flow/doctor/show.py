@@ -32,7 +32,7 @@ def show(report: Report, console: Console) -> None:
     console.print()
     for failure in failures:
         console.print(f"[bold red]failed[/] {escape(failure)}")
-    console.print("everything that is installed works" if not failures else f"{len(failures)} failed")
+    console.print("everything that was checked works" if not failures else f"{len(failures)} failed")
 
 
 def _engine(engine: EngineReport, console: Console) -> None:
