@@ -300,7 +300,7 @@ class Checkpoint(keras.callbacks.Callback):
         if backend().world().process_index == 0:
             batch = f", batch {self._left.batch}" if self._left.batch else ""
             again = "; the batches before it are read again and dropped" if self._left.is_read_again else ""
-            where = f"epoch {self._left.epoch}{batch} (both from 0){again}"
+            where = f"epoch {self._left.epoch}{batch} (both counted from 0){again}"
             print(f"keras_flow: going on from {reader.folder}: {where}", file=sys.stderr, flush=True)
 
 

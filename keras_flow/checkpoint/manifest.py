@@ -227,7 +227,7 @@ def read(directory: Place, step: int | str = "latest") -> tuple[Place, Manifest]
                 "is no directory" if not directory.is_dir() else "holds no checkpoint: no folder step-N with a manifest"
             )
             raise FlowError(
-                f"{str(directory)!r} {what}; name the directory that kf.callbacks.Checkpoint or kf.checkpoint.save was given"
+                f"{str(directory)!r} {what}; name the directory given to kf.callbacks.Checkpoint or kf.checkpoint.save"
             )
         wanted = there[-1] if step == "latest" else step
         if wanted not in there:

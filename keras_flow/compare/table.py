@@ -40,7 +40,7 @@ def show(result: Comparison, console: Console) -> None:
         f"Δ loss, Δ weights: from the run on one device of the same backend. {nearest(result)} "
         "Δ engine: from the first backend, same layout. ms: median time of a step. MB/rank: most weights that one rank "
         "holds. MB/step: received by a rank in a step. peak MB: the most that a rank holds at one moment of a step "
-        "(these two as explain says)."
+        "(MB/step and peak MB are what explain computes)."
     )
     if result.random_layers:
         console.print(
