@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -24,7 +24,7 @@ def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None
     return distribution if in_step() else None
 
 
-def read_kernel(inputs: object, kernel: object, *args: object, **kwargs: object) -> tf.Tensor | None:
+def read_kernel(inputs: object, kernel: Any, *args: object, **kwargs: object) -> tf.Tensor | None:
     """Condition of the hook on `conv` outside of steps: the plain value of a kernel that is on a mesh."""
     on_mesh = variables.read_directly(getattr(kernel, "_value", kernel))
     return None if on_mesh is None else tf.convert_to_tensor(kernel)
