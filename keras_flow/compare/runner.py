@@ -89,7 +89,7 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
         raise FlowError(f"no backend was named: legal are {', '.join(legal)}")
     unknown = [name for name in names if name not in legal]
     if unknown:
-        raise FlowError(f"unknown backend {unknown}: legal are {', '.join(legal)}")
+        raise FlowError(f"unknown backend {unknown[0]!r}: legal are {', '.join(legal)}")
     present, skipped = [], {}
     # each once, in the order that was asked for: the first is the one that others are compared with
     for name in dict.fromkeys(names):

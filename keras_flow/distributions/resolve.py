@@ -102,11 +102,12 @@ def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: 
 
 def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -> str:
     """The reason of a split that does not divide."""
-    # named in the warning, so that a user knows which placement would do
+    # named in the warning, so that a user knows which length or placement would do
     best = max(n for n in range(1, size + 1) if length % n == 0)
+    axes = f", or an axis of {best} ranks" if best > 1 else ""
     return (
         f"dim {dim} of {length} does not divide by axis {axis!r} of {size} ranks "
-        f"(largest axis that would divide: {best}); broadcast on that axis"
+        f"({-(-length // size) * size} would{axes}); broadcast on that axis"
     )
 
 

@@ -55,7 +55,7 @@ def examine(
         raise FlowError(f"no backend was named: legal are {', '.join(ENGINES)}")
     unknown = [name for name in engines if name not in ENGINES]
     if unknown:
-        raise FlowError(f"unknown backend {unknown}: legal are {', '.join(ENGINES)}")
+        raise FlowError(f"unknown backend {unknown[0]!r}: legal are {', '.join(ENGINES)}")
     names = list(dict.fromkeys(engines))
     tell(f"checking {', '.join(names)}")
     # most of the time is an engine's import, on one core; a link is measured with nothing beside it

@@ -49,11 +49,11 @@ def test_the_reason_names_variable_dim_sizes_and_the_largest_axis() -> None:
     asked = kf.Layout(wide, "S(1)", (5, 12))
     (reason,) = fit_layout(asked, "dense/kernel", ABLE).reasons
     assert reason == (
-        "dense/kernel: dim 1 of 12 does not divide by axis 'model' of 8 ranks (largest axis that would divide: 6); "
+        "dense/kernel: dim 1 of 12 does not divide by axis 'model' of 8 ranks (16 would, or an axis of 6 ranks); "
         "broadcast on that axis"
     )
     (reason,) = fitted((S0, S0), (6,)).reasons
-    assert "dim 0 of 3 does not divide by axis 'model' of 2 ranks (largest axis that would divide: 1)" in reason
+    assert "dim 0 of 3 does not divide by axis 'model' of 2 ranks (4 would)" in reason
 
 
 def test_one_axis_on_a_dim() -> None:
@@ -111,7 +111,7 @@ def test_uneven_variables_fall_back_with_one_warning_and_the_same_numbers() -> N
     said = sorted(str(w.message) for w in caught if issubclass(w.category, kf.FlowWarning))
     assert [text.split(":")[0] for text in said] == ["model/hidden/bias", "model/hidden/kernel", "model/logits/kernel"]
     assert all(
-        "of 18 does not divide by axis 'model' of 4 ranks (largest axis that would divide: 3)" in t for t in said
+        "of 18 does not divide by axis 'model' of 4 ranks (20 would, or an axis of 3 ranks)" in t for t in said
     )
     assert losses == pytest.approx(single, rel=1e-5)
     programs.same(model, reference)
