@@ -110,9 +110,7 @@ def test_uneven_variables_fall_back_with_one_warning_and_the_same_numbers() -> N
             model.evaluate(*programs.rows(), verbose=0)
     said = sorted(str(w.message) for w in caught if issubclass(w.category, kf.FlowWarning))
     assert [text.split(":")[0] for text in said] == ["model/hidden/bias", "model/hidden/kernel", "model/logits/kernel"]
-    assert all(
-        "of 18 does not divide by axis 'model' of 4 ranks (20 would, or an axis of 3 ranks)" in t for t in said
-    )
+    assert all("of 18 does not divide by axis 'model' of 4 ranks (20 would, or an axis of 3 ranks)" in t for t in said)
     assert losses == pytest.approx(single, rel=1e-5)
     programs.same(model, reference)
     placed = kf.layout_of(programs.variable(model, "hidden/kernel"))
