@@ -41,6 +41,12 @@ def hooks() -> tuple[Hook, ...]:
             "the state of metrics is that of the logical batch; summed over the ranks again, counts are wrong",
             when=stays_away,
         ),
+        Hook(
+            "keras:trainer",
+            "_gather_non_batch_axes",
+            _as_they_are,
+            "`predict` would return the rows of one rank: Keras's own distributions feed each process its rows",
+        ),
     )
 
 
@@ -54,6 +60,11 @@ def stays_away(model: keras.Model, *args: object, **kwargs: object) -> bool | No
     if models.distribution_of(model) is not None:
         return True
     return True if keras_places.current_distribution() is None and processes.has_joined() else None
+
+
+def _as_they_are(_: object, original: Callable[..., object], data: object) -> object:
+    """Hook on the trainer's `_gather_non_batch_axes`: outputs stay what they are, and are read as logical tensors."""
+    return data
 
 
 def _leave_unwrapped(_: object, original: Callable[..., object], model: keras.Model) -> None:

@@ -90,9 +90,8 @@ def initialize_with_initializer(
     if value is None:
         value = creation.drawn(initializer, shape, variable._dtype, mesh, placements)
     if value is None:
-        original(variable, initializer)
-    else:
-        _set(variable, _distribute(value.detach(), layout))
+        value = core.convert_to_tensor(initializer(shape, dtype=variable._dtype), dtype=variable._dtype)
+    _set(variable, _distribute(value.detach(), layout))
 
 
 def initialize(
