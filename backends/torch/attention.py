@@ -14,12 +14,80 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from keras_flow.backends.torch import local_tensors
+from keras_flow.backends.hooking import Hook
+from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.gathering import as_dtensor
+from keras_flow.current import keras_places
+from keras_flow.current.distribution import active
 
+#: dims of `[batch, length, heads, features]`, as Keras has them
+_ROWS, _HEADS = 0, 2
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def hooks() -> tuple[Hook, ...]:
+    """The hook on Keras's own attention; none before Keras 3.16, which computes it on the ranks' pieces."""
+    if not hasattr(keras_places.find("keras:nn"), "DTensor"):
+        return ()
+    return (
+        Hook(
+            "keras:nn",
+            "dot_product_attention",
+            as_the_query,
+            "Keras computes on the pieces of query, key, value and mask, which may have other layouts than the query",
+            when=split_query,
+        ),
+    )
+
+
+def split_query(query: object, *args: object, **kwargs: object) -> DTensor | None:
+    """Condition of the hook: a query that is a DTensor, in a step of ours."""
+    return query if isinstance(query, DTensor) and active() is not None else None
+
+
+def as_the_query(
+    laid: DTensor,
+    original: Callable[..., torch.Tensor],
+    query: DTensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    **kwargs: object,
+) -> torch.Tensor:
+    """Hook on `nn.dot_product_attention`: all operands get the layout of the query, where it splits rows or heads.
+
+    Args:
+        laid: the query, as the condition found it.
+        original: Keras's function.
+        query: `[batch, length, heads, features]`, as are key and value.
+        key: with as many heads as the query, or fewer that groups of its heads share.
+        value: as `key`.
+        bias: `[batch or 1, heads or 1, length, length]`, added to the scores.
+        mask: of the same shape, true where a score counts.
+        kwargs: scale, and what else Keras takes.
+    """
+    mesh = laid.device_mesh
+    can_split = (Shard(_ROWS), Shard(_HEADS)) if key.shape[_HEADS] == query.shape[_HEADS] else (Shard(_ROWS),)
+    wanted: tuple[Placement, ...] = tuple(part if part in can_split else Replicate() for part in query.placements)
+    if not layouts.divides(query.shape, mesh, wanted):
+        wanted = layouts.replicated(mesh)
+
+    def of_scores(scores: torch.Tensor | None) -> DTensor | None:
+        if scores is None:
+            return None
+        lengths = {_ROWS: (0, query.shape[_ROWS]), _HEADS: (1, query.shape[_HEADS])}
+        parts: list[Placement] = []
+        for part in wanted:
+            dim, length = lengths[part.dim] if isinstance(part, Shard) else (0, 0)
+            is_split = isinstance(part, Shard) and scores.ndim == 4 and scores.shape[dim] == length
+            parts.append(Shard(dim) if is_split else Replicate())
+        return as_dtensor(scores, mesh).redistribute(mesh, parts)
+
+    query, key, value = (as_dtensor(each, mesh).redistribute(mesh, wanted) for each in (query, key, value))
+    return original(query, key, value, bias=of_scores(bias), mask=of_scores(mask), **kwargs)
 
 
 def handlers() -> dict[torch._ops.OpOverload, Callable[..., object]]:

@@ -6,6 +6,7 @@ from keras_flow.backends import logical_random, reading_sources, shared_files
 from keras_flow.backends.dry_run_hooks import leave_out
 from keras_flow.backends.hooking import Hook, always, applied_distribution, layout_over_ranks
 from keras_flow.backends.torch import (
+    attention,
     ddp_of_keras,
     gathered_weights,
     generation,
@@ -36,6 +37,7 @@ def hooks() -> tuple[Hook, ...]:
     # first, so that what Keras does by itself is asked last
     return (
         *ddp_of_keras.hooks(),
+        *attention.hooks(),
         *_variables(),
         *_trainer(),
         *_layers(),
