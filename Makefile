@@ -14,8 +14,11 @@ venv: $(STAMP)
 # (the "compat" mode would not).
 $(STAMP): pyproject.toml setup.py requirements-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing torch, 0.8 GB (1 of 3)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@echo "installing Keras, JAX, TensorFlow and what the examples and tests need, 2.6 GB (2 of 3)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt -e '.[examples,test]'
+	@echo "installing KerasHub (3 of 3)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(HUB)
 	touch $@
 
