@@ -48,7 +48,7 @@ def tensors(data: object, model: keras.Model) -> object:
     said = [tensor.shape[0] for tensor in getattr(model, "inputs", None) or () if tensor.shape]
 
     def symbol(leaf: Any) -> keras.KerasTensor:
-        rows = next(filter(None, said), None) or max(2, len(leaf))  # one could be taken for a dim to broadcast
+        rows = next(filter(None, said), None) or max(2, len(leaf))  # a dim of length 1 would broadcast
         return keras.KerasTensor((rows, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
 
     return keras.tree.map_structure(symbol, data)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from keras_flow.errors import FlowError
 
 _PREFIX = "KERAS_FLOW_"
-#: how like a variable of ours another one must be, by `difflib`, to be taken for a slip of the keys
+#: similarity, by `difflib`, from which an unknown variable is reported as a misspelt one of ours
 _ALIKE = 0.8
 
 

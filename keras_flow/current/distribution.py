@@ -64,6 +64,7 @@ class Distribution(KerasDistribution):
         joined_axes: groups of axes that only ever split one dim together.
         strict: whether a split that cannot be held is an error.
         mirrored_view: whether rows may be computed by local tensors inside a layer's call.
+        layers_stand_alone: whether a layer by itself can be trained under it; a pipeline needs stages.
         batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
         random: `"logical"` or `"stock"`: whose random numbers `keras.random` gives.
         strategy: an engine's own strategy that the user asked for by name, or None.
@@ -80,6 +81,7 @@ class Distribution(KerasDistribution):
     strict: bool
     uneven_notice: UnevenNotice
     mirrored_view = False
+    layers_stand_alone = True
     batch_statistics = "global"
     random = "stock"
     strategy: str | None = None

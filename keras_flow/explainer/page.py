@@ -23,8 +23,8 @@ def html(explanation: Explanation) -> str:
     parts += [f"<div>⚠ <b>slow</b>: {escape(advice.text)}</div>" for advice in explanation.warnings]
     for table in tables.tables(explanation, _MOST_ROWS):
         parts.append(_drawn(table))
-        if table.title == "stages":
-            parts += [f"<div>{escape(tables.idle(explanation))}</div>", f"<pre>{escape(explanation.picture)}</pre>"]
+        if table.schedule:
+            parts += [f"<div>{escape(table.schedule)}</div>", f"<pre>{escape(table.picture)}</pre>"]
     parts += [f"<div style='opacity:.7'>note: {escape(note)}</div>" for note in explanation.notes]
     return "".join(parts)
 

@@ -21,12 +21,16 @@ class Table:
         heads: the name of each column.
         numbers: columns whose cells stand at the right.
         rows: cells, as many in each row as there are columns.
+        schedule: of stages, how they are run, and what that leaves unused.
+        picture: of the schedule.
     """
 
     title: str
     heads: tuple[str, ...]
     numbers: tuple[int, ...]
     rows: list[tuple[str, ...]]
+    schedule: str = ""
+    picture: str = ""
 
 
 def tables(explanation: Explanation, most: int | None) -> Iterator[Table]:
@@ -45,11 +49,6 @@ def heading(explanation: Explanation) -> str:
     """What is explained, without the model's name."""
     axes = ", ".join(f"{name}={ranks}" for name, ranks in explanation.placement.items())
     return f"on {axes} ({explanation.engine}), batches of {explanation.batch_size} rows"
-
-
-def idle(explanation: Explanation) -> str:
-    """What a schedule leaves unused."""
-    return f"{explanation.schedule}: a rank has nothing to do in {explanation.idle:.0%} of a step"
 
 
 def _stages(explanation: Explanation) -> Table:
@@ -75,7 +74,8 @@ def _stages(explanation: Explanation) -> Table:
         )
         for stage in explanation.stages
     ]
-    return Table("stages", heads, (0, 2, 4, 5, 6, 7, 8), rows)
+    idle = f"{explanation.schedule}: a rank has nothing to do in {explanation.idle:.0%} of a step"
+    return Table("stages", heads, (0, 2, 4, 5, 6, 7, 8), rows, idle, explanation.picture)
 
 
 def _variables(explanation: Explanation, most: int | None) -> Table:

@@ -20,9 +20,8 @@ def render(explanation: Explanation, most: int | None = _MOST_ROWS) -> Renderabl
     parts: list[RenderableType] = [f"[bold]{escape(explanation.model)}[/] {escape(tables.heading(explanation))}"]
     for table in tables.tables(explanation, most):
         parts += ["", _drawn(table)]
-        if table.title == "stages":
-            schedule = [f"[bold]schedule[/] {escape(tables.idle(explanation))}"]
-            parts += ["", *schedule, *map(escape, explanation.picture.splitlines())]
+        if table.schedule:
+            parts += ["", f"[bold]schedule[/] {escape(table.schedule)}", *map(escape, table.picture.splitlines())]
     for advice in explanation.warnings:
         parts += ["", f"[yellow]slow[/] {escape(advice.text)}"]
     parts += ["", *(f"[dim]note: {escape(note)}[/]" for note in explanation.notes)]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from keras_flow.explainer.explanation import Explanation
-    from keras_flow.verify.verification import Verification
 
 #: the ranks of a stage
 Ranks = tuple[int, ...]
@@ -77,6 +76,7 @@ class PipelineParallel(ExplainedDistribution):
     """
 
     mirrored_view = True
+    layers_stand_alone = False
 
     def __init__(
         self,
@@ -234,39 +234,6 @@ class PipelineParallel(ExplainedDistribution):
     def parts_of_batch(self) -> int:
         """Micro-batches, times the ranks that share the rows of each."""
         return self.schedule.microbatches * len(self._grid[0])
-
-    def verify(
-        self,
-        model: keras.Model,
-        x: object,
-        y: object,
-        sample_weight: object = None,
-        *,
-        tolerance: float | None = None,
-        dtype: str | None = None,
-        by_layer: bool | None = None,
-    ) -> Verification:
-        """Prove on a model and a batch of yours that a step in stages has the numbers of one device.
-
-        As of every distribution, on rows that divide by the micro-batches and on rows that do not. The whole model is
-        brought to one device for it.
-
-        Args:
-            model: a built and compiled model.
-            x, y, sample_weight: rows, as for `train_on_batch`; at least as many as there are micro-batches.
-            tolerance: as of `kf.DataParallel.verify`.
-            dtype: `"float64"` verifies a copy that computes in it.
-            by_layer: False or None; a layer alone has no stages.
-
-        Returns:
-            Every number with its deviation.
-
-        Raises:
-            FlowError: `by_layer=True`, fewer rows than micro-batches, or as of `kf.DataParallel.verify`.
-        """
-        if by_layer:
-            raise FlowError("verify: a layer by itself has no stages. Without by_layer the whole step is verified")
-        return super().verify(model, x, y, sample_weight, tolerance=tolerance, dtype=dtype, by_layer=False)
 
     # ---- stages
 

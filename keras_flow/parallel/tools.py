@@ -49,9 +49,10 @@ class ExplainedDistribution(FlowDistribution):
         """Prove on a model and a batch of yours that a step under this distribution has the numbers of one device.
 
         The step runs under the distribution and on one device of the same engine, from the same weights and random
-        state, on rows that divide by the data ranks and on rows that do not. Compared are outputs, loss, metrics, and
-        of every variable the gradient and one plain SGD update, in training, evaluation and inference. Afterwards the
-        model, its optimizer and the random states are as before; compiled steps are dropped.
+        state, on rows that divide by the data ranks (in a pipeline by the micro-batches) and on rows that do not.
+        Compared are outputs, loss, metrics, and of every variable the gradient and one plain SGD update, in training,
+        evaluation and inference. Afterwards the model, its optimizer and the random states are as before; compiled
+        steps are dropped.
 
         Where one device cannot hold the model, each layer is verified by itself: from the input recorded for it under
         the distribution, with random numbers as the gradient of its outputs. One device then holds the weights of one
@@ -68,7 +69,8 @@ class ExplainedDistribution(FlowDistribution):
             dtype: `"float64"` verifies a copy of the model that computes in double precision on both sides, for where
                 rounding and a small mistake look alike. (Even then Keras 3.15 computes BatchNormalization, and on torch
                 every matrix product, in single precision.) None verifies the model as it is.
-            by_layer: whether each layer is verified by itself; None decides by the free memory of one device.
+            by_layer: whether each layer is verified by itself; None decides by the free memory of one device. A
+                pipeline is verified as a whole.
 
         Returns:
             A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.

@@ -56,6 +56,10 @@ def verify(
     by_layer: bool | None = None,
 ) -> Verification:
     """See `FlowDistribution.verify`."""
+    if not distribution.layers_stand_alone:
+        if by_layer:
+            raise FlowError("verify: a layer by itself has no stages. Without by_layer the whole step is verified")
+        by_layer = False
     full_batch = _batch(x, y, sample_weight)
     own_step = _check(model, full_batch)
     if dtype is None:

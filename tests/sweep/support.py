@@ -72,7 +72,8 @@ a browser (`tests/compare/test_browser.py`; `.ci/run` installs Chromium), of a j
 (`tests/test_atomic.py`). One test needs Keras 3.16, which has a distribution of its own on torch
 (`tests/backends/torch/test_ddp_of_keras.py`). Besides, tests of an optional package (torch, Ray,
 Accelerate, SciPy, jsonschema, selenium, Kubeflow's models) are skipped where it is not installed; the `test` extra has
-them all but the engines.
+them all but the engines. One of the reference's needs griffe, which comes with `make docs`
+(`tests/docs/test_reference.py`).
 `make test-changed` with a `BUDGET` skips the tests that begin after it.
 
 | backend | names run | native under every setting | settings | results |
