@@ -97,6 +97,8 @@ def _entered(
 ) -> object:
     name = original.__name__
     distribution.ensure_entered()
+    if not model.built:
+        distribution.build_for(model, given.get("x"))
     outer = _loops.get()
     if distribution.adopt(model, *filter(None, [given.get("callbacks")])):
         _make_again(model, outer)
@@ -109,7 +111,7 @@ def _entered(
         if distribution.has_one_rank and model.built:
             with _keras_alone(distribution):
                 return original(model, *args, **kwargs)
-        own_steps = distribution.own_steps(model) if model.built else None
+        own_steps = distribution.own_steps(model)
         if own_steps is not None:
             with own_steps, holding(None), as_under(distribution):
                 return original(model, *args, **kwargs)

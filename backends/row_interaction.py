@@ -165,8 +165,7 @@ def assigns_weights(layer: keras.Layer) -> bool:
 
 
 def _of_itself(layer: keras.Layer) -> Interaction | None:
-    is_graph = models.is_stock_graph(layer) or _is_stock_sequence(layer)
-    found = _of_class(layer) if not is_graph else None
+    found = _of_class(layer) if not _runs_its_layers(layer) else None
     found = found or _of_changes(layer)
     if found is None and layer.activity_regularizer is not None:
         text = f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
@@ -249,15 +248,17 @@ def _of_changes(layer: keras.Layer) -> Interaction | None:
 
 def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
     """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
-    if models.is_stock_graph(layer) or _is_stock_sequence(layer):
+    if _runs_its_layers(layer):
         yield from row_operations.of_operations(layer)
         yield from map(of_layer, layer.layers)
     else:  # cells, what is wrapped, projections of attention, an activation that is a layer
         yield from map(of_layer, layer._layers)
 
 
-def _is_stock_sequence(layer: keras.Layer) -> bool:
-    return isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
+def _runs_its_layers(layer: keras.Layer) -> bool:
+    # a Sequential that is not built has no graph yet
+    is_sequence = isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
+    return is_sequence or models.stock_graph(layer) is not None
 
 
 def _has_rows(value: object, rank: int | None) -> bool:

@@ -42,8 +42,8 @@ def inner_outputs(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str
     """
     if not torch.is_grad_enabled():
         return frozenset()
-    graph = models.graph_of(layer)
-    if models.is_stock_graph(graph):
+    graph = models.stock_graph(layer)
+    if graph is not None:
         return _of_graph(graph)
     # the values that `stateless_call` gives variables would hide plain ones
     return None if not in_stateless_scope() and _several(layer, args, kwargs) else frozenset()

@@ -103,6 +103,9 @@ class Distribution(KerasDistribution):
     def whole(self, whole: Distribution) -> None:
         self._whole = whole
 
+    def build_for(self, model: keras.Model, x: object) -> None:
+        """Build a model for its data, where `own_steps` need its layers; Keras itself does so later."""
+
     def own_steps(self, model: keras.Model) -> AbstractContextManager[object] | None:
         """Inside, Keras's loops run steps that this distribution makes; None where the engine's are run."""
         return None

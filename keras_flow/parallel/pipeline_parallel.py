@@ -186,6 +186,22 @@ class PipelineParallel(ExplainedDistribution):
             backend().forget_steps(model)
         return changed or moved
 
+    def build_for(self, model: keras.Model, x: object) -> None:
+        """Build a Sequential without an `Input` for arrays: its layers are cut before the first step.
+
+        Raises:
+            FlowError: the data are no arrays, so that nothing says the shape of a row.
+        """
+        if not isinstance(model, keras.Sequential):
+            return
+        shape = getattr(x, "shape", None)
+        if shape is None:
+            raise FlowError(
+                f"model {model.name!r} is not built, so that no stages can be cut. Begin it with keras.Input(shape), "
+                "or call model.build((None, ...)) before"
+            )
+        model.build((None, *shape[1:]))
+
     def own_steps(self, model: keras.Model) -> AbstractContextManager[object] | None:
         """Inside, Keras's loops run the pipeline's steps."""
         return self._running(model)

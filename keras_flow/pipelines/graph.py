@@ -98,7 +98,7 @@ def of(model: keras.Model, uncut: Sequence[keras.Layer] = ()) -> CallGraph:
     Raises:
         FlowError: it is neither, so that its calls are not known.
     """
-    function = _stock_graph(model)
+    function = models.stock_graph(model)
     if function is None:
         raise FlowError(
             f"model {model.name!r} has a `call` of its own, from which no stages can be cut. Make it by the functional "
@@ -136,7 +136,7 @@ def _walk(graph: CallGraph, function: Any, keys: Sequence[int], uncut: Sequence[
 
 def _graph_inside(operation: Any, kwargs: Mapping[str, Any], graph: CallGraph, inputs: Sequence[int]) -> Any:
     """The graph of a model that is called within the graph; None for layers, and where the call is not plain."""
-    inner = _stock_graph(operation)
+    inner = models.stock_graph(operation)
     if inner is None:
         return None
     if set(kwargs) - {"training"} or len(inputs) != len(inner.inputs):
@@ -145,15 +145,9 @@ def _graph_inside(operation: Any, kwargs: Mapping[str, Any], graph: CallGraph, i
     return inner if same else None
 
 
-def _stock_graph(operation: Any) -> Any:
-    """The graph of a functional or Sequential model; None for layers, and for a `call` of the user's own."""
-    inner = models.graph_of(operation) if isinstance(operation, keras.Model) else None
-    return inner if isinstance(operation, keras.Sequential) or models.is_stock_graph(operation) else None
-
-
 def units(layer: keras.Layer) -> Iterator[keras.Layer]:
     """A layer, or those of which a model consists that is called as a layer."""
-    if _stock_graph(layer) is None:
+    if models.stock_graph(layer) is None:
         yield layer
         return
     for inner in layer.layers:

@@ -143,6 +143,11 @@ class _Own(keras.Model):
         return self.dense(x)
 
 
+class _Doubled(keras.Sequential):
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+
 class _OwnStep(keras.Model):
     def train_step(self, data: Any) -> Any:
         return {}
@@ -169,9 +174,32 @@ def test_models_that_cannot_be_cut() -> None:
     model(np.ones((1, 4)))
     with pytest.raises(FlowError, match="has a `call` of its own"):
         _fit(model)
+    # Keras makes a graph of a Sequential's layers, whatever its `call` does with them
+    with pytest.raises(FlowError, match="has a `call` of its own"):
+        _fit(_Doubled(_sequence().layers))
+    patched = _sequence()
+    patched.call = lambda inputs, **_: 2 * inputs
+    with pytest.raises(FlowError, match="has a `call` of its own"):
+        _fit(patched)
     inputs = keras.Input((4,))
     with pytest.raises(FlowError, match="has a train_step of its own"):
         _fit(_OwnStep(inputs, layers.Dense(2)(layers.Dense(3)(inputs))))
+
+
+def test_a_sequential_without_an_input_is_built_for_its_data() -> None:
+    weights = []
+    for first in ([], [keras.Input((4,))]):
+        keras.utils.set_random_seed(1)
+        with _pipeline().scope():
+            model = keras.Sequential([*first, layers.Dense(4), layers.Dense(2)])
+        _fit(model)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with _pipeline().scope(), pytest.raises(FlowError, match=r"Begin it with keras.Input\(shape\)"):
+        other = keras.Sequential([layers.Dense(4), layers.Dense(2)])
+        other.compile("sgd", "mse")
+        other.fit((each for each in [(np.ones((8, 4)), np.ones((8, 2)))]), verbose=0)
 
 
 @pytest.mark.parametrize(
