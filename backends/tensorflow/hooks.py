@@ -126,7 +126,7 @@ def _trainer() -> tuple[Hook, ...]:
             trainer.make_function,
             "Keras reads batches inside the compiled function, which cannot yield DTensors; a batch is put "
             "on the mesh before the step",
-            when=optimizer.distribution_by_dtensor,
+            when=trainer.functions_by_dtensor,
         ),
         Hook(
             "keras.Model",
@@ -140,7 +140,7 @@ def _trainer() -> tuple[Hook, ...]:
             "make_predict_function",
             trainer.make_predict_function,
             "as _make_function",
-            when=optimizer.distribution_by_dtensor,
+            when=trainer.functions_by_dtensor,
         ),
         *reading_sources.hooks(reading.READER),
         Hook(
@@ -307,14 +307,14 @@ def _replicas() -> tuple[Hook, ...]:
             "_make_function",
             mirrored_step.make_function,
             "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
-            when=mirrored_strategy.distribution_by_strategy,
+            when=mirrored_step.functions_by_strategy,
         ),
         Hook(
             "keras.Model",
             "make_predict_function",
             mirrored_step.make_predict_function,
             "as _make_function; results are joined in the order of rows",
-            when=mirrored_strategy.distribution_by_strategy,
+            when=mirrored_step.functions_by_strategy,
         ),
         Hook(
             "keras:numpy",

@@ -12,12 +12,13 @@ from keras import tree
 from keras_flow.backends import own_code, row_interaction, row_operations, states
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
-from keras_flow.backends.tensorflow.mirrored_strategy import shards, strategy_of
+from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored, shards, strategy_of
 from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.trainer import build, build_for_prediction, in_turn
 from keras_flow.current.distribution import Distribution, as_under
+from keras_flow.current.models import distribution_of_functions
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 
@@ -166,6 +167,12 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
         if function is not None and not isinstance(function, str) and not module.startswith("keras."):
             name = getattr(function, "__name__", type(function).__name__)
             raise FlowError(f'strategy="mirrored": rows may interact in the loss or metric {name!r}; {_INSTEAD}')
+
+
+def functions_by_strategy(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hooks that make a model's functions: its distribution, where that is of replicas."""
+    distribution = distribution_of_functions(model)
+    return distribution if distribution is not None and is_mirrored(distribution) else None
 
 
 def make_function(

@@ -41,12 +41,6 @@ def is_mirrored(distribution: Distribution) -> bool:
     return distribution.strategy == "mirrored"
 
 
-def distribution_by_strategy(*args: object, **kwargs: object) -> Distribution | None:
-    """Condition of hooks on steps of replicas: the active distribution, where it works by MirroredStrategy."""
-    distribution = active()
-    return distribution if distribution is not None and is_mirrored(distribution) else None
-
-
 def is_mirrored_variable(value: object) -> bool:
     """Whether a variable has a copy on each replica."""
     return isinstance(value, tf.distribute.DistributedValues)

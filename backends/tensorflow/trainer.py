@@ -26,7 +26,7 @@ from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import Trainer, compute_output_spec
-from keras_flow.current.models import is_built
+from keras_flow.current.models import distribution_of_functions, is_built
 from keras_flow.errors import FlowError
 
 #: models whose `compile` was told `jit_compile=True`, in so many words
@@ -144,6 +144,12 @@ class Steps:
             # no jit_compile: DTensor makes and compiles the program of each rank itself
             self._functions[key] = compiled(functools.partial(self._traced, batch.divides, key[0]))
         return self._functions[key]
+
+
+def functions_by_dtensor(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hooks that make a model's functions: its distribution, where that works by DTensor."""
+    distribution = distribution_of_functions(model)
+    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
 def make_function(

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution, active, applied
 from keras_flow.current.keras_places import Functional, current_distribution, get_global_attribute
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
@@ -43,6 +43,17 @@ def remembered(model: keras.Layer) -> Distribution | None:
         if layout is not None:
             return layout.distribution.whole
     return None
+
+
+def distribution_of_functions(model: keras.Model) -> Distribution | None:
+    """The distribution for which a model's compiled functions are made: outside of its scope the remembered one.
+
+    None within a step that runs without its distribution, and for a single rank: those functions are Keras's own.
+    """
+    if applied() is not None:
+        return active()
+    ours = distribution_of(model)
+    return None if ours is None or ours.has_one_rank else ours
 
 
 def is_built(layer: keras.Layer) -> bool:

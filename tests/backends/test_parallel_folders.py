@@ -191,7 +191,9 @@ NAMES = {
         "jit purge_model_variables predict_on_batch": "Keras's stock trainer does the rest on JAX",
         "separate_state": "JAX ends the process where a step overwrites one array twice",
         "make_function": "JAX jits Keras's own step function",
-        "Steps in_turn make_predict_function build build_for_prediction compile": "a graph for each shape of batch",
+        "Steps in_turn functions_by_dtensor make_predict_function build build_for_prediction compile": (
+            "a graph for each shape of batch"
+        ),
         "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
         "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
     },

@@ -75,6 +75,13 @@ def test_all_doors_in_two_processes(engine: str, group: tuple[str, ...], two_pro
     assert bad(two_processes(engine, 4)(run.run, tasks, str(tmp_path), timeout=1100)) == []
 
 
+def test_functions_made_after_the_scope_are_those_of_the_scope(on_ranks, tmp_path: Path) -> None:
+    # on the other engines they are fitted where they are called
+    after = [one for one in stage.settings() if one.layout == "2x2" and one.used == "after"]
+    tasks = [("Model.make_predict_function", setting) for setting in after]
+    assert bad(on_ranks("tensorflow")(run.run, tasks, str(tmp_path))) == []
+
+
 def test_two_factors_meet_in_all_pairs_of_levels() -> None:
     factors = list(stage.FACTORS)
     for first in factors:
