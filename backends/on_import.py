@@ -33,6 +33,7 @@ def _install() -> None:
     # a version of Keras that does not fit is told by the first distribution, and not by `import keras`
     with contextlib.suppress(FlowError):
         importlib.import_module(name).install()
+        importlib.import_module("keras_flow.backends.undistributed").install()
 
 
 class _AfterKeras:
