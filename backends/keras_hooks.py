@@ -34,7 +34,7 @@ from keras_flow.current.distribution import Distribution, active, as_under, hold
 from keras_flow.current.dry_run import is_dry_run
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.current.world import World
-from keras_flow.errors import FlowError, LayoutError, warn
+from keras_flow.errors import FlowError, LayoutError, warn, without_library_frames
 
 #: models whose `jit_compile=True` was read from a file
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
@@ -75,7 +75,13 @@ def _entry(
         if not is_shared:
             return alone.run(distribution, original, model, *args, **kwargs)
         with scope, row_order.ordering() if name == "fit" else nullcontext():
-            return _entered(distribution, original, model, given, *args, **kwargs)
+            try:
+                return _entered(distribution, original, model, given, *args, **kwargs)
+            except LayoutError as problems:
+                if not keras.config.is_traceback_filtering_enabled():
+                    raise
+                # it names variables and says what to do: frames of libraries would only bury it
+                raise without_library_frames(problems) from None
 
 
 def _with_others(distribution: Distribution, model: keras.Model, name: str) -> AbstractContextManager[bool]:

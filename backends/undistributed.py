@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def _ranks_of_job() -> int:
-    """As the job was announced, without starting an engine."""
+    """The number that the launcher announced; no engine is started for it."""
     return active.announced_devices() or find().count
 
 

@@ -7,6 +7,7 @@ import site
 import sysconfig
 import warnings
 from pathlib import Path
+from types import TracebackType
 
 
 class FlowError(Exception):
@@ -82,6 +83,20 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "__autograph_generated_file"
 def is_of_user(file: str) -> bool:
     """Whether a file of source is neither installed, nor Python's, nor ours."""
     return not file.startswith(_NOT_OF_USER) and not any(part in file for part in _LIBRARIES)
+
+
+def without_library_frames(error: BaseException) -> BaseException:
+    """An error whose traceback has no frames but the user's, as Keras's own errors have."""
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        if is_of_user(trace.tb_frame.f_code.co_filename):
+            frames.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return error.with_traceback(kept)
 
 
 def warn(text: str, kind: type[FlowWarning] = FlowWarning) -> None:

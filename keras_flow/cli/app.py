@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -23,12 +26,26 @@ from keras_flow.launch.failure import RankError
 #: commands that load an engine in this process; the others start processes, which leave out known lines themselves
 _LOAD_AN_ENGINE = {"checkpoint", "explain"}
 
+
+def _other_names(name: str) -> str:
+    """An option as the commands have it: torchrun's may have `_` or `-`, and OneFlow's launcher has a longer one."""
+    name = name.replace("_", "-")
+    return "redirect" if name == "redirect-stdout-and-stderr" else name
+
+
 app = typer.Typer(
     name="keras-flow",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": _other_names},
 )
+
+
+def _add(command: Callable[..., None], **settings: Any) -> None:
+    """Add a command, whose help has the paragraphs of its docstring and not the lines."""
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
+    app.command(help=text, **settings)(command)
 
 
 def _show_version(asked: bool) -> None:
@@ -47,14 +64,14 @@ def _before(
     settings.check()
 
 
-app.command()(boxing)
-app.command()(checkpoint)
-app.command()(compare)
-app.command()(doctor)
-app.command()(explain)
-app.command()(init)
-app.command(context_settings={"allow_interspersed_args": False})(launch)
-app.command()(verify)
+_add(boxing)
+_add(checkpoint)
+_add(compare)
+_add(doctor)
+_add(explain)
+_add(init)
+_add(launch, context_settings={"allow_interspersed_args": False})
+_add(verify)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def boxing(
     target_ranks: Annotated[str, typer.Option(help="Ranks after; default as before.")] = "",
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
     ranks_per_host: Annotated[
-        int | None, typer.Option(min=1, help="Minimise the time on hosts that have this many ranks each.")
+        int | None, typer.Option(min=1, metavar="N", help="Minimise the time on hosts that have this many ranks each.")
     ] = None,
     inside: Annotated[str, typer.Option(help="Link inside a host: latency in s, bandwidth in bytes/s.")] = "10e-6,10e9",
     between: Annotated[str, typer.Option(help="A host's link to the others, likewise.")] = "30e-6,1e9",
@@ -37,7 +37,9 @@ def boxing(
     ] = None,
     backend: Annotated[str, typer.Option(help="The engine whose links of that file count.")] = "torch",
     json_: Annotated[bool, typer.Option("--json", help="Print the plan's JSON form.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Print the part of one rank: ranges and partners.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Print the part of one rank: ranges and partners.")
+    ] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
 ) -> None:

@@ -26,10 +26,12 @@ def compare(
         ),
     ] = "1,dp4,tp4,2x2",
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, help=MICROBATCHES)] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to train; default: whole epochs.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs to train.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a global batch.")] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps to train; default: whole epochs.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Epochs to train.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and of the order of samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("compare-out"),
     skip_missing: Annotated[

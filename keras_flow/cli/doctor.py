@@ -15,7 +15,9 @@ def doctor(
     backends: Annotated[str, typer.Option(help="Backends to check, separated by commas.")] = ",".join(that_train()),
     bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Also measure the links of 2 and 4 ranks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one process of a check may take.")] = 120,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="N", help="Seconds that one process of a check may take.")
+    ] = 120,
 ) -> None:
     """Check this machine: versions, devices, ports, a collective and two training steps on each installed backend.
 

@@ -24,12 +24,12 @@ def explain(
         str,
         typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or a name from distributions()."),
     ],
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a global batch.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 32,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Number of ranks, where the layout's name does not say it.")
+        int | None, typer.Option(min=1, metavar="N", help="Number of ranks, where the layout's name does not say it.")
     ] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, help=MICROBATCHES)] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Print rules with column and row pairs, instead of the explanation.")

@@ -22,8 +22,8 @@ _LAUNCHERS = {"shell": "", "slurm": "--print-slurm", "mpirun": "--print-mpirun"}
 def init(
     script: Annotated[Path | None, typer.Option(help="The script to run.")] = None,
     engine: Annotated[str | None, typer.Option(help=f"Keras backend: {', '.join(that_train())}.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Ranks on each host.")] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="Number of hosts.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks on each host.")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of hosts.")] = None,
     launcher: Annotated[str | None, typer.Option(help=f"Who starts it: {', '.join(_LAUNCHERS)}.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,

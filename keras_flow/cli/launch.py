@@ -32,48 +32,49 @@ def launch(
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", "--ranks", min=1, help="Number of ranks of this host, where the processes are not counted."
+            "--devices",
+            "--ranks",
+            min=1,
+            metavar="N",
+            help="Number of ranks of this host, where the processes are not counted.",
         ),
     ] = None,
     nproc_per_node: Annotated[
         int | None,
-        typer.Option("--nproc_per_node", "--nproc-per-node", min=1, help="Processes on each host."),
+        typer.Option("--nproc_per_node", min=1, metavar="N", help="Processes on each host."),
     ] = None,
     devices_per_proc: Annotated[
         int | None,
         typer.Option(
             "--devices_per_proc",
-            "--devices-per-proc",
             min=1,
+            metavar="N",
             help="Ranks that each process drives (JAX, TensorFlow: virtual CPU devices; torch: 1).",
         ),
     ] = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Number of hosts; run this command on each.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node_rank", "--node-rank", min=0, help="Index of this host.")] = 0,
-    master_addr: Annotated[str, typer.Option("--master_addr", "--master-addr", help="Address of host 0.")] = LOOPBACK,
+    nnodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of hosts; run this command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node_rank", min=0, metavar="N", help="Index of this host.")] = 0,
+    master_addr: Annotated[str, typer.Option("--master_addr", help="Address of host 0.")] = LOOPBACK,
     master_port: Annotated[
         int | None,
         typer.Option(
             "--master_port",
-            "--master-port",
             min=1,
+            metavar="N",
             max=65535,
             help="Free port of host 0 (one host: any; several: 29500).",
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT.py is the name of a module.")] = False,
-    no_python: Annotated[
-        bool, typer.Option("--no_python", "--no-python", help="SCRIPT.py is a program: it is run as it is.")
-    ] = False,
+    no_python: Annotated[bool, typer.Option("--no_python", help="SCRIPT.py is a program: it is run as it is.")] = False,
     redirect: Annotated[
         bool,
         typer.Option(
-            "--redirect_stdout_and_stderr",
-            "--redirect-stdout-and-stderr",
-            help="Write output to LOGDIR/local_rank_K/stdout and stderr, and show none.",
+            "--redirect",
+            help="Write output to files of LOGDIR, and show none.",
         ),
     ] = False,
-    logdir: Annotated[Path, typer.Option(help="Folder for --redirect_stdout_and_stderr and --tee.")] = Path("log"),
+    logdir: Annotated[Path, typer.Option(help="Folder for --redirect and --tee.")] = Path("log"),
     tee: Annotated[
         bool, typer.Option("--tee", help="Write output to LOGDIR, and show every line with its rank.")
     ] = False,
@@ -84,17 +85,20 @@ def launch(
         int,
         typer.Option(
             "--max_restarts",
-            "--max-restarts",
             min=0,
+            metavar="N",
             help="How often all processes are started again after a failure (a script with BackupAndRestore goes on).",
         ),
     ] = 0,
     servers: Annotated[
-        int | None, typer.Option(min=1, help="Parameter servers, for kf.ParameterServer (TensorFlow; with --workers).")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Parameter servers, for kf.ParameterServer (TensorFlow; with --workers)."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Workers beside the chief, which runs the script (with --servers)."),
+        typer.Option(min=1, metavar="N", help="Workers beside the chief, which runs the script (with --servers)."),
     ] = None,
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
@@ -251,7 +255,7 @@ def _division(devices: int | None, processes: int | None, share: int | None, eng
 
 def _late_options(arguments: list[str]) -> str:
     """The first of a script's arguments that is an option of launch for the number of ranks; empty: there is none."""
-    options = ("--devices", "--ranks", "--nproc_per_node", "--nproc-per-node")
+    options = ("--devices", "--ranks", "--nproc_per_node")
     return next((word.partition("=")[0] for word in arguments if word.partition("=")[0] in options), "")
 
 

@@ -24,12 +24,14 @@ def verify(
         typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or a name from distributions()."),
     ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows that are verified, from the first on.")] = 64,
+    batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Rows that are verified, from the first on.")
+    ] = 64,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, help=MICROBATCHES)] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="Of gradients and updates, relative; a tenth for losses and outputs."),
+        typer.Option(min=0, metavar="N", help="Of gradients and updates, relative; a tenth for losses and outputs."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float64 verifies a copy of the model that computes in it, on both sides.")

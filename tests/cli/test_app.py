@@ -14,16 +14,20 @@ def run(*arguments: str, backend: str = "torch", **variables: str) -> tuple[int,
     return programs.finish(programs.start(["-m", "keras_flow.cli.app", *arguments], backend, **variables))
 
 
-@pytest.mark.parametrize("command", [[], ["launch"], ["compare"], ["doctor"], ["verify"]])
-def test_help_loads_neither_keras_nor_an_engine(command: list[str]) -> None:
+COMMANDS = ("boxing", "checkpoint", "compare", "doctor", "explain", "init", "launch", "verify")
+
+
+@pytest.mark.parametrize("command", [[], *([each] for each in COMMANDS)], ids=str)
+def test_help_is_whole_on_80_columns_and_loads_no_engine(command: list[str]) -> None:
     program = (
         "import sys\nfrom keras_flow.cli.app import app\n"
         f"try: app({[*command, '--help']!r})\nexcept SystemExit as end: assert not end.code\n"
         "assert not {'keras', 'jax', 'tensorflow', 'torch'} & set(sys.modules)"
     )
-    code, out, err = programs.finish(programs.start(["-c", program]))
+    code, out, err = programs.finish(programs.start(["-c", program], COLUMNS="80"))
     assert code == 0, err
     assert "Usage" in out
+    assert "…" not in out
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
