@@ -22,7 +22,7 @@ from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook
 from keras_flow.current import models, reachable
-from keras_flow.current.distribution import Distribution, holding
+from keras_flow.current.distribution import Distribution, active, holding
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
@@ -51,8 +51,8 @@ def hooks() -> tuple[Hook, ...]:
 
 
 def _over_ranks(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook: the distribution of a model whose variables are on several ranks."""
-    distribution = models.remembered(model)
+    """Condition of the hook: the distribution of a model (without variables: of the scope), if of several ranks."""
+    distribution = shared_files.distribution_of(model)
     return distribution if distribution is not None and not distribution.has_one_rank else None
 
 
@@ -74,7 +74,10 @@ def export(
     def write() -> None:
         has_folder = Path(filepath).parent.is_dir()
         with whole(model), atomic.beside(filepath) if has_folder else nullcontext(filepath) as path:
-            original(model, str(path), format, *args, **kwargs)
+            try:
+                original(model, str(path), format, *args, **kwargs)
+            except ValueError as error:  # of the name, say: the one that was asked for
+                raise ValueError(str(error).replace(str(path), str(filepath))) from error
 
     def write_or_say() -> None:
         try:
@@ -132,14 +135,19 @@ def _plain(variables: Iterable[keras.Variable], layers: Iterable[keras.Layer], m
 
 
 def _of_archive(archive: Any, *args: object, **kwargs: object) -> _Given | None:
-    """Condition of the hooks on an archive: what it was given, where that has variables on several ranks."""
+    """Condition of the hooks on an archive: what it was given.
+
+    None where that has no variables on several ranks, and no scope of several processes is held.
+    """
     before = getattr(archive, "_keras_flow_given", None) or _Given([], [], {})
     known = {id(variable) for variable in before.variables}
     found = [variable for variable, _ in reachable.variables(args, kwargs) if id(variable) not in known]
     variables = [*before.variables, *found]
     layers = [getattr(value, "__self__", value) for value in (*args, *kwargs.values())]
     layers = [layer for layer in layers if isinstance(layer, keras.Layer) and layer not in before.layers]
-    if not any((layout := keras_layout(each)) and not layout.distribution.has_one_rank for each in variables):
+    are_over_ranks = any((layout := keras_layout(each)) and not layout.distribution.has_one_rank for each in variables)
+    # of a model without variables, too, one process writes
+    if not are_over_ranks and (active() is None or backend().world().process_count == 1):
         return None
     archive._keras_flow_given = _Given(variables, [*before.layers, *layers], before.made)
     return archive._keras_flow_given

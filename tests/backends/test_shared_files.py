@@ -34,3 +34,31 @@ def test_a_model_without_variables_is_written_by_one_process(on_ranks: Callable[
     x = np.arange(7)
     for found in on_ranks("torch").on_each(_saved_often, str(tmp_path)):
         assert np.allclose(found, [(x - turn) / np.sqrt(turn + 1) for turn in range(8)], atol=1e-5)
+
+
+def _exported(folder: str) -> tuple[int, float, str]:
+    """How often a rank writes a model without variables, what it computes, and an error's text."""
+    from unittest import mock
+
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    path = Path(folder) / "model.pt2"
+    with kf.DataParallel().scope(), mock.patch("torch.export.save", wraps=torch.export.save) as writes:
+        inputs = keras.Input((2,))
+        model = keras.Model(inputs, keras.layers.Rescaling(3.0)(inputs))
+        model.export(path, format="torch", verbose=False)
+        output = torch.export.load(path).module()(torch.ones(1, 2))
+        try:
+            model.export(Path(folder) / "model.other", format="torch", verbose=False)
+        except (ValueError, kf.FlowError) as error:
+            return writes.call_count, float(output.sum()), str(error)
+    raise AssertionError("written under a name that the format does not have")
+
+
+def test_a_model_without_variables_is_exported_by_one_process(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    for rank, (writes, output, error) in enumerate(on_ranks("torch").on_each(_exported, str(tmp_path))):
+        assert (writes, output) == (1 if rank == 0 else 0, 6.0)
+        assert str(tmp_path / "model.other") in error

@@ -29,7 +29,11 @@ from tests import quick
 #: layout -> number of ranks; `1` is stock Keras
 LAYOUTS = {"1": 1, "dp4": 4, "2x2": 4, "dp2": 2, "1x2": 2}
 #: tests that write files by functions of their own, not as a model is saved: each process has a folder of its own
-OWN_FOLDERS = re.compile(r"IOStore|save_load_weights_only|save_weights_subclassed|weights_sharding|exception_raised")
+OWN_FOLDERS = re.compile(
+    r"IOStore|weights_h5_|save_load_weights_only|save_weights_subclassed|weights_sharding|exception_raised"
+)
+PRIVATE_WRITERS = re.compile(r"saving_lib\._?save_|save_model_to_hdf5|h5py\.File\(|export_lib|export_\w+\(model")
+PUBLIC_WRITERS = re.compile(r"\.save\(|\.save_weights\(|saving_api\.save|\.export\(")
 
 
 class Recorder:
@@ -173,6 +177,12 @@ def meet_at_the_end(error: BaseException | None) -> None:
             meeting.meet("the end of a test")
 
 
+def writes_privately(test: Any) -> bool:
+    """Whether a test writes files with private functions of Keras or with h5py, all processes at once."""
+    source = inspect.getsource(getattr(test, test._testMethodName))
+    return bool(PRIVATE_WRITERS.search(source)) and not PUBLIC_WRITERS.search(source)
+
+
 def share_folders(root: Path) -> None:
     """Give the processes of a test one folder for its files: all of them save under one path.
 
@@ -184,14 +194,22 @@ def share_folders(root: Path) -> None:
     own = TestCase.get_temp_dir
 
     def folder(test: Any) -> str:
-        if OWN_FOLDERS.search(test.id()):
+        if OWN_FOLDERS.search(test.id()) or writes_privately(test):
             return own(test)
         test.folders = getattr(test, "folders", 0) + 1  # a test may ask for several
         path = root / f"{zlib.crc32(test.id().encode())}-{test.folders}"
         path.mkdir(exist_ok=True)
         return str(path)
 
+    remove = os.remove
+
+    def kept(path: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave a file that the other processes may still read."""
+        if not str(path).startswith(str(root)):
+            remove(path, *args, **kwargs)
+
     TestCase.get_temp_dir = folder
+    os.remove = kept
 
 
 def run(layout: str, modules: list[str], out: str, done: set[str], only: set[str] | None, folder: str) -> None:
