@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from keras_flow import settings
-from keras_flow.backends.engines import ENGINES, in_words, that_train
+from keras_flow.backends.engines import ENGINES, in_words, that_train, unknown
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def checked_name() -> str:
     name = backend_name()
     if name not in ENGINES:
         raise FlowError(
-            f"keras_flow does not support the Keras backend {name!r}; supported are {', '.join(ENGINES)}. "
-            f"Set the environment variable KERAS_BACKEND to one of these before keras is imported."
+            f"{unknown(name, ENGINES)}. Set the environment variable KERAS_BACKEND to one of these before keras is "
+            "imported"
         )
     engine = ENGINES[name]
     # not by an import, which would take seconds and load the engine

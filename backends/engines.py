@@ -7,6 +7,7 @@ ever loading it. Whatever they need is a row here. To add an engine is to add it
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -51,6 +52,9 @@ class Engine:
     uncached: str = ""
     settings: tuple[str, ...] = ()
 
+
+#: what people call an engine -> Keras's name of it
+_OTHER_NAMES = {"pytorch": "torch", "pt": "torch", "tf": "tensorflow"}
 
 #: name -> engine, in the order in which they are listed and compared
 ENGINES: dict[str, Engine] = {
@@ -144,3 +148,16 @@ def in_words(names: Iterable[str]) -> str:
     """
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def unknown(name: str, legal: Iterable[str]) -> str:
+    """What an error says of a backend that there is not.
+
+    Example:
+        >>> unknown("pytorch", ["jax", "torch"])
+        "keras_flow has no backend 'pytorch': did you mean torch? Legal are jax, torch"
+    """
+    known = list(legal)
+    near = _OTHER_NAMES.get(name.lower()) or next(iter(difflib.get_close_matches(name.lower(), known, 1)), None)
+    hint = f"did you mean {near}? Legal are" if near in known else "legal are"
+    return f"keras_flow has no backend {name!r}: {hint} {', '.join(known)}"

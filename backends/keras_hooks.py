@@ -67,7 +67,7 @@ def _entry(
     if is_dry_run():
         if models.is_built(model):
             _check(model, distribution)
-            symbolic.require_fit(model, given.get("x"))
+            symbolic.require_fit(model, given.get("x"), given.get("y") if name == "fit" else None)
         raise FlowError(f"{original.__name__} was called in a dry run, where variables have no values")
     # a model remembers: its data are also split outside the scope
     scope = nullcontext() if active() is distribution else distribution.scope()

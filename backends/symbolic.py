@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from keras_flow.errors import FlowError
+
 if TYPE_CHECKING:
     import keras
 
@@ -65,16 +67,61 @@ def outputs(model: keras.Model, x: object) -> object:
     return compute_output_spec(model, tensors(x, model), training=False)
 
 
-def require_fit(model: keras.Model, x: object) -> None:
-    """Raise Keras's own error where a model does not take arrays. What cannot be known without values passes.
+def refused_targets(model: keras.Model, y: object, computed: object) -> str | None:
+    """What the model's loss says against targets, by shapes; None where it takes them or that needs values.
+
+    Args:
+        model: a compiled model.
+        y: the targets, arrays.
+        computed: the model's outputs without values (`outputs`).
+    """
+    from keras_flow.current.keras_places import compute_output_spec
+
+    # a class of the user's own may do with targets what it likes
+    if not type(model).__module__.startswith("keras."):
+        return None
+    try:
+        compute_output_spec(lambda y, out: model.compute_loss(y=y, y_pred=out), tensors(y, model), computed)
+    except (ValueError, TypeError) as error:
+        text = COLOURS.sub("", str(error)).strip().partition("\n")[0]
+        if "shape" in text:
+            return (
+                f"targets that the loss does not take: y has the shape {shapes(y)}, the model's output "
+                f"{shapes(computed)}. {text}"
+            )
+    except Exception:  # it needs values
+        return None
+    return None
+
+
+def shapes(data: object) -> str:
+    """The shapes of the tensors in a structure, in words."""
+    from keras import tree
+
+    return " and ".join(str(tuple(leaf.shape)) for leaf in tree.flatten(data))
+
+
+def require_fit(model: keras.Model, x: object, y: object) -> None:
+    """Raise an error where a model does not take arrays. What cannot be known without values passes.
+
+    Args:
+        model: the model.
+        x: rows.
+        y: their targets; None where a loss is not to be asked.
 
     Raises:
-        ValueError: it does not take them.
+        ValueError: it does not take the rows: Keras's own error.
+        FlowError: its loss does not take the targets.
     """
     if x is None or not have_shapes(x):
         return
     try:
-        outputs(model, x)
+        computed = outputs(model, x)
     except Exception as error:
         if misfit(error) is not None:
             raise
+        return
+    if y is not None and have_shapes(y):
+        text = refused_targets(model, y, computed)
+        if text:
+            raise FlowError(f"fit was given {text}")

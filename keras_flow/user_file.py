@@ -336,8 +336,6 @@ def check_shapes(model: keras.Model, data: Data) -> None:
     Raises:
         FlowError: it does not.
     """
-    from keras_flow.current import keras_places  # loads Keras
-
     for x, y in ((data.x, data.y), (data.x_val, data.y_val)):
         if x is None or not (symbolic.have_shapes(x) and symbolic.have_shapes(y)):
             continue
@@ -346,29 +344,9 @@ def check_shapes(model: keras.Model, data: Data) -> None:
         except Exception as error:
             if text := symbolic.misfit(error):
                 raise FlowError(
-                    f"load_data() returns rows that the model does not take: x has the shape {_shapes(x)}. {text}"
+                    "load_data() returns rows that the model does not take: x has the shape "
+                    f"{symbolic.shapes(x)}. {text}"
                 ) from None
             return  # it cannot be called without values
-        # a class of the user's own may do with targets what it likes
-        if not type(model).__module__.startswith("keras."):
-            return
-        try:
-            keras_places.compute_output_spec(
-                lambda y, outputs: model.compute_loss(y=y, y_pred=outputs), symbolic.tensors(y, model), outputs
-            )
-        except (ValueError, TypeError) as error:
-            text = symbolic.COLOURS.sub("", str(error)).strip().partition("\n")[0]
-            if "shape" in text:
-                raise FlowError(
-                    f"load_data() returns targets that the loss does not take: y has the shape {_shapes(y)}, the "
-                    f"model's output {_shapes(outputs)}. {text}"
-                ) from None
-        except Exception:  # it needs values
-            return
-
-
-def _shapes(data: object) -> str:
-    from keras import tree
-
-    shapes = [str(tuple(leaf.shape)) for leaf in tree.flatten(data)]
-    return " and ".join(shapes)
+        if text := symbolic.refused_targets(model, y, outputs):
+            raise FlowError(f"load_data() returns {text}")

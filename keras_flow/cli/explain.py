@@ -42,8 +42,10 @@ def explain(
     """
     if not file.is_file():
         raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
+    from keras_flow.backends import active
     from keras_flow.user_file import check_file
 
+    active.checked_name()  # before the file imports Keras, whose error names no backend that there is
     check_file(file, (layout,), "explain", ("build_model",))
     from rich.console import Console
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from keras_flow import __version__, atomic
-from keras_flow.backends.engines import ENGINES, that_train
+from keras_flow.backends.engines import ENGINES, that_train, unknown
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.known_differences import ProgramFacts, that_fit
 from keras_flow.compare.options import CompareJob, CompareOptions
@@ -87,9 +87,9 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
     legal = that_train()
     if not names:
         raise FlowError(f"no backend was named: legal are {', '.join(legal)}")
-    unknown = [name for name in names if name not in legal]
-    if unknown:
-        raise FlowError(f"unknown backend {unknown[0]!r}: legal are {', '.join(legal)}")
+    others = [name for name in names if name not in legal]
+    if others:
+        raise FlowError(unknown(others[0], legal))
     present, skipped = [], {}
     # each once, in the order that was asked for: the first is the one that others are compared with
     for name in dict.fromkeys(names):

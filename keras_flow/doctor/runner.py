@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keras_flow import settings
-from keras_flow.backends.engines import ENGINES
+from keras_flow.backends.engines import ENGINES, unknown
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
 from keras_flow.errors import FlowError
@@ -53,9 +53,9 @@ def examine(
     """
     if not engines:
         raise FlowError(f"no backend was named: legal are {', '.join(ENGINES)}")
-    unknown = [name for name in engines if name not in ENGINES]
-    if unknown:
-        raise FlowError(f"unknown backend {unknown[0]!r}: legal are {', '.join(ENGINES)}")
+    others = [name for name in engines if name not in ENGINES]
+    if others:
+        raise FlowError(unknown(others[0], ENGINES))
     names = list(dict.fromkeys(engines))
     tell(f"checking {', '.join(names)}")
     # most of the time is an engine's import, on one core; a link is measured with nothing beside it

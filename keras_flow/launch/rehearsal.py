@@ -44,6 +44,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _OF_LAYOUTS = (
     *("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.distributions."),
     "keras_flow.user_file",
+    "keras_flow.backends.symbolic",
 )
 _KINDS = {kind.__name__: kind for kind in (FlowError, LayoutError)}
 

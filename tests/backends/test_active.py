@@ -51,10 +51,11 @@ except kf.FlowError as error: print(error)
 """
 
 
-@pytest.mark.parametrize("name", ["openvino", "mxnet"])
-def test_unknown_backend(name: str) -> None:
-    text = tell(ERROR, name)
-    assert f"does not support the Keras backend '{name}'; supported are jax, tensorflow, torch" in text
+@pytest.mark.parametrize(
+    ("name", "said"), [("openvino", "legal are jax, tensorflow, torch"), ("pytorch", "did you mean torch?")]
+)
+def test_unknown_backend(name: str, said: str) -> None:
+    assert f"keras_flow has no backend '{name}': {said}" in tell(ERROR, name)
 
 
 def test_missing_engine() -> None:

@@ -13,13 +13,13 @@ import os, sys, time
 import keras, numpy as np, keras_flow as kf
 from keras_flow.launch import rehearsal
 
-def train(rules, before=lambda: None, ranks=((0, 1), (2, 3)), width=8):
+def train(rules, before=lambda: None, ranks=((0, 1), (2, 3)), width=8, targets=4):
     mesh = kf.Placement(np.array(ranks), axis_names=("data", "model"))
     with kf.ModelParallel(mesh, rules=rules, batch_axes="data").scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="hidden")])
         model.compile("sgd", "mse")
         before()
-        model.fit(np.ones((8, width)), np.ones((8, 4)), verbose=0)  # the step
+        model.fit(np.ones((8, width)), np.ones((8, targets)), verbose=0)  # the step
 
 def noticed():
     print("printed")
@@ -47,6 +47,7 @@ if __name__ == "__main__":
         if name == "key": told(train, {"hidden/(kernel": {"model": kf.sbp.split(1)}})
         if name == "ranks": told(train, right, lambda: None, ((0, 1), (6, 7)))
         if name == "shape": told(train, right, lambda: None, ((0, 1), (2, 3)), 9)
+        if name == "targets": told(train, right, lambda: None, ((0, 1), (2, 3)), 8, 3)
         if name == "right": rehearsal.rehearse(train, (right,), {}, 4, 4)
         if name == "noticed": rehearsal.rehearse(train, ({"nothing": "B"}, noticed), {}, 4, 4)
         if name == "catches": rehearsal.rehearse(catches, (), {}, 4, 4)
@@ -58,7 +59,7 @@ if __name__ == "__main__":
 
 def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
-    cases = "nothing axis key ranks shape right noticed catches other long"
+    cases = "nothing axis key ranks shape targets right noticed catches other long"
     process = programs.start([str(script), str(tmp_path / "file")], "torch", CASES=cases)
     code, out, err = programs.finish(process, 200)
     assert code == 0, err
@@ -72,6 +73,11 @@ def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
             "shape",
             "FlowError",
             "layer 'hidden' is incompatible with the layer: expected axis -1 of input shape to have valu",
+        ),
+        (
+            "targets",
+            "FlowError",
+            "fit was given targets that the loss does not take: y has the shape (8, 3), the model's output (8, 4)",
         ),
         ("ranks", "FlowError", "the placement needs ranks up to 7, torch has 4 (ranks 0 to 3)"),
     ):
