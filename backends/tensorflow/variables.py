@@ -108,7 +108,11 @@ class MeshVariable(dtensor.DVariable):
     def _laid(self, value: Any) -> object:
         if isinstance(value, dtensor.DVariable):
             value = value.read_value()
-        if not self._is_read_directly() or is_dtensor(value):
+        if not self._is_read_directly():
+            if not in_step() and not in_symbolic_scope() and _has_argument(value):
+                raise FlowError(in_a_function(f"variable {self.name!r} is assigned what comes of an argument; it is"))
+            return value
+        if is_dtensor(value):
             return value
         tensor = tf.convert_to_tensor(value, self.dtype)
         if not _is_known(tensor):
@@ -128,6 +132,22 @@ class MeshVariable(dtensor.DVariable):
         if self.dtype.is_floating and not in_symbolic_scope() and not in_stateless_scope():
             raise FlowError(in_a_function(f"variable {self.name!r} is"))
         return False
+
+
+def _has_argument(value: object) -> bool:
+    """Whether a tensor is computed from an argument of the function that is traced: it is called with plain tensors."""
+    if tf.executing_eagerly() or not tf.is_symbolic_tensor(value):
+        return False
+    captured = {id(inner) for inner in value.graph.internal_captures}
+    left, seen = [value], set()
+    while left:
+        tensor = left.pop()
+        if tensor.op.type == "Placeholder" and id(tensor) not in captured and tensor.shape.rank != 0:
+            return True  # a scalar goes anywhere
+        if tensor.op.name not in seen:
+            seen.add(tensor.op.name)
+            left += tensor.op.inputs
+    return False
 
 
 def in_a_function(what: str) -> str:

@@ -174,6 +174,21 @@ def in_functions(model, x):
     return said
 
 
+def seeded_in_a_function(model, x):
+    """What is raised where a function assigns a seed that it is given."""
+    seeds = keras.random.SeedGenerator(3)
+
+    def reset(seed):
+        seeds.state.assign(tf.cast(seed, "uint32"))
+        return seeds.state.value
+
+    try:
+        tf.function(reset)(tf.constant([1, 2]))
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    return []
+
+
 def branch(predicate, first, second, x):
     """One of two functions of x, chosen as the graph runs."""
     return tf.cond(predicate, lambda: first(x), lambda: second(x))

@@ -72,7 +72,9 @@ class Counts(keras.layers.Layer):
 
 def _counts(s: Stage) -> dict[str, Any]:
     layer = Counts(name="counts")
-    model = s.build([keras.layers.Input((6,)), layer, keras.layers.Dense(3, name="o")])
+    # `h`: the rules of the layouts match it
+    layers = [keras.layers.Input((6,)), layer, keras.layers.Dense(8, "tanh", name="h"), keras.layers.Dense(3, name="o")]
+    model = s.build(layers)
     return {"model": model, "layer": layer}
 
 
