@@ -312,20 +312,22 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def send_tensors(
-        self, tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object
+        self, tensors: Any, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
     ) -> Callable[[], None]:
         """Begin to send a list of tensors, or lists of them, to a rank of another process; returns what waits.
 
         Args:
             tensors: some may be None.
-            rank: who gets them.
+            pair: who sends them, and who gets them.
             tag: tells messages apart that are on their way between two ranks.
             told: the keys whose shapes were told; an own one for those that are received.
             key: messages of one key have the same shapes, which are told with the first.
         """
         ...
 
-    def receive_tensors(self, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
+    def receive_tensors(
+        self, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
+    ) -> Callable[[], Any]:
         """Begin to receive what a rank of another process sends; returns what waits for it and gives it."""
         ...
 

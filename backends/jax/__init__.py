@@ -72,11 +72,11 @@ from keras_flow.backends.jax.variables import fill as fill
 from keras_flow.backends.jax.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.jax.variables import place as place
 from keras_flow.backends.jax.variables import shards as shards
-from keras_flow.backends.one_process import from_process_of as from_process_of
-from keras_flow.backends.one_process import receive_tensors as receive_tensors
-from keras_flow.backends.one_process import send_tensors as send_tensors
-from keras_flow.backends.one_process import sum_over_processes as sum_over_processes
-from keras_flow.backends.one_process import sum_over_ranks as sum_over_ranks
+from keras_flow.backends.messages import from_process_of as from_process_of
+from keras_flow.backends.messages import receive_tensors as receive_tensors
+from keras_flow.backends.messages import send_tensors as send_tensors
+from keras_flow.backends.messages import sum_over_processes as sum_over_processes
+from keras_flow.backends.messages import sum_over_ranks as sum_over_ranks
 from keras_flow.backends.shared_files import write_alone as write_alone
 
 if TYPE_CHECKING:

@@ -36,4 +36,5 @@ def drawn(
         slices = [slice(*part.indices(length)[:2]) for part, length in zip(index or (), shape, strict=True)]
         return fill(slices, np.empty([part.stop - part.start for part in slices], jnp.dtype(dtype)))
 
-    return jax.make_array_from_callback(shape, sharding, block)
+    # a process that has none of the devices is asked for no block
+    return jax.make_array_from_callback(shape, sharding, block, dtype=jnp.dtype(dtype))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from keras_flow.backends.jax.devices import rank_devices
-from keras_flow.current.variable_layout import stage_rank
+from keras_flow.current.variable_layout import keras_layout, stage_rank
 
 
 class _CompiledStage:
@@ -103,7 +103,7 @@ def apply_gradients(
         is_compiled: whether to compile.
     """
     slots = list(optimizer.variables)
-    homes = [stage_rank(slot) for slot in slots]
+    homes = [_home(slot) for slot in slots]
     shared = [slot for slot, home in zip(slots, homes, strict=True) if home is None]
     shared_values = [read(slot) for slot in shared]
     new_shared = shared_values
@@ -118,6 +118,12 @@ def apply_gradients(
     # counters and rates: every program has moved them on alike
     for slot, value, before in zip(shared, new_shared, shared_values, strict=True):
         write(slot, jax.device_put(value, before.sharding))
+
+
+def _home(slot: keras.Variable) -> int | None:
+    """The rank that holds a slot, as this process sees it; None of what no stage has."""
+    layout = keras_layout(slot)
+    return None if layout is None or stage_rank(slot) is None else layout.layout.placement.ranks[0]
 
 
 def _update_program(optimizer: Any, *which: Any) -> Callable[..., Any]:

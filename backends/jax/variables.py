@@ -12,12 +12,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from keras_flow.backends import meeting, shared_files, weights_files
+from keras_flow.backends import meeting, messages, shared_files, weights_files
 from keras_flow.backends.jax import creation
+from keras_flow.backends.jax.devices import world
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import in_stateless_scope
-from keras_flow.current.variable_layout import KerasLayout, keras_layout
+from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout
 
 
 def initialize_with_initializer(
@@ -141,10 +142,12 @@ def separate_copy(value: jax.Array, sharding: Sharding) -> jax.Array:
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Move an existing variable to another layout, keeping its value."""
-    variable._layout = layout
+    before, variable._layout = keras_layout(variable), layout
     value = variable._value
     sharding: Any = layout.backend_layout
-    if isinstance(value, jax.Array) and sharding.is_fully_addressable and value.sharding != sharding:
+    if value is not None and jax.process_count() > 1 and (_is_of_stage(before) or _is_of_stage(layout)):
+        variable._value = from_logical(_of_stage(value, before), sharding)
+    elif isinstance(value, jax.Array) and sharding.is_fully_addressable and value.sharding != sharding:
         variable._value = separate_copy(value, sharding)
     elif value is not None:
         variable._value = jax.device_put(value, sharding)
@@ -168,6 +171,8 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
 
 def is_split_over_processes(variable: keras.Variable) -> bool:
     """Whether the ranks of this process hold a part of a variable only."""
+    if jax.process_count() > 1 and _is_of_stage(keras_layout(variable)):
+        return True
     value = variable._value
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
@@ -183,12 +188,27 @@ def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args
             return np.asarray(copy, *args, **kwargs)
         if is_split_over_processes(value):
             meeting.meet(meeting.READS)
-            return np.asarray(gathered(value._value), *args, **kwargs)
+            layout = keras_layout(value)
+            whole = _of_stage(value._value, layout) if _is_of_stage(layout) else gathered(value._value)
+            return np.asarray(whole, *args, **kwargs)
     elif isinstance(value, jax.Array) and not isinstance(value, Tracer):
         if not (value.is_fully_addressable or value.is_fully_replicated):
             meeting.meet(meeting.READS)
         return original(gathered(value), *args, **kwargs)
     return original(value, *args, **kwargs)
+
+
+def _is_of_stage(layout: KerasLayout | None) -> bool:
+    """Whether a layout is that of a pipeline's stage, whose processes have the value."""
+    return layout is not None and layout.distribution.stage_rank is not None
+
+
+def _of_stage(value: jax.Array, layout: KerasLayout | None) -> np.ndarray:
+    """The value of a variable that a pipeline's stage has, on all processes; of any other that of this one."""
+    if layout is None or layout.distribution.stage_rank is None:
+        return np.asarray(value)
+    here = None if is_elsewhere(layout, world().local_ranks) else value
+    return np.asarray(messages.from_process_of(layout.distribution.stage_rank, here, False))
 
 
 def of_several_processes(*args: object, **kwargs: object) -> bool | None:

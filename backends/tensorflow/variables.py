@@ -14,13 +14,13 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context, record
 from tensorflow.python.ops import resource_variable_ops
 
-from keras_flow.backends import meeting, shared_files, weights_files
+from keras_flow.backends import meeting, messages, shared_files, weights_files
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
-from keras_flow.backends.tensorflow.devices import host_device, rank_devices
+from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope
-from keras_flow.current.variable_layout import KerasLayout, keras_layout
+from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout, stage_rank
 from keras_flow.errors import FlowError
 
 _Part = TypeVar("_Part")
@@ -150,6 +150,19 @@ def _has_argument(value: object) -> bool:
     return False
 
 
+class AbsentVariable(resource_variable_ops.UninitializedVariable):
+    """What stands for a variable of a pipeline's stage that another process has: its shape, without memory.
+
+    To read it is TensorFlow's error; what is assigned is for the process that has it.
+    """
+
+    def assign(self, *args: object, **kwargs: object) -> object:
+        """Nothing."""
+        return self
+
+    assign_add = assign_sub = assign
+
+
 def in_a_function(what: str) -> str:
     """The text of the error for what is computed in a `tf.function` of the user's own."""
     return (
@@ -220,8 +233,14 @@ def from_logical(value: object, layout: dtensor.Layout, dtype: str | tf.DType | 
     return pack(parts, layout, dtype)
 
 
-def to_host(value: tf.Tensor) -> np.ndarray:
-    """The logical value of an eager DTensor or variable, in host memory."""
+def to_host(value: tf.Tensor | keras.Variable) -> np.ndarray:
+    """The logical value of an eager DTensor or variable, in host memory; of a stage's variable it is a collective."""
+    if isinstance(value, keras.Variable):
+        rank = stage_rank(value)
+        if rank is not None and _is_of_one_process(value):
+            here = None if isinstance(value._value, AbsentVariable) else value._value.read_value()
+            return np.asarray(messages.from_process_of(rank, here, False))
+        value = value._value
     if isinstance(value, tf.Variable):
         value = value.read_value()
     if not is_dtensor(value):
@@ -275,6 +294,9 @@ def initialize_with_initializer(
     Their values are those of one device.
     """
     placed = _layout_for(variable, distribution)
+    if is_elsewhere(placed, world().local_ranks):
+        _set_absent(variable, placed)
+        return None
     # MirroredStrategy and one rank have variables of TensorFlow's own
     if not mirrored_strategy.works_by_dtensor(placed.distribution):
         return mirrored_strategy.create(original, variable, initializer, placed)
@@ -303,6 +325,9 @@ def initialize(
         # Keras sets it later, the layout needs it now
         variable._shape = tuple(int(length) for length in cast("tuple[int, ...]", value.shape))
     placed = _layout_for(variable, distribution)
+    if is_elsewhere(placed, world().local_ranks):
+        _set_absent(variable, placed)
+        return None
     if not mirrored_strategy.works_by_dtensor(placed.distribution):
         return mirrored_strategy.create(original, variable, value, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
@@ -319,6 +344,17 @@ def _layout_for(variable: keras.Variable, distribution: Distribution) -> KerasLa
     if placed is not None and placed.distribution.whole is distribution:
         return placed
     return distribution.get_variable_layout(variable) if placed is None else KerasLayout(placed.given, distribution)
+
+
+def _set_absent(variable: keras.Variable, placed: KerasLayout) -> None:
+    old = getattr(variable, "_value", None)
+    with tf.init_scope(), tf.device(host_device()):
+        absent = AbsentVariable(
+            trainable=variable.trainable, dtype=variable._dtype, shape=tuple(variable._shape), name=variable.name
+        )
+    if old is not None:  # optimizers find their slots by this id
+        absent._unique_id = old._unique_id
+    variable._value, variable._layout = absent, placed
 
 
 def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) -> None:
@@ -423,8 +459,13 @@ def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, *
     return to_host(value)
 
 
-def _meet_to_read(value: tf.Tensor) -> None:
-    if processes.joined().count > 1 and is_dtensor(value) and not dtensor.fetch_layout(value).is_fully_replicated():
+def _meet_to_read(value: Any) -> None:
+    if isinstance(value, keras.Variable):
+        needs_others = True
+    else:
+        several = processes.joined().count > 1 and is_dtensor(value)
+        needs_others = several and not dtensor.fetch_layout(value).is_fully_replicated()
+    if needs_others:
         meeting.meet(meeting.READS)
 
 
@@ -453,11 +494,16 @@ def copied(copy: np.ndarray, original: Callable[..., object], *args: object, **k
     return copy
 
 
-def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor | None:
-    """Condition of hooks on what reads values: an eager DTensor, or that of a variable."""
+def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor | keras.Variable | None:
+    """Condition of hooks on what reads values: an eager DTensor, or that of a variable.
+
+    A variable itself where it is of a pipeline's stage, whose processes have the value.
+    """
     if not tf.executing_eagerly():
         return None
     if isinstance(value, keras.Variable):
+        if _is_of_one_process(value):
+            return value
         return value._value if isinstance(value._value, dtensor.DVariable) else None
     return value if isinstance(value, tf.Tensor | tf.Variable) and is_dtensor(value) else None  # type: ignore[return-value]
 
@@ -471,11 +517,18 @@ def _host(value: object) -> np.ndarray:
 # ---- what the interface asks
 
 
+def _is_of_one_process(variable: keras.Variable) -> bool:
+    """Whether a variable is of a pipeline's stage, of which the others have nothing."""
+    return processes.joined().count > 1 and stage_rank(variable) is not None
+
+
 def is_split_over_processes(variable: keras.Variable) -> bool:
     """Whether the ranks of this process hold a part of a variable only."""
     value = variable._value
     if processes.joined().count == 1:
         return False
+    if _is_of_one_process(variable):
+        return True
     if mirrored_strategy.is_mirrored_variable(value):
         # a copy that is summed when it is read; the others are equal in all processes
         return value.synchronization == tf.VariableSynchronization.ON_READ
@@ -492,10 +545,15 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         mirrored_strategy.place(variable, to_host(variable._value), layout)
         if mirrored_strategy.is_mirrored(layout.distribution):
             return
+    if is_elsewhere(layout, world().local_ranks):
+        if _is_of_one_process(variable):
+            to_host(variable)  # the process that will have it asks
+        _set_absent(variable, layout)
+        return
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
-            mirrored_strategy.place(variable, to_host(variable._value), layout)
+            mirrored_strategy.place(variable, to_host(variable), layout)
         variable._value._unique_id = key
         variable._layout = layout
         return
@@ -511,6 +569,8 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
     """Give each rank of this process its part of a value."""
     target = variable._value
+    if isinstance(target, AbsentVariable):
+        return
     if not isinstance(target, dtensor.DVariable):
         variable.assign(part(tuple(slice(0, length) for length in variable.shape)))
         return
@@ -523,6 +583,8 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """rank -> the component on its device."""
     placed = keras_layout(variable)
     value = variable._value
+    if isinstance(value, AbsentVariable):
+        return {}
     if mirrored_strategy.is_mirrored_variable(value):
         return mirrored_strategy.shards(variable)
     if placed is None or not isinstance(value, dtensor.DVariable):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as torch_distributed
 from keras import tree
 
+from keras_flow.backends.structures import described, leaves, made
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.collectives import process_group
 from keras_flow.current.keras_places import engine_core as core
@@ -146,26 +147,28 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
 # ---- messages
 
 
-def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], None]:
+def send_tensors(
+    tensors: Any, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
+) -> Callable[[], None]:
     """Begin to send a structure of tensors to a rank; returns what waits until it has left.
 
     Args:
         tensors: None, or lists of tensors, some of which may be None.
-        rank: who gets them.
+        pair: who sends them, and who gets them.
         tag: tells messages apart that are on their way between two ranks.
         told: the keys whose shapes were told.
         key: messages of one key have the same shapes, which are told with the first.
     """
-    flat = [None if leaf is None else leaf.contiguous() for leaf in tree.flatten(tensors)]
+    flat = [leaf.contiguous() for leaf in leaves(tensors)]
     works, sent = [], []
     if key not in told:
         told[key] = True
-        text = json.dumps(_described(tensors)).encode()
+        text = json.dumps(described(tensors)).encode()
         header = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         sent += [torch.tensor([len(text)]), header]
-    sent += [leaf for leaf in flat if leaf is not None]
+    sent += flat
     for leaf in sent:
-        works.append(torch_distributed.isend(leaf, rank, tag=tag))
+        works.append(torch_distributed.isend(leaf, pair[1], tag=tag))
 
     def wait() -> None:
         for work in works:
@@ -175,8 +178,9 @@ def send_tensors(tensors: Any, rank: int, tag: int, told: dict[object, Any], key
     return wait
 
 
-def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
+def receive_tensors(pair: tuple[int, int], tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
     """Begin to receive what a rank sends; returns what waits for it and gives it."""
+    rank = pair[0]
     if key in told:
         return _coming(told[key], rank, tag)
 
@@ -191,12 +195,10 @@ def receive_tensors(rank: int, tag: int, told: dict[object, Any], key: object) -
     return first
 
 
-def _coming(described: Any, rank: int, tag: int) -> Callable[[], Any]:
+def _coming(told: Any, rank: int, tag: int) -> Callable[[], Any]:
     """Begin to receive tensors of known shapes; what waits for them."""
-    tensors = _empty(described)
-    works: list[Any] = [
-        torch_distributed.irecv(leaf, rank, tag=tag) for leaf in tree.flatten(tensors) if leaf is not None
-    ]
+    tensors = made(told, _empty)
+    works: list[Any] = [torch_distributed.irecv(leaf, rank, tag=tag) for leaf in leaves(tensors)]
 
     def wait() -> Any:
         for work in works:
@@ -267,7 +269,7 @@ def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...]
     """
     mine, group = layouts.this_rank() == rank, None if ranks is None else process_group(ranks)
     if not is_like:
-        text = json.dumps(_described(value)).encode() if mine else b""
+        text = json.dumps(described(value)).encode() if mine else b""
         length = torch.tensor([len(text)])
         torch_distributed.broadcast(length, rank, group)
         header = (
@@ -276,29 +278,12 @@ def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...]
             else torch.zeros(int(length), dtype=torch.uint8)
         )
         torch_distributed.broadcast(header, rank, group)
-        value = value if mine else _empty(json.loads(bytes(header.tolist()).decode()))
+        value = value if mine else made(json.loads(bytes(header.tolist()).decode()), _empty)
     flat = [leaf.contiguous() if mine else torch.empty_like(leaf) for leaf in tree.flatten(value)]
     for leaf in flat:
         torch_distributed.broadcast(leaf, rank, group)
     return tree.pack_sequence_as(value, flat)
 
 
-def _described(value: Any) -> Any:
-    """Dtypes and shapes of a structure of tensors, some of which may be None, as JSON tells them."""
-    if isinstance(value, dict):
-        return {"dict": {name: _described(each) for name, each in value.items()}}
-    if isinstance(value, list | tuple):
-        return {type(value).__name__: [_described(each) for each in value]}
-    return {"tensor": None if value is None else [keras.backend.standardize_dtype(value.dtype), list(value.shape)]}
-
-
-def _empty(described: Any) -> Any:
-    """A structure of tensors that was described, without values."""
-    ((kind, inner),) = described.items()
-    if kind == "tensor":
-        if inner is None:
-            return None
-        return torch.empty(inner[1], dtype=core.to_torch_dtype(inner[0]), device=core.get_device())
-    if kind == "dict":
-        return {name: _empty(each) for name, each in inner.items()}
-    return (tuple if kind == "tuple" else list)(_empty(each) for each in inner)
+def _empty(dtype: str, shape: list[int]) -> torch.Tensor:
+    return torch.empty(shape, dtype=core.to_torch_dtype(dtype), device=core.get_device())

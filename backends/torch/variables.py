@@ -20,7 +20,7 @@ from keras_flow.backends.torch.step import current_step
 from keras_flow.current import keras_places
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.keras_places import engine_core as core
-from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout, stage_rank
+from keras_flow.current.variable_layout import KerasLayout, VariableLayout, is_elsewhere, keras_layout, stage_rank
 from keras_flow.errors import warn
 from keras_flow.layout import Layout
 
@@ -75,7 +75,7 @@ def initialize_with_initializer(
     Then this rank makes only its piece, where that is possible.
     """
     layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
-    if _is_elsewhere(layout):
+    if is_elsewhere(layout, (layouts.this_rank(),)):
         creation.skip(initializer)
         _set(variable, _absent(variable))
         return
@@ -106,7 +106,7 @@ def initialize(
     if variable._shape is None:
         variable._shape = tuple(tensor.shape)
     layout = _layout_at_creation(variable, tuple(tensor.shape), distribution)
-    if _is_elsewhere(layout):
+    if is_elsewhere(layout, (layouts.this_rank(),)):
         _set(variable, _absent(variable))
     elif not _as_dtensor(variable._dtype, tensor.shape, layout):
         original(variable, to_logical(tensor))
@@ -172,7 +172,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         return  # made later, with this layout
     if before is not None and before.distribution.stage_rank is not None:  # one rank has the value
         stored = from_rank(variable, before.distribution.stage_rank)
-    if _is_elsewhere(layout):
+    if is_elsewhere(layout, (layouts.this_rank(),)):
         if before is None:
             _value_of_rank_0(variable, stored.detach(), layout.distribution)
         _set(variable, _absent(variable))
@@ -184,12 +184,6 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         _set(variable, _distribute(full, layout))
     elif isinstance(stored, DTensor) or full is not variable._value:
         variable._value = torch.nn.Parameter(full.clone(), requires_grad=variable._value.requires_grad)
-
-
-def _is_elsewhere(layout: KerasLayout) -> bool:
-    """Whether a variable belongs to a stage of other ranks."""
-    of_stage = layout.distribution
-    return of_stage.stage_rank is not None and layouts.this_rank() not in of_stage.placement.ranks
 
 
 def _absent(variable: keras.Variable) -> torch.Tensor:

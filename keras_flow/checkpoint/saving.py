@@ -304,7 +304,7 @@ def _apart(work: _Writing) -> None:
 
 def _layout(variable: keras.Variable) -> Any:
     placed = keras_layout(variable)
-    return None if placed is None else placed.layout
+    return None if placed is None else placed.of_job.layout
 
 
 def _layout_text(layout: Any) -> str:

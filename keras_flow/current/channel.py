@@ -84,6 +84,12 @@ class Channel:
         """The address of the other side's host, as this one sees it."""
         return self._socket.getpeername()[0]
 
+    def taken(self) -> socket.socket:
+        """The connected socket, for what is no message; the channel is not used after it."""
+        assert not self._received
+        self._socket.settimeout(None)
+        return self._socket
+
     def close(self) -> None:
         """Close the connection."""
         with contextlib.suppress(OSError):
@@ -134,6 +140,11 @@ class Meeting:
         self._token = token
         self._listener = socket.create_server((host, port), backlog=128)
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port at which it listens, where it was given 0."""
+        return self._listener.getsockname()[1]
 
     def __enter__(self) -> Meeting:
         return self

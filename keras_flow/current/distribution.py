@@ -64,6 +64,7 @@ class Distribution(KerasDistribution):
         joined_axes: groups of axes that only ever split one dim together.
         strict: whether a split that cannot be held is an error.
         mirrored_view: whether rows may be computed by local tensors inside a layer's call.
+        is_of_all_processes: whether each process of the job drives some of its ranks, where it drives several.
         layers_stand_alone: whether a layer by itself can be trained under it; a pipeline needs stages.
         batch_statistics: `"global"` or `"replica"`: over which rows BatchNormalization takes its statistics.
         random: `"logical"` or `"stock"`: whose random numbers `keras.random` gives.
@@ -81,6 +82,7 @@ class Distribution(KerasDistribution):
     strict: bool
     uneven_notice: UnevenNotice
     mirrored_view = False
+    is_of_all_processes = True
     layers_stand_alone = True
     batch_statistics = "global"
     random = "stock"
@@ -92,6 +94,8 @@ class Distribution(KerasDistribution):
     open_scopes = 0
     #: of a part of a pipeline: the first rank of the stages whose variables it lays
     stage_rank: int | None = None
+    #: of a part of a pipeline: the ranks that hold its variables, of each process one; the placement has this process's
+    holders: tuple[int, ...] = ()
     _whole: Distribution | None = None
 
     @property

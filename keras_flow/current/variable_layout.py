@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import keras
@@ -10,6 +11,7 @@ import keras
 from keras_flow import sbp
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
+from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
     import keras
@@ -65,6 +67,14 @@ class KerasLayout(keras.distribution.TensorLayout):
         return self.given.layout
 
     @property
+    def of_job(self) -> VariableLayout:
+        """The layout as every process sees it: of what each of several has alike, all of them."""
+        holders, own = self.distribution.holders, self.given.layout
+        if not holders or holders == own.placement.ranks:
+            return self.given
+        return replace(self.given, layout=Layout(Placement(list(holders), type=own.placement.type), {}, own.shape))
+
+    @property
     def backend_layout(self) -> object:
         """The engine's description of the layout, for Keras's own code."""
         return self.distribution.engine_layout(self.layout)
@@ -80,6 +90,18 @@ def stage_rank(variable: object) -> int | None:
     """The rank of the pipeline's stage that a variable belongs to; None for all others."""
     layout = keras_layout(variable)
     return None if layout is None else layout.distribution.stage_rank
+
+
+def is_elsewhere(layout: KerasLayout | None, own: Collection[int]) -> bool:
+    """Whether a variable belongs to a pipeline's stage that no rank of this process computes.
+
+    Args:
+        layout: of the variable.
+        own: the ranks of this process.
+    """
+    if layout is None or layout.distribution.stage_rank is None:
+        return False
+    return not set(layout.layout.placement.ranks) & set(own)
 
 
 def layout_of(variable: keras.Variable) -> VariableLayout:
@@ -103,4 +125,4 @@ def layout_of(variable: keras.Variable) -> VariableLayout:
             f"{path!r} has no keras_flow layout: it was made outside a distribution and not trained under one yet. "
             "Build the model inside `with dist.scope():`, or call `dist.apply(model)`"
         )
-    return layout.given
+    return layout.of_job

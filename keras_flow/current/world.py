@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from keras_flow.errors import FlowError
@@ -32,6 +33,13 @@ class World:
     def process_of(self, rank: int) -> int:
         """The process that drives a rank."""
         return self.processes[rank] if self.processes else rank * self.process_count // self.size
+
+    def first_of_each_process(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """The first of some ranks in each process that drives any of them, in the order of processes."""
+        found: dict[int, int] = {}
+        for rank in ranks:
+            found.setdefault(self.process_of(rank), rank)
+        return tuple(found[process] for process in sorted(found))
 
     def require_real(self, what: str) -> None:
         """Refuse what simulated ranks cannot do.

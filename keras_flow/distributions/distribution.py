@@ -100,7 +100,7 @@ class FlowDistribution(Distribution):
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
             )
-        _check_ranks(placement, engine_world, engine)
+        _check_ranks(placement, engine_world, engine, self.is_of_all_processes)
         unknown = [axis for axis in batch_axes if axis not in placement.axis_names]
         if unknown:
             raise FlowError(f"batch_axes names {unknown}, the placement's axes are {list(placement.axis_names)}")
@@ -474,7 +474,7 @@ def is_seed(path: str) -> bool:
     return path.endswith("seed_generator_state")
 
 
-def _check_ranks(placement: Placement, world: World, engine: Backend) -> None:
+def _check_ranks(placement: Placement, world: World, engine: Backend, is_of_all_processes: bool) -> None:
     size, type = world.size, world.type
     if placement.type != type:
         raise FlowError(
@@ -494,7 +494,7 @@ def _check_ranks(placement: Placement, world: World, engine: Backend) -> None:
                 else ""
             )
         )
-    if not engine.capabilities.drives_all_ranks:
+    if not (engine.capabilities.drives_all_ranks and is_of_all_processes):
         return
     # a process of these engines takes part in a step by its devices, or not at all
     taking_part = {world.process_of(rank) for rank in placement.ranks}

@@ -50,6 +50,11 @@ class CentralStorage(PipelineParallel):
                 f"CentralStorage takes ranks along one axis, all of which share the rows of a batch; the placement has "
                 f"the axes {list(placement.axis_names)}: kf.Placement({list(placement.ranks)})"
             )
+        if backend().capabilities.drives_all_ranks and backend().world().process_count > 1:
+            raise FlowError(
+                f"CentralStorage on {backend().name} is for one process that drives all ranks: `keras-flow launch "
+                "--nproc_per_node 1 --devices_per_proc N`; torch has a process for each rank"
+            )
         (name,) = placement.axis_names
         # a pipeline has an axis of stages besides: here of one
         lanes = Placement([list(placement.ranks)], ("stages", name), placement.type)

@@ -66,7 +66,7 @@ class PipelineParallel(ExplainedDistribution):
     Example:
         >>> import keras, numpy as np, keras_flow as kf
         >>> ranks = kf.init(4)
-        >>> if kf.env.process_count() == 1:
+        >>> if kf.env.process_count() == 1:  # of several each must have a rank of the placement
         ...     with kf.PipelineParallel(kf.Placement([0, 1], axis_names=("pipe",)), microbatches=4).scope():
         ...         model = keras.Sequential(
         ...             [keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, kernel_initializer="ones")]
@@ -122,21 +122,27 @@ class PipelineParallel(ExplainedDistribution):
         # what no stage has (counters, metrics) is on every process, and of a process on one rank
         self._home = self
         if backend().capabilities.drives_all_ranks:
-            self._home = self._made_part(self._ranks_of_stage(self.schedule.stages - 1)[:1])
+            world, last = backend().world(), self._ranks_of_stage(self.schedule.stages - 1)[:1]
+            self._home = self._made_part(world.first_of_each_process((*last, *self.placement.ranks)))
 
     def _part(self, ranks: Ranks) -> FlowDistribution:
-        """What lays the variables of a stage; one process that drives all ranks has them on the first."""
+        """What lays the variables of a stage; of several ranks of a process the first has them."""
         if ranks not in self._parts:
             self._parts[ranks] = self._made_part(self._holders(ranks))
             self._parts[ranks].stage_rank = ranks[0]
         return self._parts[ranks]
 
     def _holders(self, ranks: Ranks) -> Ranks:
-        """Those of a stage's ranks that hold its variables."""
-        return ranks[:1] if backend().capabilities.drives_all_ranks else ranks
+        """Those of a stage's ranks that hold its variables: of each process one, which the others get copies of."""
+        return (dry_run.world() or backend().world()).first_of_each_process(ranks)
 
-    def _made_part(self, ranks: Ranks) -> FlowDistribution:
-        part = FlowDistribution(Placement(list(ranks)), random=self.random)
+    def _made_part(self, holders: Ranks) -> FlowDistribution:
+        ranks = holders
+        if backend().capabilities.drives_all_ranks:
+            own = backend().world().local_ranks
+            ranks = ([rank for rank in holders if rank in own] or holders)[:1]
+        part = _StagePart(Placement(list(ranks)), random=self.random)
+        part.holders = holders
         part.whole, part.mirrored_view = self, True
         return part
 
@@ -316,6 +322,12 @@ class PipelineParallel(ExplainedDistribution):
         if made is not None and [places[made.rank_of[stage]] for stage in range(len(ranks))] == list(ranks):
             return made
         return schedules.gpipe_on([places.index(each) for each in ranks], parts)
+
+
+class _StagePart(FlowDistribution):
+    """What lays the variables of a stage on its ranks; other processes have nothing of them."""
+
+    is_of_all_processes = False
 
 
 def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> list[Ranks]:

@@ -71,7 +71,7 @@ class Lanes:
 
     def gradients(self) -> dict[int, list[Any]]:
         """The sums, when all are there: for each stage of this process one for each of its trainable weights."""
-        return {number: wait() for number, wait in self._sums.items()}
+        return {number: self._sums[number]() for number in sorted(self._sums)}
 
     # ---- outputs and state
 
@@ -138,8 +138,9 @@ class Lanes:
             for value in values:
                 total = total + backend().on(rank, value)
             return total
+        (here, *_) = self.own[0].own
         for value in values:
-            total = total + value
+            total = total + backend().on(here, value)
         return backend().sum_over_processes(total)
 
     def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:

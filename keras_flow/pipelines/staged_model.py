@@ -155,7 +155,7 @@ class StagedModel:
     def inputs_of(self, x: Any) -> list[Any]:
         """The model's inputs, flat, as arrays: in the order, of the dtypes and ranks that Keras gives them."""
         function: Any = models.graph_of(self.model)
-        with backend().on_rank(self.stages[0].rank):
+        with backend().on_rank(backend().world().local_ranks[0]):
             return [host(value) for value in function._standardize_inputs(x)]
 
     # ---- programs

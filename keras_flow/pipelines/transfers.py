@@ -76,14 +76,16 @@ class Transfers:
         if self.is_own(to):
             self._ready[key] = backend().on(self._ranks[to], value)
         else:
-            self._sent.append(backend().send_tensors(value, self._ranks[to], _tag(key), self._told, (key, signature)))
+            pair = (self._ranks[stage], self._ranks[to])
+            self._sent.append(backend().send_tensors(value, pair, _tag(key), self._told, (key, signature)))
 
     def receive(self, stage: int, kind: str, number: int, signature: object) -> None:
         """Begin to receive what a stage will need."""
         source = stage - 1 if kind == RECV_F else stage + 1
         if not self.is_own(source):
             key = (stage, kind, number)
-            self._coming[key] = backend().receive_tensors(self._ranks[source], _tag(key), self._heard, (key, signature))
+            pair = (self._ranks[source], self._ranks[stage])
+            self._coming[key] = backend().receive_tensors(pair, _tag(key), self._heard, (key, signature))
 
     def has(self, stage: int, kind: str, number: int) -> bool:
         """Whether a rank of this process has sent it."""
@@ -124,12 +126,12 @@ class Transfers:
         if self.is_alone:
             values = [backend().read(variable) for variable in variables]
             return [backend().on(self.rank(stage.number), value) for value in values] if self.number else values
-        is_here = self.rank(stage.number) in stage.holders
+        is_here = bool(self.own & set(stage.holders))
         values = [
             backend().read(each) if is_here else keras.ops.empty(tuple(each.shape), each.dtype) for each in variables
         ]
-        if stage.holders == stage.ranks or not values:
-            return values
+        if len(stage.holders) == len(backend().world().first_of_each_process(stage.ranks)) or not values:
+            return backend().on(self.rank(stage.number), values)
         return backend().from_process_of(stage.rank, values, True, stage.ranks)
 
     def gradients_at_home(
@@ -155,8 +157,8 @@ class Transfers:
                 mine = found.pop((id(variable), user), None)
                 value = self.carried(None if mine is None else [mine[1]], user, home, len(tied) + number)
                 if value is not None:
-                    before = found[id(variable), home][1]
-                    found[id(variable), home] = (variable, backend().add([before], value)[0])
+                    before = backend().on(home, [found[id(variable), home][1]])
+                    found[id(variable), home] = (variable, backend().add(before, value)[0])
         self.finish()
         return [(rank, variable, gradient) for (_, rank), (variable, gradient) in found.items()]
 
@@ -177,9 +179,9 @@ class Transfers:
         if source in self.own and to in self.own:
             return backend().on(to, value)
         if source in self.own:
-            self._sent.append(backend().send_tensors(value, to, _FIRST_TIED + number, self._told, key))
+            self._sent.append(backend().send_tensors(value, (source, to), _FIRST_TIED + number, self._told, key))
         elif to in self.own:
-            return backend().receive_tensors(source, _FIRST_TIED + number, self._heard, key)()
+            return backend().receive_tensors((source, to), _FIRST_TIED + number, self._heard, key)()
         return None
 
     def _tied(self, stages: Sequence[Stage]) -> list[tuple[keras.Variable, int, list[int]]]:

@@ -26,10 +26,10 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
         scale: by what they are multiplied.
     """
     lanes = pipeline.lanes
-    # where one process drives all ranks the weights are on the first rank of each stage, which is in lane 0
-    own = lanes.own[:1] if lanes.is_alone else lanes.own
-    found = [each for lane in own for each in lane.gradients_at_home(pipeline.stages, gradients)]
     holders = {rank for stage in pipeline.stages for rank in stage.holders}
+    # of the lanes of a process one alone has its variables
+    own = [lane for lane in lanes.own if any(lane.rank(stage.number) in holders for stage in pipeline.stages)]
+    found = [each for lane in own for each in lane.gradients_at_home(pipeline.stages, gradients)]
     found = [each for each in found if each[0] in holders]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # each weight is counted once, whatever ranks have it

@@ -199,7 +199,7 @@ NAMES = {
     },
     "stages": {
         "send_tensors receive_tensors sum_over_processes sum_over_ranks from_process_of": (
-            "torch has a process for each rank; the others refuse several, in `one_process`"
+            "torch has a process for each rank; on the others a process may drive several, see `messages`"
         ),
     },
     "variables": {
@@ -216,6 +216,7 @@ NAMES = {
         "in_a_function": "a graph of the user's own, which DTensor refuses; the others have no such graphs",
         "MeshVariable called_directly own_device read_directly convert": "eagerly DTensor fails on much: one rank "
         "computes what is called outside of steps",
+        "AbsentVariable": "JAX has arrays without a local part, torch tensors without memory",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
         "assigned_from_file as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
     },

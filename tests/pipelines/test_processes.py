@@ -1,0 +1,169 @@
+"""Pipelines in two processes, each with a stage, with several, or with a lane: the numbers of one device on each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import Pool, RankError
+
+#: torch has a process for each rank in every test
+ENGINES = ("jax", "tensorflow")
+TwoProcesses = Callable[[str, int], Pool]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoProcesses]:
+    """Return a function that gives the warm pool of an engine: two processes, which drive so many ranks together."""
+    pools: dict[tuple[str, int], Pool] = {}
+
+    def pool(engine: str, ranks: int) -> Pool:
+        if (engine, ranks) not in pools:
+            for other in pools.values():
+                other.close()
+            pools.clear()
+            pools[engine, ranks] = Pool(engine, tmp_path_factory.mktemp(engine), ranks=ranks, processes=2)
+        return pools[engine, ranks]
+
+    yield pool
+    for each in pools.values():
+        each.close()
+
+
+def _alone(names: tuple[str, ...]) -> dict[str, Any]:
+    from tests.pipelines import models
+
+    return {name: models.alone(name) for name in names or models.CASES}
+
+
+def _off(expected: dict[str, Any], schedules: tuple[str, ...]) -> list[str]:
+    from tests.pipelines import models
+
+    return models.off(tuple(expected), schedules, expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stage_in_each(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
+    expected = on_ranks(engine)(_alone, ("dropout",))
+    assert two_processes(engine, 2).on_each(_off, expected, ("gpipe", "1f1b", "zb1p")) == [[], []]
+    expected = on_ranks(engine)(_alone, ("tied_norm", "two_outputs"))
+    assert two_processes(engine, 2).on_each(_off, expected, ("1f1b",)) == [[], []]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_case(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
+    expected = on_ranks(engine)(_alone, (), timeout=3600.0)
+    assert two_processes(engine, 2).on_each(_off, expected, ("1f1b",), timeout=3600.0) == [[], []]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_ranks_in_each(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
+    expected = on_ranks(engine)(_alone, ("dropout", "tied_norm", "short_batch"))
+    ways = ("1f1b", "interleaved", "1f1b+2x2", "1f1b+across")
+    assert two_processes(engine, 4).on_each(_off, expected, ways, timeout=1200.0) == [[], []]
+
+
+def _kept(folder: str) -> dict[str, Any]:
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+    from keras_flow.backends.active import backend
+    from tests.pipelines import models
+
+    distribution = models.pipeline("1f1b")
+    keras.utils.set_random_seed(3)
+    with distribution.scope():
+        model, other = models.dense(), models.dense()
+        model.compile("adam", "mse")
+        other.compile("adam", "mse")
+
+    def fit(model: keras.Model) -> None:
+        model.fit(models.X, models.Y, batch_size=models.ROWS, epochs=2, shuffle=False, verbose=0)
+
+    fit(model)
+    model.save(f"{folder}/model.keras")
+    kf.checkpoint.save(f"{folder}/checkpoint", model, step=2)
+    kf.checkpoint.load(f"{folder}/checkpoint", other)
+    before = model.get_weights()
+    held = {weight.path: sum(map(np.size, backend().shards(weight).values())) for weight in model.weights}
+    explained = str(distribution.explain(model, batch_size=models.ROWS))
+    fit(model)
+    fit(other)
+    return {
+        "weights": before,
+        "further": max(
+            float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), other.get_weights(), strict=True)
+        ),
+        "held": list(held.values()),
+        "sizes": [weight.size for weight in before],
+        "explained": "1f1b" in explained,
+        "set": _set(model, before),
+    }
+
+
+def _set(model: Any, weights: list[Any]) -> float:
+    import numpy as np
+
+    model.set_weights([2 * each for each in weights])
+    return max(float(np.abs(a - 2 * b).max()) for a, b in zip(model.get_weights(), weights, strict=True))
+
+
+def _loaded(folder: str) -> Any:
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    with kf.DataParallel(kf.Placement([0])).scope():
+        model = models.dense()
+    model.load_weights(f"{folder}/model.keras")
+    return keras.models.load_model(f"{folder}/model.keras").get_weights(), model.get_weights()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, tmp_path: Path) -> None:
+    """A process has the weights of its stage alone, and a file has all."""
+    first, second = two_processes(engine, 2).on_each(_kept, str(tmp_path))
+    loaded = on_ranks(engine)(_loaded, str(tmp_path))
+    for found in (first, second):
+        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
+        for weights in loaded:
+            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+    assert 0 < sum(first["held"]) < sum(first["sizes"])
+    assert [a + b for a, b in zip(first["held"], second["held"], strict=True)] == first["sizes"]
+
+
+def _killed_while_it_trains() -> None:
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    def stop(batch: int, logs: Any) -> None:
+        if batch == 2 and kf.env.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    import keras
+
+    with models.pipeline("1f1b").scope():
+        model = models.dense()
+        model.compile("sgd", "mse")
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    model.fit(models.X, models.Y, batch_size=4, epochs=50, verbose=0, callbacks=[callback])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_process_that_is_killed_ends_the_other(engine: str, two_processes: TwoProcesses) -> None:
+    pool = two_processes(engine, 2)
+    pool(time.time)  # it has started
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="ended"):
+        pool(_killed_while_it_trains)
+    assert time.monotonic() - begin < 60.0  # with the compilation before it
