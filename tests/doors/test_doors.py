@@ -82,6 +82,40 @@ def test_functions_made_after_the_scope_are_those_of_the_scope(on_ranks, tmp_pat
     assert bad(on_ranks("tensorflow")(run.run, tasks, str(tmp_path))) == []
 
 
+def _orbax(folder: str) -> list[tuple[float, list[str]]]:
+    """How far predictions are off after each layout has read what the other one has trained and Orbax has saved."""
+    import keras
+
+    from tests.doors.stage import Stage, distribution
+
+    callback = keras.callbacks.OrbaxCheckpoint
+    found = []
+    for trains, reads in (("dp4", "2x2"), ("2x2", "dp4")):
+        stage_ = Stage(stage.settings()[0], Path(folder))
+        x, y = stage_.data()
+        path = str(Path(folder) / trains)
+        with distribution(trains).scope():
+            model = stage_.build()
+            model.fit(x, y, batch_size=5, epochs=3, verbose=0, callbacks=[callback(path, max_to_keep=2)])
+            expected = model.predict(x, verbose=0)
+        with distribution(reads).scope():
+            again = stage_.build()
+            before = again.predict(x, verbose=0)
+            again.load_weights(path)
+            off = float(np.abs(again.predict(x, verbose=0) - expected).max())
+        assert np.abs(before - expected).max() > 0.1
+        found.append((off, sorted(each.name for each in Path(path).iterdir())))
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_orbax_in_two_processes_of_jax(two_processes: Callable[[str, int], Pool], tmp_path: Path) -> None:
+    for found in two_processes("jax", 4).on_each(_orbax, str(tmp_path)):
+        for off, left in found:
+            assert off <= 1e-6
+            assert left == ["1", "2"]
+
+
 def test_two_factors_meet_in_all_pairs_of_levels() -> None:
     factors = list(stage.FACTORS)
     for first in factors:
