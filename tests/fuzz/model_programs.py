@@ -16,7 +16,7 @@ import numpy as np
 import keras_flow as kf
 from keras_flow.backends.active import backend
 from tests.fuzz import around
-from tests.fuzz.random_models import Drawn, draw
+from tests.fuzz.random_models import Drawn, draw, is_for_a_pipeline
 from tests.one_device import one_device
 from tests.sweep.program import ROUNDING, UPDATE, VALUE, set_weights, share_of_tolerance, weights_by_place
 
@@ -72,10 +72,35 @@ def setting(seed: str, ranks: int) -> Setting:
     keras.utils.clear_session()
     shapes = {variable.path: tuple(variable.shape) for variable in draw(seed, 1).model.trainable_variables}
     drawn = random.Random(f"{seed} setting")
-    (first, one), (second, other) = _distribution(drawn, ranks, shapes), _distribution(drawn, ranks, shapes)
-    batch = drawn.choice([1, 2, 3, 4, 6, 7, 8, 8, 12])
+    if is_for_a_pipeline(seed):
+        (first, one), batch = _pipeline(drawn, ranks, len({path.rpartition("/")[0] for path in shapes}))
+    else:
+        first, one = _distribution(drawn, ranks, shapes)
+        batch = 0
+    second, other = _distribution(drawn, ranks, shapes)
+    batch = batch or drawn.choice([1, 2, 3, 4, 6, 7, 8, 8, 12])
     rows = 2 * batch + drawn.choice([batch, max(1, batch - 1), 1])
     return Setting(first, second, rows, batch, f"{rows} rows in batches of {batch}; {one}; loaded under {other}")
+
+
+def _pipeline(drawn: random.Random, ranks: int, layers: int) -> tuple[tuple[Make, str], int]:
+    """A pipeline of so many stages at most, and rows for each of its micro-batches."""
+    shapes = [shape for shape in ((2,), (3,), (4,), (2, 2), (2, 1)) if shape[0] <= layers]
+    if backend().capabilities.drives_all_ranks:
+        shape = drawn.choice(shapes or [(1, 2)])
+    else:  # a process for each rank, which all take part
+        shape = drawn.choice([shape for shape in shapes if np.prod(shape) == ranks] or [(ranks,)])
+    chosen = np.reshape(drawn.sample(range(ranks), int(np.prod(shape))), shape).tolist()
+    schedule = drawn.choice(["gpipe", "1f1b", "zb1p", *(["interleaved", "zbv"] if 2 * shape[0] <= layers else [])])
+    parts = drawn.choice([3, 4]) if schedule != "interleaved" else drawn.choice([1, 2]) * shape[0]
+    remat = drawn.choice([None, None, "stage", "block"])
+    placement = kf.Placement(chosen, axis_names=("pipe", "data")[: len(shape)])
+    text = f"PipelineParallel {chosen} {schedule} microbatches={parts} remat={remat}"
+
+    def make() -> kf.PipelineParallel:
+        return kf.PipelineParallel(placement, schedule=schedule, microbatches=parts, remat=remat)
+
+    return (make, text), parts + drawn.choice([0, 1, 1, 3, 5])
 
 
 def _distribution(drawn: random.Random, ranks: int, variables: dict[str, tuple[int, ...]]) -> tuple[Make, str]:
@@ -162,7 +187,8 @@ def _around(beside: around.Around, model: keras.Model, drawn: Drawn) -> dict[str
         model.fit(*rows[:2], sample_weight=rows[2], batch_size=64, epochs=2, verbose=0, callbacks=[does])
         for place, value in enumerate(keras.tree.flatten(does.seen)):
             found |= _named(f"callback {place}", value, AFTER)
-    if beside.after:
+    # the weights of a pipeline are on several devices, so that it cannot be called by hand
+    if beside.after and not (beside.after == "gradients by inputs" and is_for_a_pipeline(drawn.seed)):
         found |= _named(beside.after, around.after(beside.after, model, drawn.x), 10 * AFTER)
     return found
 

@@ -1,6 +1,7 @@
 """Random models on one engine: each trained under a random layout and on one device, and compared.
 
     python -m tests.fuzz.models --backend torch --models 500 --seed 1 --out fuzz-torch.jsonl
+    python -m tests.fuzz.models --backend jax --pipelines            random pipelines, of models row by row
     python -m tests.fuzz.models --backend torch --only 1/137         prints model 137 of seed 1, and runs it
 
 A run that was stopped goes on where it was. What is off in float32 is decided in float64.
@@ -17,6 +18,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
 from tests import quick
 from tests.sweep.runner import read, watched_tasks
@@ -32,6 +34,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--backend", required=True, choices=tuple(RANKS))
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pipelines", action="store_true", help="their seeds begin with p")
     parser.add_argument("--only", default="", help="SEED/NUMBER of one model: print it and run it")
     parser.add_argument("--out", type=Path, help="file of the results, a line each", default=Path("fuzz-models.jsonl"))
     parser.add_argument("--float64", action="store_true", help="compute in float64")
@@ -45,7 +48,7 @@ def main(arguments: list[str]) -> int:
         print(lines[0].get("text", ""))
         print(json.dumps({key: value for key, value in lines[0].items() if key != "text"}, indent=1))
         return int(lines[0]["state"] in BAD)
-    seeds = [f"{options.seed}/{number}" for number in range(options.models)]
+    seeds = [f"{'p' * options.pipelines}{options.seed}/{number}" for number in range(options.models)]
     lines = _all(options.backend, seeds, options.out, options.float64)
     off = [line["seed"] for line in lines if line["state"] == "wrong"]
     if off and not options.float64:
@@ -117,12 +120,21 @@ def run(backend: str, seeds: list[str], out: str, float64: bool) -> None:
 
 def result(seed: str, ranks: int) -> dict:
     """What one model gave: `state`, the model as text, what is over, seconds."""
+    from tests.fuzz.random_models import is_for_a_pipeline
+
+    started = time.monotonic()
+    # draws of a pipeline's micro-batches are those of one device by the logical index of rows alone
+    draws = {"KERAS_FLOW_RANDOM": "logical"} if is_for_a_pipeline(seed) else {}
+    with mock.patch.dict(os.environ, draws):
+        return {**_result(seed, ranks), "seconds": round(time.monotonic() - started, 1)}
+
+
+def _result(seed: str, ranks: int) -> dict:
     import keras_flow as kf
     from keras_flow.backends.active import backend
     from tests.fuzz import around
     from tests.fuzz import model_programs as programs
 
-    started = time.monotonic()
     text = f"{programs.setting(seed, ranks).text}; {around.drawn_for(seed).text}"
     reference, error = None, ""
     if kf.env.process_index() == 0:
@@ -146,7 +158,7 @@ def result(seed: str, ranks: int) -> dict:
         found |= {"state": "wrong", "over": str(wrong)[:1500]}
     except Exception:
         found |= {"state": "crash", "error": traceback.format_exc()[-2500:]}
-    return {**found, "seconds": round(time.monotonic() - started, 1)}
+    return found
 
 
 if __name__ == "__main__":

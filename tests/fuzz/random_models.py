@@ -60,9 +60,18 @@ class Drawn:
     text: list[str] = field(default_factory=list)
 
 
+def is_for_a_pipeline(seed: str) -> bool:
+    """Whether the model of a seed is for a pipeline: one in which no rows interact, but for losses."""
+    return seed.startswith("p")
+
+
+#: kinds of layers in which rows interact, which a pipeline refuses or is told of -> those drawn instead for one
+_ROW_BY_ROW = {"batch": "norm", "centred": "dense", "noted": "dropout"}
+
+
 class _Drawing:
-    def __init__(self, drawn: random.Random):
-        self.drawn = drawn
+    def __init__(self, drawn: random.Random, row_by_row: bool):
+        self.drawn, self.row_by_row = drawn, row_by_row
         self.text: list[str] = []
         self.tensors: dict[str, list[Any]] = {"vector": [], "sequence": [], "image": []}
         #: layers that were used, by the features of their input, to be used again
@@ -112,6 +121,7 @@ class _Drawing:
         kind = drawn.choice(
             "dense dense dense norm batch dropout add concatenate repeat reshape centred noted nested einsum".split()
         )
+        kind = _ROW_BY_ROW.get(kind, kind) if self.row_by_row else kind
         others = [tensor for tensor in self.tensors["vector"] if tensor.shape == x.shape and tensor is not x]
         if kind in ("add", "concatenate") and others:
             merged = drawn.choice([layers.Add, layers.Multiply, layers.Average, layers.Concatenate])(name=name)
@@ -175,10 +185,12 @@ class _Drawing:
             return
         channels = x.shape[-1]
         kind = drawn.choice("conv conv dilated grouped depthwise separable transposed batch group pool up flat".split())
+        if kind == "batch" and self.row_by_row:
+            kind = "group"
         if kind == "pool" and min(x.shape[1:3]) < 2:
             kind = "flat"
         if kind == "up" and max(x.shape[1:3]) > 6:
-            kind = "batch"
+            kind = "group" if self.row_by_row else "batch"
         layer = {
             "conv": lambda: layers.Conv2D(
                 drawn.choice([4, 6]),
@@ -225,7 +237,7 @@ def draw(seed: str, rows: int) -> Drawn:
         rows: rows of the data.
     """
     drawn = random.Random(seed)
-    drawing = _Drawing(drawn)
+    drawing = _Drawing(drawn, is_for_a_pipeline(seed))
     numbers = np.random.default_rng(drawn.randrange(1 << 30))
     floatx = keras.config.floatx()
     inputs, x = [], []

@@ -8,7 +8,7 @@ from tests.fuzz.models import RANKS
 from tests.sampling import each_on_one
 
 #: quick on all engines, and right in float32 there; more of them are a run of `tests/fuzz/models.py`
-SEEDS = ("1/9",)
+SEEDS = ("1/9", "p1/1")
 
 
 def result(seed: str) -> dict:

@@ -168,6 +168,26 @@ def _tied_counted_once_more() -> list[str]:
         staged_model.update = right
 
 
-@pytest.mark.parametrize("fault", [_one_gradient_dropped, _means_of_means, _tied_counted_once_more])
+def _a_stage_steps_early() -> list[str]:
+    from keras_flow.pipelines import passes
+    from tests.pipelines import models
+
+    added = passes.Pass._add
+
+    def steps(run: Any, stage: Any, gradients: Any) -> None:
+        added(run, stage, gradients)
+        weights = run._weights[stage.number]
+        run._weights[stage.number] = [one - 0.1 * other for one, other in zip(weights, gradients, strict=True)]
+
+    passes.Pass._add = steps  # type: ignore[method-assign]
+    try:
+        return models.off(("dense",), ("1f1b",))
+    finally:
+        passes.Pass._add = added  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "fault", [_one_gradient_dropped, _means_of_means, _tied_counted_once_more, _a_stage_steps_early]
+)
 def test_a_fault_is_seen(fault: Any, on_ranks: Any) -> None:
     assert any("weights are off" in text for text in on_ranks("tensorflow")(fault))

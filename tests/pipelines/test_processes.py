@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import sampling
 from tests.ranks import Pool, RankError
 
 #: torch has a process for each rank in every test
@@ -48,7 +49,7 @@ def _off(expected: dict[str, Any], schedules: tuple[str, ...]) -> list[str]:
     return models.off(tuple(expected), schedules, expected)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_stage_in_each(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
     expected = on_ranks(engine)(_alone, ("dropout",))
     assert two_processes(engine, 2).on_each(_off, expected, ("gpipe", "1f1b", "zb1p")) == [[], []]
@@ -129,7 +130,7 @@ def _loaded(folder: str) -> Any:
     return keras.models.load_model(f"{folder}/model.keras").get_weights(), model.get_weights()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, tmp_path: Path) -> None:
     """A process has the weights of its stage alone, and a file has all."""
     first, second = two_processes(engine, 2).on_each(_kept, str(tmp_path))
@@ -159,7 +160,7 @@ def _killed_while_it_trains() -> None:
     model.fit(models.X, models.Y, batch_size=4, epochs=50, verbose=0, callbacks=[callback])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_process_that_is_killed_ends_the_other(engine: str, two_processes: TwoProcesses) -> None:
     pool = two_processes(engine, 2)
     pool(time.time)  # it has started
