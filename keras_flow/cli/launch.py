@@ -20,10 +20,9 @@ from keras_flow.cli.check_build import check_build
 from keras_flow.cli.untested import say_untested
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
-from keras_flow.launch import launcher, noise, on_ray, served, submit
+from keras_flow.launch import launcher, noise, on_ray, roles, served, submit
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, require_room, stated_timeout
-from keras_flow.servers import roles
 
 
 def launch(

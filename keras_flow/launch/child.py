@@ -1,7 +1,7 @@
 """The process of one rank: `python -m keras_flow.launch.child`, started by the launcher with the rank's environment.
 
 `child script FILE.py ARGS...` runs a script as `__main__`, `child module NAME ARGS...` a module; `child main` runs the
-function that `kf.run` sent.
+function that `kf.run` sent, `child chief` the one that it sent to the chief of parameter servers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
         elif mode == "module":
             _run_module(rest)
         else:
-            _run_main(folder, rank)
+            _run_main(folder, rank, joins=mode == "main")
         code = 0
         folder.left(rank).touch()
     except SystemExit as leaving:
@@ -96,12 +96,13 @@ def _run_module(command: list[str]) -> None:
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
-def _run_main(folder: JobFolder, rank: int) -> None:
+def _run_main(folder: JobFolder, rank: int, joins: bool) -> None:
     from keras_flow.launch import payload
     from keras_flow.runtime.init import init
 
     call = payload.receive(folder.payload)
-    init()
+    if joins:  # a chief is joined by kf.ParameterServer
+        init()
     result = call()
     if rank == 0:
         payload.send_result(folder.result, result)

@@ -12,7 +12,7 @@ from keras_flow import settings
 from keras_flow.backends import active
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError, LaunchError
-from keras_flow.launch import launcher, noise, on_ray, output, payload, rehearsal
+from keras_flow.launch import launcher, noise, on_ray, output, payload, rehearsal, roles, served
 from keras_flow.launch.job import Job, require_room, stated_timeout
 from keras_flow.runtime import versions
 from keras_flow.runtime.init import agreed_devices, init
@@ -25,6 +25,8 @@ def run(
     devices: int | None = None,
     *,
     processes: int | None = None,
+    servers: int | None = None,
+    workers: int | None = None,
     on: str | None = None,
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
@@ -43,6 +45,9 @@ def run(
         devices: number of ranks; None takes that of `keras-flow launch`, else the devices that the engine has (on
             torch: one rank).
         processes: number of processes that share the ranks; None: one, on torch one for each rank.
+        servers: with `workers`, for `kf.ParameterServer`: `main` runs once, in a chief that has so many parameter
+            servers and workers on this host. Without `devices` and `processes`.
+        workers: how many compute.
         on: `"ray"`: the processes are placed on a Ray cluster (that of RAY_ADDRESS, else this machine); one for each
             rank unless `processes` says otherwise. None: this host.
         args: positional arguments of `main`.
@@ -83,6 +88,13 @@ def run(
         )
     engine = active.checked_name()
     versions.check(engine)
+    if servers is not None or workers is not None:
+        roles.refuse_engine()
+        if roles.find() is not None:  # inside such a job
+            return main(*args, **named)
+        if devices is not None or processes is not None or on is not None:
+            raise FlowError("kf.run: servers= and workers= go without devices=, processes= and on=")
+        return cast(Result, served.run(main, args, named, servers, workers, stated_timeout(timeout)))
     if on not in (None, "ray"):
         raise FlowError(f'kf.run was asked for on={on!r}; legal is "ray", or None for this host.')
     count = _process_count(processes or (ranks if on else None), ranks)

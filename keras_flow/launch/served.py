@@ -1,4 +1,7 @@
-"""`keras-flow launch --servers 1 --workers 2`: the program in one process, the chief, which the others serve."""
+"""`keras-flow launch --servers 1 --workers 2`, and `kf.run(main, servers=1, workers=2)`.
+
+The program runs in one process, the chief, which the others serve.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from keras_flow import settings
 from keras_flow.current.processes import LOOPBACK
-from keras_flow.errors import LaunchError
+from keras_flow.errors import FlowError, LaunchError
+from keras_flow.launch import failure, launcher, payload
 from keras_flow.launch.environment import free_port
-from keras_flow.launch.failure import left_how
+from keras_flow.launch.failure import RankError, left_how
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
@@ -21,7 +25,48 @@ from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 _LOOK_SECONDS = 0.05
 
 
-def launch(command: Sequence[str], servers: int, workers: int, timeout: float, restarts: int, folder: Path) -> int:
+def run(
+    main: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    servers: int | None,
+    workers: int | None,
+    timeout: float,
+) -> object:
+    """Call `main` in a chief with servers and workers on this host; what it returns.
+
+    Raises:
+        FlowError: not both numbers are given, or they are no numbers.
+        LaunchError: `main` failed, a server ended, or no worker is left.
+    """
+    for name, count in (("servers", servers), ("workers", workers)):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise FlowError(
+                f"kf.run was given {name}={count!r}; legal is a whole number from 1 up, for both: kf.run(main, "
+                "servers=1, workers=2)"
+            )
+    assert servers is not None and workers is not None
+    with launcher.job_folder() as folder:
+        payload.send(folder.payload, main, args, kwargs)
+        command = [sys.executable, "-m", "keras_flow.launch.child", "chief"]
+        own = {settings.JOB: str(folder.path), "RANK": "0"}
+        code = launch(command, servers, workers, timeout, 0, folder.path, own)
+        if code:
+            found = failure.read(folder, 0)
+            what = f"{found.summary}\nWhere it was:\n{failure.tail(found.trace)}" if found else left_how(code)
+            raise RankError(f"the chief failed: {what}", 0, code)
+        return payload.receive_result(folder.result)
+
+
+def launch(
+    command: Sequence[str],
+    servers: int,
+    workers: int,
+    timeout: float,
+    restarts: int,
+    folder: Path,
+    of_chief: Mapping[str, str] | None = None,
+) -> int:
     """Run a program as the chief of servers and workers on this host; its exit code.
 
     A worker that ends is started again, `restarts` times in all; without that the others go on.
@@ -33,6 +78,7 @@ def launch(command: Sequence[str], servers: int, workers: int, timeout: float, r
         timeout: seconds without progress after which the chief gives up.
         restarts: how often workers are started again.
         folder: the job's private folder.
+        of_chief: environment variables of the chief alone.
 
     Raises:
         LaunchError: a server ended, and its variables with it, or no worker is left.
@@ -53,7 +99,7 @@ def launch(command: Sequence[str], servers: int, workers: int, timeout: float, r
             ranks.start(
                 number,
                 others if number else command,
-                {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **told},
+                {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **told, **({} if number else of_chief or {})},
                 Shown(first=number == 0),
             )
             now[number] = ranks.processes[-1]

@@ -17,11 +17,11 @@ from keras_flow.current.joining import joining_seconds, waiting_seconds
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
+from keras_flow.launch import roles
 from keras_flow.layout import Layout
 from keras_flow.parallel.pipeline_parallel import PipelineParallel
 from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.placements import Placement
-from keras_flow.servers import roles
 from keras_flow.servers.counting import Ledger, Statistics
 from keras_flow.servers.served_model import ServedModel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_flow.current.joining import joining_seconds
 from keras_flow.errors import FlowError
-from keras_flow.servers import roles
+from keras_flow.launch import roles
 
 if __name__ == "__main__":
     role = roles.find()

@@ -42,6 +42,38 @@ def test_the_numbers_of_one_device(tmp_path: Path) -> None:
     assert abs(served - alone) < 1e-6
 
 
+_RUN = """\
+import keras, numpy as np
+import keras_flow as kf
+
+def main(rows):
+    with kf.ParameterServer(servers=1).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    if not rows:
+        raise ValueError("no rows, said main")
+    return model.fit(np.ones((rows, 4)), np.ones((rows, 2)), epochs=2, verbose=0).history["loss"]
+
+if __name__ == "__main__":
+    print(kf.run(main, servers=1, workers=1, args=(9,)))
+    both = {"servers": 1, "workers": 1}
+    for options, rows in (({"servers": 1}, 9), ({**both, "devices": 2}, 9), (both, 0)):
+        try: kf.run(main, args=(rows,), **options)
+        except kf.FlowError as error: print(error)
+"""
+
+
+def test_a_function_is_run_with_servers_and_workers(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_RUN)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    result = subprocess.run(command, env=_environment(), text=True, capture_output=True, timeout=200)
+    losses, one, both, failed, *_ = result.stdout.splitlines()
+    # (4 - 1)^2; the step takes 0.1 * 3 from each of 4 weights and the bias: 1.5 less
+    assert json.loads(losses) == pytest.approx([9.0, 2.25]), result.stderr
+    assert "workers=None" in one and "go without devices=" in both
+    assert failed == "the chief failed: ValueError: no rows, said main"
+
+
 @pytest.mark.full
 def test_a_lost_worker_loses_no_batch(tmp_path: Path) -> None:
     result = _run("lost_worker", tmp_path)

@@ -12,8 +12,9 @@ import pytest
 
 from keras_flow.current import processes
 from keras_flow.errors import FlowError
+from keras_flow.launch import roles
 from keras_flow.launch.environment import free_port
-from keras_flow.servers import counting, roles
+from keras_flow.servers import counting
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
