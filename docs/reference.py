@@ -85,7 +85,7 @@ GROUPS = {
         "Global tensors",
         "One logical tensor on all ranks of a placement. `kf.ops` has the operators of `keras.ops`, with their names "
         "and arguments.",
-        ("GlobalTensor", *_CREATION, "value_and_grad", "explain", "visualize"),
+        ("GlobalTensor", *_CREATION, "value_and_grad", "unpack", "pack", "explain", "visualize"),
     ),
     "checkpoints": Group("Checkpoints", "Saved under one layout, loaded under any.", (), "checkpoint"),
     "callbacks": Group("Callbacks", "What `fit` gets in `callbacks=`.", (), "callbacks"),

@@ -34,6 +34,7 @@ _NAMES = {
     "layout_of": "keras_flow.current.variable_layout",
     "ones": "keras_flow.tensors.creation",
     "on_preemption": "keras_flow.launch.preemption",
+    "pack": "keras_flow.tensors.microbatches",
     "placement": "keras_flow.runtime.placement",
     "plot_layout": "keras_flow.explainer.plot",
     "rand": "keras_flow.tensors.creation",
@@ -45,6 +46,7 @@ _NAMES = {
     "to_global": "keras_flow.tensors.from_local",
     "trace": "keras_flow.timeline.trace",
     "visualize": "keras_flow.tensors.visualize",
+    "unpack": "keras_flow.tensors.microbatches",
     "value_and_grad": "keras_flow.tensors.gradients",
     "zeros": "keras_flow.tensors.creation",
 }

@@ -42,6 +42,8 @@ from keras_flow.tensors.from_engine import global_tensor as global_tensor
 from keras_flow.tensors.from_local import to_global as to_global
 from keras_flow.tensors.global_tensor import GlobalTensor as GlobalTensor
 from keras_flow.tensors.gradients import value_and_grad as value_and_grad
+from keras_flow.tensors.microbatches import pack as pack
+from keras_flow.tensors.microbatches import unpack as unpack
 from keras_flow.tensors.visualize import visualize as visualize
 from keras_flow.timeline.trace import trace as trace
 

@@ -89,6 +89,8 @@ CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.explain": lambda s, x: len(str(kf.explain(kf.ops.sum, x))) > 0,
     "kf.layout_of": lambda s, x: str(kf.layout_of(s.model.layers[0].kernel)) and 1,
     "kf.shard": lambda s, x: kf.shard(keras.layers.Dense(4), kernel={}) and 1,
+    "kf.unpack": lambda s, x: float(kf.ops.sum(kf.unpack(x, 2)).numpy()),
+    "kf.pack": lambda s, x: float(kf.ops.sum(kf.pack(kf.unpack(x, 2), 2)).numpy()),
     "kf.value_and_grad": lambda s, x: float(kf.value_and_grad(lambda v: kf.ops.sum(v * v))(x)[0].numpy()),
     "kf.visualize": lambda s, x: kf.visualize(x) is not None or 1,
     "kf.ops": lambda s, x: float(kf.ops.sum(x).numpy()),
