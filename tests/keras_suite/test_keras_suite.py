@@ -56,11 +56,19 @@ def test_what_is_worse_in_a_scope() -> None:
 
 
 def test_a_refusal_is_in_the_list_or_a_fault() -> None:
-    line = {"is_refusal": True, "error": "FlowError: a sparse input of shape [2, 4] cannot be split"}
+    line = {"test": "a.py::a", "is_refusal": True, "error": "FlowError: a sparse input of shape [2, 4] cannot be split"}
     assert not runner.is_fault("jax", line)
     assert runner.is_fault("torch", line)
     assert runner.is_fault("jax", {**line, "error": "FlowError: something new"})
     assert runner.is_fault("jax", {**line, "is_refusal": False})
+
+
+def test_the_last_digits_of_a_test_are_no_fault_where_it_is_listed() -> None:
+    line = {"is_refusal": False, "test": f"a.py::{refusals.ROUNDED['torch'][0]}", "error": "Not equal to tolerance"}
+    assert not runner.is_fault("torch", line)
+    assert runner.is_fault("torch", {**line, "error": "TypeError"})
+    assert runner.is_fault("torch", {**line, "test": "a.py::another"})
+    assert runner.is_fault("jax", line)
 
 
 def test_the_page_of_features_has_the_list() -> None:
