@@ -58,6 +58,7 @@ def test_a_stage_in_each(engine: str, two_processes: TwoProcesses, on_ranks: Any
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_case(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
     expected = on_ranks(engine)(_alone, (), timeout=3600.0)
@@ -65,6 +66,7 @@ def test_every_case(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> 
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_several_ranks_in_each(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
     expected = on_ranks(engine)(_alone, ("dropout", "tied_norm", "short_batch"))
