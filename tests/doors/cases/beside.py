@@ -76,6 +76,7 @@ def embeddings(s: Stage) -> Any:
                 layers.Input((6,), dtype="int32"),
                 layers.Embedding(2, 4, "zeros", name="e"),
                 layers.Flatten(),
+                layers.Dense(8, "tanh", name="h"),  # the rules of the layouts match it
                 layers.Dense(3, name="o"),
             ]
         )
