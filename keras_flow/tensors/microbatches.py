@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 
@@ -69,9 +69,10 @@ def pack(x: Tensor, n: int) -> Tensor:
 
 
 def _shape(x: object) -> tuple[int, ...]:
-    return tuple(x.shape if isinstance(x, GlobalTensor) else keras.ops.shape(x))
+    found: Any = x.shape if isinstance(x, GlobalTensor) else keras.ops.shape(x)
+    return tuple(found)
 
 
 def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    reshape = ops.reshape if isinstance(x, GlobalTensor) else keras.ops.reshape
+    reshape: Any = ops.reshape if isinstance(x, GlobalTensor) else keras.ops.reshape
     return reshape(x, shape)
