@@ -165,7 +165,9 @@ def _leave(stop: Callable[[], None]) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(0 if getattr(sys, "last_value", None) is None else 1)
+        error = getattr(sys, "last_value", None)  # of a program that failed, or left with a status of its own
+        status = error.code if isinstance(error, SystemExit) else None
+        os._exit(status if isinstance(status, int) else int(error is not None))
 
 
 @contextmanager

@@ -152,11 +152,10 @@ def launch(
                 "--nproc_per_node and --on. On several hosts set TF_CONFIG (docs/migrate/from_tf_distribute.md)."
             )
         roles.refuse_engine()
+        command = _command(script, arguments or [], module, no_python)
         with launcher.job_folder() as folder:
-            plain = [sys.executable, *(["-m"] if module else []), str(script), *(arguments or [])]
-            _command(script, arguments or [], module, no_python)  # refuses what is not there
-            code = served.launch(plain, servers, workers, stated_timeout(timeout), max_restarts, folder.path)
-        raise typer.Exit(code if code >= 0 else 128 - code)
+            served.launch(command, servers, workers, stated_timeout(timeout), max_restarts, folder)
+        return
     if counts == (None, None, None) and (late := _late_options(arguments or [])):
         raise FlowError(
             f"keras-flow launch: {late} stands behind {script}, so that the script is given it. Options of launch "

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from keras_flow import settings
 from keras_flow.current.processes import LOOPBACK
@@ -48,26 +47,14 @@ def run(
     assert servers is not None and workers is not None
     with launcher.job_folder() as folder:
         payload.send(folder.payload, main, args, kwargs)
-        command = [sys.executable, "-m", "keras_flow.launch.child", "chief"]
-        own = {settings.JOB: str(folder.path), "RANK": "0"}
-        code = launch(command, servers, workers, timeout, 0, folder.path, own)
-        if code:
-            found = failure.read(folder, 0)
-            what = f"{found.summary}\nWhere it was:\n{failure.tail(found.trace)}" if found else left_how(code)
-            raise RankError(f"the chief failed: {what}", 0, code)
+        launch((sys.executable, "-m", "keras_flow.launch.child", "chief"), servers, workers, timeout, 0, folder)
         return payload.receive_result(folder.result)
 
 
 def launch(
-    command: Sequence[str],
-    servers: int,
-    workers: int,
-    timeout: float,
-    restarts: int,
-    folder: Path,
-    of_chief: Mapping[str, str] | None = None,
-) -> int:
-    """Run a program as the chief of servers and workers on this host; its exit code.
+    command: Sequence[str], servers: int, workers: int, timeout: float, restarts: int, folder: JobFolder
+) -> None:
+    """Run a program as the chief of servers and workers on this host, until it ends.
 
     A worker that ends is started again, `restarts` times in all; without that the others go on.
 
@@ -78,9 +65,9 @@ def launch(
         timeout: seconds without progress after which the chief gives up.
         restarts: how often workers are started again.
         folder: the job's private folder.
-        of_chief: environment variables of the chief alone.
 
     Raises:
+        RankError: the chief failed.
         LaunchError: a server ended, and its variables with it, or no worker is left.
     """
     names = ["chief", *(f"worker {n}" for n in range(workers)), *(f"parameter server {n}" for n in range(servers))]
@@ -89,8 +76,9 @@ def launch(
     cluster = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
     tasks = [(job, index) for job in cluster for index in range(len(cluster[job]))]
     others = [sys.executable, "-m", "keras_flow.servers"]
+    of_chief = {settings.JOB: str(folder.path), "RANK": "0", "WORLD_SIZE": "1"}
     now: dict[int, RankProcess] = {}
-    with Interrupts() as interrupts, Ranks(interrupts, JobFolder(folder)) as ranks:
+    with Interrupts() as interrupts, Ranks(interrupts, folder) as ranks:
 
         def start(number: int) -> None:
             job, index = tasks[number]
@@ -99,7 +87,7 @@ def launch(
             ranks.start(
                 number,
                 others if number else command,
-                {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **told, **({} if number else of_chief or {})},
+                {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **told, **({} if number else of_chief)},
                 Shown(first=number == 0),
             )
             now[number] = ranks.processes[-1]
@@ -128,4 +116,13 @@ def launch(
                 print(f"keras-flow: {names[number]} failed: {how}; {does}", file=sys.stderr)
             time.sleep(_LOOK_SECONDS)
         now[0].output.finish()
-        return code
+        if code:
+            raise _failed(code, failure.read(folder, 0))
+
+
+def _failed(code: int, found: failure.Failure | None) -> RankError:
+    if found is None:
+        return RankError(f"the chief failed: {left_how(code)}", 0, code)
+    if found.left:
+        return RankError(f"the chief left with {left_how(code)}", 0, code)
+    return RankError(f"the chief failed: {found.summary}\nWhere it was:\n{failure.tail(found.trace)}", 0, code)

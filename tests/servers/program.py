@@ -124,6 +124,12 @@ def lost_worker_sync() -> dict[str, Any]:
     return {"off": off(one, trained(distribution, _sgd, Killing("worker", 6)))}
 
 
+def own_status() -> dict[str, Any]:
+    """A worker is killed; the program leaves with a status of its own."""
+    trained(kf.ParameterServer("sync"), _sgd, Killing("worker", 6))
+    sys.exit(3)
+
+
 def by_hand() -> dict[str, Any]:
     """A job whose processes the test starts."""
     return {"off": off(trained(kf.DataParallel(kf.Placement([0])), _sgd), trained(kf.ParameterServer(), _sgd))}

@@ -96,6 +96,12 @@ def test_a_lost_worker_keeps_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_a_status_of_the_programs_own_is_kept(tmp_path: Path) -> None:
+    result = _run("own_status", tmp_path)
+    assert result.returncode == 3 and "the chief left with exit code 3" in result.stderr
+
+
+@pytest.mark.full
 def test_a_lost_server_ends_the_job(tmp_path: Path) -> None:
     result = _run("lost_server", tmp_path)
     assert result.returncode == 1
