@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
-import threading
+import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -125,21 +124,16 @@ def _by_hand(distribution: Any, seconds: float) -> dict[str, Any]:
 def _slow_worker() -> Any:
     """Inside, worker 0 is stopped for half of the time."""
     found = [each for each in psutil.Process(os.getppid()).children() if _task(each) == ("worker", 0)]
-    ended = threading.Event()
-
-    def stop_and_go() -> None:
-        while not ended.wait(_STOPPED):
-            found[0].send_signal(signal.SIGSTOP)
-            time.sleep(_STOPPED)
-            found[0].send_signal(signal.SIGCONT)
-
-    thread = threading.Thread(target=stop_and_go)
-    thread.start()
+    number, pause = found[0].pid, f"sleep {_STOPPED}"
+    # not a thread: TensorFlow holds Python's lock while it waits for the worker that is stopped
+    loop = f"while {pause}; do kill -STOP {number}; {pause}; kill -CONT {number}; done"
+    shell = subprocess.Popen(["sh", "-c", loop])
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        shell.kill()
+        shell.wait()
+        found[0].resume()
 
 
 def _task(process: psutil.Process) -> tuple[str, int] | None:

@@ -92,7 +92,7 @@ class ParameterServer(PipelineParallel):
         self._servers = _connected()
         self.mode, self.staleness = mode, staleness
         self.workers = len(role.cluster["worker"])
-        self._ledger = Ledger(staleness, self.workers) if mode == "async" else None
+        self._counted = Statistics() if mode == "async" else None
         self._elements_on = dict.fromkeys(range(1, count + 1), 0)
         self._server_of: dict[str, int] = {}
         self._watched: WeakSet[keras.Model] = WeakSet()
@@ -111,9 +111,9 @@ class ParameterServer(PipelineParallel):
         Raises:
             FlowError: training is synchronous.
         """
-        if self._ledger is None:
+        if self._counted is None:
             raise FlowError('with mode="sync" every batch is one update, and nothing else is counted')
-        return self._ledger.statistics
+        return self._counted
 
     def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
         """The layout of a variable: a layer's is whole on the server that has least; all else is on the chief."""
@@ -133,7 +133,9 @@ class ParameterServer(PipelineParallel):
         return FlowDistribution.adopt(self, model, *others)
 
     def _staged(self, *args: Any) -> StagedModel:
-        return ServedModel(*args, servers=self._servers, ledger=self._ledger, timeout=waiting_seconds())
+        # each model has an epoch 0 of its own
+        ledger = None if self._counted is None else Ledger(self.staleness, self.workers, self._counted)
+        return ServedModel(*args, servers=self._servers, ledger=ledger, timeout=waiting_seconds())
 
     @contextmanager
     def _running(self, model: keras.Model) -> Iterator[None]:

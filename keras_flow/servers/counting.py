@@ -28,12 +28,13 @@ Key = tuple[int, int]
 
 
 class Ledger:
-    """The batches that are on their way, and those that have come back.
+    """The batches of a model that are on their way, and those that have come back.
 
     Args:
         staleness: how many updates may come between the sending of a batch and the update with its gradient; None: any
             number.
         most: batches that may be on their way.
+        statistics: where to count, with other models.
 
     Example:
         >>> ledger = Ledger(staleness=0, most=2)
@@ -48,9 +49,9 @@ class Ledger:
         Statistics(updates=1, dropped=1, staleness=0, of_worker=Counter({1: 1, 0: 1}))
     """
 
-    def __init__(self, staleness: int | None, most: int):
+    def __init__(self, staleness: int | None, most: int, statistics: Statistics | None = None):
         self._bound, self._most = staleness, most
-        self.statistics = Statistics()
+        self.statistics = Statistics() if statistics is None else statistics
         self._sent_at: dict[Key, int] = {}
         self._seen: set[Key] = set()
 

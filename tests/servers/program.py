@@ -76,8 +76,9 @@ def numbers() -> dict[str, Any]:
     """sync, and async one batch after the other, beside one device; where variables are; a model that was saved."""
     one, sync = kf.DataParallel(kf.Placement([0])), kf.ParameterServer("sync", servers=2)
     found: dict[str, Any] = {name: off(trained(one, make), trained(sync, make)) for name, make in _OPTIMIZERS.items()}
-    alone = trained(kf.ParameterServer("async", staleness=0), _sgd)
-    found["staleness=0"] = off(trained(one, _sgd), alone)
+    free = kf.ParameterServer("async", staleness=0)
+    for name in ("staleness=0", "staleness=0, another model"):
+        found[name] = off(trained(one, _sgd), trained(free, _sgd))
     model = trained(sync, _OPTIMIZERS["adam"])["model"]
     held = [*model.trainable_variables, *(slot for slot in model.optimizer.variables if len(slot.shape))]
     found["servers"] = sorted({each.value.device.split("task:")[1][0] for each in held})

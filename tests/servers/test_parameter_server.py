@@ -35,7 +35,7 @@ def _found(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_the_numbers_of_one_device(tmp_path: Path) -> None:
     found = _found(_run("numbers", tmp_path))
-    for name in ("sgd", "momentum", "adam", "clipped", "staleness=0"):
+    for name in ("sgd", "momentum", "adam", "clipped", "staleness=0", "staleness=0, another model"):
         assert found[name] < 1e-5, name
     assert (found["jobs"], found["servers"], found["saved"]) == (["job:ps"], ["0", "1"], 0.0)
     served, alone = found["few rows"]
