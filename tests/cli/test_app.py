@@ -70,7 +70,7 @@ def test_mistakes(tmp_path: Path) -> None:
     code, _, err = run("launch", script)
     assert (code, "give --devices N" in err) == (1, True)
     code, _, err = run("launch", "--devices", "2", script, backend="mxnet")
-    assert (code, "'mxnet'; supported are jax, tensorflow, torch" in err) == (1, True)
+    assert (code, "no backend 'mxnet': legal are jax, tensorflow, torch" in err) == (1, True)
     code, _, err = run("compare", str(tmp_path / "none.py"))
     assert (code, "none.py, which is not a file" in err) == (1, True)
 
