@@ -165,7 +165,7 @@ def assigns_weights(layer: keras.Layer) -> bool:
 
 
 def _of_itself(layer: keras.Layer) -> Interaction | None:
-    found = _of_class(layer) if not _runs_its_layers(layer) else None
+    found = _of_class(layer) if not models.has_stock_class(layer) else None
     found = found or _of_changes(layer)
     if found is None and layer.activity_regularizer is not None:
         text = f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
@@ -248,17 +248,11 @@ def _of_changes(layer: keras.Layer) -> Interaction | None:
 
 def _inside(layer: keras.Layer) -> Iterator[Interaction | None]:
     """The interactions inside a layer: of its graph's operations, and of each layer that it calls."""
-    if _runs_its_layers(layer):
+    if models.has_stock_class(layer):
         yield from row_operations.of_operations(layer)
         yield from map(of_layer, layer.layers)
     else:  # cells, what is wrapped, projections of attention, an activation that is a layer
         yield from map(of_layer, layer._layers)
-
-
-def _runs_its_layers(layer: keras.Layer) -> bool:
-    # a Sequential that is not built has no graph yet
-    is_sequence = isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call
-    return is_sequence or models.stock_graph(layer) is not None
 
 
 def _has_rows(value: object, rank: int | None) -> bool:

@@ -96,12 +96,16 @@ def graph_of(model: keras.Layer) -> Any:
     return graph if isinstance(graph, Functional) else None
 
 
+def has_stock_class(layer: Any) -> bool:
+    """Whether a layer is a functional or Sequential model whose class has Keras's `call`, which runs its layers."""
+    if isinstance(layer, keras.Sequential):
+        return type(layer).call is keras.Sequential.call
+    return isinstance(layer, Functional) and type(layer).call is Functional.call
+
+
 def stock_graph(layer: Any) -> Any:
     """The graph that a functional or Sequential model runs; None for layers, and for a `call` of the user's own."""
-    graph = graph_of(layer)
-    base = keras.Sequential if isinstance(layer, keras.Sequential) else Functional
-    is_stock = graph is not None and type(layer).call is base.call and "call" not in vars(layer)
-    return graph if is_stock else None
+    return graph_of(layer) if has_stock_class(layer) and "call" not in vars(layer) else None
 
 
 def layer_in_call() -> object:

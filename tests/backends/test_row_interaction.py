@@ -96,6 +96,7 @@ CHANGED: dict[str, tuple[Callable[[], keras.Layer], str, str]] = {
     "its policy": (lambda: dense(dtype="float8_from_float32"), "quantization", "quantized to float8"),
     "a quantizer by columns": (_quantized_by_columns, "quantization", "a quantizer of its own"),
     "another call": (_changed(lambda x: setattr(x, "call", _own(x.call))), "own code", "the method 'call'"),
+    "a graph's other call": (lambda: _patched_graph(), "own code", "the method 'call'"),
     "another method": (
         _changed(lambda x: x.__dict__.update(_int8_call=types.MethodType(_own(type(x)._int8_call), x))),
         "own code",
@@ -124,6 +125,14 @@ CHANGED: dict[str, tuple[Callable[[], keras.Layer], str, str]] = {
         "is quantized to float8",
     ),
 }
+
+
+def _patched_graph() -> keras.Layer:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2)(inputs))
+    assert row_interaction.of_layer(model) is None
+    model.call = _own(model.call)
+    return model
 
 
 def _quantized_inside() -> keras.Layer:
