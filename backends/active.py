@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from keras_flow import settings
 from keras_flow.backends.engines import ENGINES, in_words, that_train, unknown
+from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -87,6 +88,11 @@ def backend_name() -> str:
             return json.load(file).get("backend", "tensorflow")
     except (OSError, ValueError):
         return "tensorflow"
+
+
+def ranks_of_job() -> int:
+    """The number of ranks that a launcher of any kind gave this job, without starting an engine; 1 without one."""
+    return announced_devices() or find().count
 
 
 def announced_devices() -> int | None:

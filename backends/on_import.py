@@ -33,7 +33,9 @@ def _install() -> None:
     # a version of Keras that does not fit is told by the first distribution, and not by `import keras`
     with contextlib.suppress(FlowError):
         importlib.import_module(name).install()
-        importlib.import_module("keras_flow.backends.undistributed").install()
+        ranks = importlib.import_module("keras_flow.backends.active").ranks_of_job()  # it is loaded by now
+        if ranks > 1:  # hooks cost what their checks import, which other programs need not pay
+            importlib.import_module("keras_flow.backends.undistributed").install()
 
 
 class _AfterKeras:

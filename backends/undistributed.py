@@ -19,15 +19,9 @@ _is_said = False
 
 
 def install() -> None:
-    """Watch `fit`, where this process is of a job of several ranks; a second call does nothing."""
-    if _ranks_of_job() > 1:
-        why = "a model that was made and is trained outside of every scope is not distributed, in silence"
-        hooking.install_each([hooking.Hook("keras.Model", "fit", _trains_alone, why, when=_ranks_if_alone)])
-
-
-def _ranks_of_job() -> int:
-    """The number that the launcher announced; no engine is started for it."""
-    return active.announced_devices() or find().count
+    """Watch `fit` in a job of several ranks; a second call does nothing."""
+    why = "a model that was made and is trained outside of every scope is not distributed, in silence"
+    hooking.install_each([hooking.Hook("keras.Model", "fit", _trains_alone, why, when=_ranks_if_alone)])
 
 
 def _ranks_if_alone(model: keras.Model, *args: object, **kwargs: object) -> int | None:
@@ -37,7 +31,7 @@ def _ranks_if_alone(model: keras.Model, *args: object, **kwargs: object) -> int 
     # a strategy of tf.distribute and an optimizer of keras_flow.hvd know of the other ranks themselves
     if getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1) > 1:
         return None
-    return None if getattr(model.optimizer, "keras_flow_calls_in_step", False) else _ranks_of_job()
+    return None if getattr(model.optimizer, "keras_flow_calls_in_step", False) else active.ranks_of_job()
 
 
 def _trains_alone(
