@@ -8,11 +8,13 @@ ever loading it. Whatever they need is a row here. To add an engine is to add it
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+
+from keras_flow.errors import FlowError
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,19 @@ def in_words(names: Iterable[str]) -> str:
     """
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def require_known(names: Sequence[str], legal: Collection[str]) -> None:
+    """Refuse backends that there are not, and none at all.
+
+    Raises:
+        FlowError: naming the first of them, or that none was named.
+    """
+    if not names:
+        raise FlowError(f"no backend was named: legal are {', '.join(legal)}")
+    for name in names:
+        if name not in legal:
+            raise FlowError(unknown(name, legal))
 
 
 def unknown(name: str, legal: Iterable[str]) -> str:

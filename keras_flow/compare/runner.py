@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from keras_flow import __version__, atomic
-from keras_flow.backends.engines import ENGINES, that_train, unknown
+from keras_flow.backends.engines import ENGINES, require_known, that_train
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.known_differences import ProgramFacts, that_fit
 from keras_flow.compare.options import CompareJob, CompareOptions
@@ -85,11 +85,7 @@ def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str]
         FlowError: an unknown backend, one that is not installed without `skip_missing`, or none left.
     """
     legal = that_train()
-    if not names:
-        raise FlowError(f"no backend was named: legal are {', '.join(legal)}")
-    others = [name for name in names if name not in legal]
-    if others:
-        raise FlowError(unknown(others[0], legal))
+    require_known(names, legal)
     present, skipped = [], {}
     # each once, in the order that was asked for: the first is the one that others are compared with
     for name in dict.fromkeys(names):

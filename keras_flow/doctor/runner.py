@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keras_flow import settings
-from keras_flow.backends.engines import ENGINES, unknown
+from keras_flow.backends.engines import ENGINES, require_known
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
-from keras_flow.errors import FlowError
 from keras_flow.runtime import versions
 
 #: seconds between two looks at a process
@@ -51,11 +50,7 @@ def examine(
     Raises:
         FlowError: an unknown backend.
     """
-    if not engines:
-        raise FlowError(f"no backend was named: legal are {', '.join(ENGINES)}")
-    others = [name for name in engines if name not in ENGINES]
-    if others:
-        raise FlowError(unknown(others[0], ENGINES))
+    require_known(engines, ENGINES)
     names = list(dict.fromkeys(engines))
     tell(f"checking {', '.join(names)}")
     # most of the time is an engine's import, on one core; a link is measured with nothing beside it
