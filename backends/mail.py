@@ -99,7 +99,7 @@ class _Box:
         self._found = processes.find()
         self._letters: defaultdict[Address, deque[Any]] = defaultdict(deque)
         self._changed = threading.Condition()
-        self._gone: dict[int, str] = {}
+        self._gone: set[int] = set()
         self._outgoing: dict[int, queue.Queue[_Letter]] = {}
         host = joining.own_address(self._found)
         self._meeting = channel.Meeting(host, 0, joining.token())
@@ -163,7 +163,7 @@ class _Box:
                     self._letters[tuple(address)].append(value)
                     self._changed.notify_all()
         with self._changed:
-            self._gone[process] = "ended"
+            self._gone.add(process)
             self._changed.notify_all()
 
 

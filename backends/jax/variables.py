@@ -18,7 +18,7 @@ from keras_flow.backends.jax.devices import world
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import in_stateless_scope
-from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout
+from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout, stage_rank
 
 
 def initialize_with_initializer(
@@ -171,7 +171,7 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
 
 def is_split_over_processes(variable: keras.Variable) -> bool:
     """Whether the ranks of this process hold a part of a variable only."""
-    if jax.process_count() > 1 and _is_of_stage(keras_layout(variable)):
+    if jax.process_count() > 1 and stage_rank(variable) is not None:
         return True
     value = variable._value
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)

@@ -110,7 +110,8 @@ class MeshVariable(dtensor.DVariable):
             value = value.read_value()
         if not self._is_read_directly():
             if not in_step() and not in_symbolic_scope() and _has_argument(value):
-                raise FlowError(in_a_function(f"variable {self.name!r} is assigned what comes of an argument; it is"))
+                what = f"variable {self.name!r} is assigned a value computed from an argument of the function; it is"
+                raise FlowError(in_a_function(what))
             return value
         if is_dtensor(value):
             return value
