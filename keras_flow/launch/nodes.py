@@ -106,6 +106,7 @@ class Nodes(ABC):
         return len(self._done) == self.job.nodes
 
     def _begin_anew(self) -> None:
+        """Forget what was said of the attempt before."""
         self._done.clear()
         self.left.clear()
         self._said_left.clear()
@@ -157,6 +158,7 @@ class FirstNode(Nodes):
 
     def __init__(self, job: Job, token: bytes):
         super().__init__(job)
+        self._ready: set[int] = set()
         assert job.port is not None
         facts, until = job.facts(), time.monotonic() + job.meeting_seconds
         try:
@@ -189,16 +191,20 @@ class FirstNode(Nodes):
     def begin(self, port: int) -> int:
         """Tell the others the port."""
         # of a restart: those that end their processes slower than this host are waited for
-        self._begin_anew()
         until = time.monotonic() + self.job.meeting_seconds
         for node, channel in self._channels.items():
-            while True:
-                message = channel.receive(max(0.01, until - time.monotonic()))
+            name = self.names[node]
+            while node not in self._ready:
+                try:
+                    message = channel.receive(max(0.01, until - time.monotonic()))
+                except ConnectionError as error:
+                    raise LaunchError(f"host {node} ({name}) left the job before it was ready ({error}).") from error
                 if message is None:
-                    raise LaunchError(f"host {node} ({self.names[node]}) is not ready to begin.")
-                if "ready" in message:
-                    break
+                    raise LaunchError(f"host {node} ({name}) is not ready to begin.")
+                self._take(node, message)
             self._heard[node] = time.monotonic()
+        self._ready.clear()
+        self._begin_anew()
         self._failure = None
         names = {str(node): name for node, name in self.names.items()}
         self._tell({"begin": port, "names": names})
@@ -226,6 +232,9 @@ class FirstNode(Nodes):
 
     def _take(self, node: int, message: dict[str, Any]) -> None:
         super()._take(node, message)
+        if "ready" in message:
+            # a host that is quicker says it right behind "failed", and one look reads both
+            self._ready.add(node)
         if "failed" in message or "done" in message or "left" in message:
             self._tell({**message, "node": node}, but=node)
 

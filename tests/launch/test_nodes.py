@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
+from keras_flow.launch.failure import RankError
+from keras_flow.launch.job import Job
+from keras_flow.launch.nodes import meet
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(90)
@@ -117,6 +121,24 @@ def test_all_hosts_start_again(tmp_path: Path) -> None:
     for _, out, err in outputs:
         assert len(re.findall("attempt 1", out)) == 2
         assert "restart 1 of 1" in err
+
+
+def test_a_host_that_is_quicker_to_start_again() -> None:
+    """What it says of its failure, and that it is ready, are read in one look: neither is lost."""
+    at = port()
+    jobs = [Job(2, ["true"], 60.0, nodes=2, node=number, host="127.0.0.1", port=at) for number in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        hosts = [threads.submit(meet, job, b"a secret") for job in jobs]
+        with hosts[0].result(20) as first, hosts[1].result(20) as other:
+            for attempt in range(3):
+                if attempt:
+                    other.fail(RankError("rank 2 failed", 2))
+                begun = threads.submit(other.begin, 0)
+                if attempt:
+                    time.sleep(0.5)
+                    with pytest.raises(RankError, match="rank 2 failed"):
+                        first.look()
+                assert threads.submit(first.begin, 4000 + attempt).result(20) == begun.result(20) == 4000 + attempt
 
 
 def test_hosts_that_differ(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
 
 | feature | jax | tensorflow | torch |
 |---|---|---|---|
-| `kf.CentralStorage()` | native | native | native; the first process holds the variables |
+| `kf.CentralStorage()` | native; one process | native; one process | native; the first process holds the variables |
 | `kf.ParameterServer()` | refused | native | refused |
 
 Not in the grid: `tests/pipelines/test_central_storage.py` compares 32 models and settings with one device, on four
