@@ -20,7 +20,7 @@ import numpy as np
 from keras_flow import atomic
 from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import hook
 from keras_flow.current.keras_places import file_utils
 from keras_flow.current.models import remembered
 
@@ -36,6 +36,12 @@ def model_of(callback: object, *args: object, **kwargs: object) -> keras.Model |
     return model if model is not None and remembered(model) is not None and not shared_files.writing.get() else None
 
 
+@hook(
+    "keras.callbacks.BackupAndRestore",
+    "_save_model",
+    "states of seed generators are in no file; folders and metadata are written by process 0 only",
+    when=model_of,
+)
 def save(model: keras.Model, original: Callable[..., object], callback: Any) -> None:
     """Hook on `BackupAndRestore._save_model`: the states too; of several processes the first one writes."""
     model = callback.model  # on JAX a model that trains gets its values back when it is asked for
@@ -74,6 +80,12 @@ def _original_whole(original: Callable[..., object], callback: Any) -> None:
             callback._training_metadata_path = path
 
 
+@hook(
+    "keras.callbacks.BackupAndRestore",
+    "on_train_begin",
+    "training that goes on would draw the masks of its first steps again",
+    when=model_of,
+)
 def restore(
     model: keras.Model, original: Callable[..., object], callback: Any, *args: object, **kwargs: object
 ) -> None:
@@ -132,23 +144,3 @@ def _states(model: keras.Model) -> list[keras.Variable]:
     """States of seed generators: what `variables` has beyond weights and metrics."""
     others = {id(variable) for variable in (*model.weights, *model.metrics_variables)}
     return [variable for variable in model.variables if id(variable) not in others]
-
-
-def hooks() -> tuple[Hook, ...]:
-    """The hooks on `BackupAndRestore`."""
-    return (
-        Hook(
-            "keras.callbacks.BackupAndRestore",
-            "_save_model",
-            save,
-            "states of seed generators are in no file; folders and metadata are written by process 0 only",
-            when=model_of,
-        ),
-        Hook(
-            "keras.callbacks.BackupAndRestore",
-            "on_train_begin",
-            restore,
-            "training that goes on would draw the masks of its first steps again",
-            when=model_of,
-        ),
-    )

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from keras_flow.backends.hooking import hook
+from keras_flow.current import dry_run, recorded_calls
+
 if TYPE_CHECKING:
     from keras_flow.current.recorded_calls import Recorder
 
 
+@hook("keras:AnyVariable", "__init__", "explain of a dry run: variables have a shape and no value", when=dry_run.world)
 def make_variable(
     _: object,
     original: Callable[..., None],
@@ -36,12 +40,14 @@ def _given(value: object, *args: object, **kwargs: object) -> object:
     return value
 
 
+@hook(
+    "keras.Layer",
+    "__call__",
+    "explain sees which layers a layer without a graph calls",
+    when=recorded_calls.recorder_of,
+)
 def record(
     recorder: Recorder, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
     """Hook on `Layer.__call__`: explain notes the layers that one without a graph calls."""
     return recorder.note(original, layer, *args, **kwargs)
-
-
-def leave_out(*args: object, **kwargs: object) -> None:
-    """Hook that leaves the call out."""

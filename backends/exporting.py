@@ -20,34 +20,11 @@ import numpy as np
 from keras_flow import atomic
 from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import hook
 from keras_flow.current import models, reachable
 from keras_flow.current.distribution import Distribution, active, holding
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
-
-
-def hooks() -> tuple[Hook, ...]:
-    """The hooks on `Model.export` and on the methods of `ExportArchive`."""
-    return (
-        Hook(
-            "keras.Model",
-            "export",
-            export,
-            "exporters trace a model on one device; of several processes each would write",
-            when=_over_ranks,
-        ),
-        *(
-            Hook(
-                "keras:ExportArchive",
-                name,
-                _into_archive,
-                "an archive traces functions of the program, which on TensorFlow cannot read weights on several ranks",
-                when=_of_archive,
-            )
-            for name in ("track", "add_endpoint", "track_and_add_endpoint", "add_variable_collection", "write_out")
-        ),
-    )
 
 
 def _over_ranks(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
@@ -56,6 +33,12 @@ def _over_ranks(model: keras.Model, *args: object, **kwargs: object) -> Distribu
     return distribution if distribution is not None and not distribution.has_one_rank else None
 
 
+@hook(
+    "keras.Model",
+    "export",
+    "exporters trace a model on one device; of several processes each would write",
+    when=_over_ranks,
+)
 def export(
     _: Distribution,
     original: Callable[..., object],
@@ -162,6 +145,12 @@ class _Given:
     made: dict[int, Any]
 
 
+@hook(
+    "keras:ExportArchive",
+    ("track", "add_endpoint", "track_and_add_endpoint", "add_variable_collection", "write_out"),
+    "an archive traces functions of the program, which on TensorFlow cannot read weights on several ranks",
+    when=_of_archive,
+)
 def _into_archive(given: _Given, original: Callable[..., object], archive: object, *args: Any, **kwargs: Any) -> object:
     """Hook on the methods of `ExportArchive`: they see the variables as one device has them; process 0 writes."""
     with _plain(given.variables, given.layers, given.made):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from keras_flow.backends import fingerprints
 from keras_flow.current import keras_places
@@ -61,6 +61,47 @@ class Hook:
     why: str
     when: Callable[..., object] = active_distribution
     also: tuple[str, ...] = ()
+
+
+_Replacement = TypeVar("_Replacement", bound=Callable[..., object])
+
+#: module of replacements -> its hooks, in the order of its lines
+_declared: dict[str, list[Hook]] = {}
+
+
+def hook(
+    place: str,
+    names: str | Sequence[str],
+    why: str,
+    *,
+    when: Callable[..., object] = active_distribution,
+    also: tuple[str, ...] = (),
+) -> Callable[[_Replacement], _Replacement]:
+    """Declare that the function below replaces these names of a place; its fields are those of `Hook`.
+
+    Nothing is wrapped yet: `declared` lists what a module declares, and `install_each` puts it in place.
+
+    Example:
+        >>> @hook("keras.Model", "summary", "an example", when=always)
+        ... def with_a_line(found, original, model, *args, **kwargs):
+        ...     print("layers:", len(model.layers))
+        ...     return original(model, *args, **kwargs)
+        >>> [(each.module, each.name) for each in declared(__name__)]
+        [('keras.Model', 'summary')]
+    """
+
+    def declare(replacement: _Replacement) -> _Replacement:
+        declared_there = _declared.setdefault(replacement.__module__, [])
+        for name in [names] if isinstance(names, str) else names:
+            declared_there.append(Hook(place, name, replacement, why, when, also))
+        return replacement
+
+    return declare
+
+
+def declared(*modules: ModuleType) -> tuple[Hook, ...]:
+    """The hooks of some modules. Of two on one name, the later is asked first, and calls the other as the original."""
+    return tuple(each for module in modules for each in _declared.get(module.__name__, ()))
 
 
 #: id of a function -> the modules of Keras that have it by value, and its name there

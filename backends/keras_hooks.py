@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -27,8 +27,8 @@ from keras_flow.backends import (
     weights_files,
 )
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook, always
-from keras_flow.current import dry_run, models, pausing, recorded_calls
+from keras_flow.backends.hooking import Hook, always, declared, hook
+from keras_flow.current import dry_run, models, pausing
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active, as_under, holding
 from keras_flow.current.dry_run import is_dry_run
@@ -36,6 +36,10 @@ from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError, warn, without_library_frames
 
+_ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+#: loop -> the kind of function that it runs, step for step
+_FUNCTIONS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+_STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
 #: models whose `jit_compile=True` was read from a file
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 #: model -> the distribution that its layouts were last checked for
@@ -51,6 +55,13 @@ def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dis
     return models.distribution_of(model)
 
 
+@hook(
+    "keras.Model",
+    _ENTRIES,
+    "enters the distribution that the model was built under, places a model of another scope anew, raises "
+    "layout problems before the first step, and leaves a usable model after an error",
+    when=_distribution_of,
+)
 def _entry(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
@@ -206,6 +217,11 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
     )
 
 
+@hook(
+    "keras.Model",
+    "_symbolic_build",
+    "a model whose variables appear with the first batch is checked then; without it bad rules are silent",
+)
 def _symbolic_build(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
@@ -236,18 +252,30 @@ def _raise_collected(model: keras.Model, distribution: Distribution, error: Base
         inner = inner.__cause__ or inner.__context__
 
 
-@functools.cache  # one replacement for each kind: what is installed is known by it
-def _creates(kind: str) -> Callable[..., object]:
-    def replacement(
-        _: object, original: Callable[..., object], owner: object, *args: object, **kwargs: object
-    ) -> object:
-        """Hook on methods that make variables: tell who makes them."""
-        with creating(kind, owner if kind == "layer" else None):  # type: ignore[arg-type]
-            return original(owner, *args, **kwargs)
-
-    return replacement
+@hook("keras.Layer", "add_weight", "tells which layer makes a variable: kf.shard and an engine's limits are by layer")
+def _add_weight(
+    _: object, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Layer.add_weight`: tell who makes the variable."""
+    with creating("layer", layer):
+        return original(layer, *args, **kwargs)
 
 
+@hook("keras.Metric", "add_variable", "metric state is broadcast and never asked of the rules")
+def _add_state(
+    _: object, original: Callable[..., object], metric: keras.Metric, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Metric.add_variable`: tell who makes the variable."""
+    with creating("metric"):
+        return original(metric, *args, **kwargs)
+
+
+@hook(
+    "keras.Optimizer",
+    "add_variable",
+    "slots that have not their variable's shape (Adafactor) are never asked of the rules; the others may be "
+    "split where their variable is not (zero=)",
+)
 def _add_slot(
     _: object, original: Callable[..., object], optimizer: keras.Optimizer, *args: object, **kwargs: object
 ) -> object:
@@ -255,9 +283,21 @@ def _add_slot(
     layout = kwargs.get("layout")
     if isinstance(layout, KerasLayout):
         kwargs["layout"] = layout.distribution.slot_layout(layout)
-    return _creates("optimizer")(_, original, optimizer, *args, **kwargs)
+    with creating("optimizer"):
+        return original(optimizer, *args, **kwargs)
 
 
+def _active_or_dry_run(*args: object, **kwargs: object) -> Distribution | World | None:
+    return active() or dry_run.world()
+
+
+@hook(
+    "keras:variables",
+    "register_uninitialized_variable",
+    "a variable made while a model is built symbolically gets its value later, when its layer is not known "
+    "any more: its layout is chosen now",
+    when=_active_or_dry_run,
+)
 def _value_comes_later(
     found: Distribution | World, original: Callable[..., object], variable: keras.Variable
 ) -> object:
@@ -270,10 +310,12 @@ def _value_comes_later(
     return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
 
 
-def _active_or_dry_run(*args: object, **kwargs: object) -> Distribution | World | None:
-    return active() or dry_run.world()
-
-
+@hook(
+    "keras.Model",
+    "compile_from_config",
+    'a model saved where "auto" means compiling could not be trained on an engine that does not compile',
+    when=always,  # without a distribution it only notes where the setting came from
+)
 def _compile_from_config(
     _: object,
     original: Callable[..., None],
@@ -301,6 +343,12 @@ def _choose_jit_again(model: keras.Model) -> None:
         model.jit_compile = False if refused else model._resolve_auto_jit_compile()
 
 
+@hook(
+    "keras.callbacks.CallbackList",
+    ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin"),
+    "the stop button of a notebook stops all its workers before the same step; without it some would wait",
+    when=pausing.gate_of,
+)
 def _batch_begins(
     gate: pausing.Gate, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
 ) -> object:
@@ -309,6 +357,11 @@ def _batch_begins(
     return original(callbacks, *args, **kwargs)
 
 
+@hook(
+    "keras:global_state",
+    "clear_session",
+    "clears the active distribution too; without it what follows in a scope is not distributed, in silence",
+)
 def _clear_session(distribution: Distribution, original: Callable[..., None], *args: object, **kwargs: object) -> None:
     """Hook on `clear_session`: an open scope holds.
 
@@ -325,12 +378,6 @@ def _clear_session(distribution: Distribution, original: Callable[..., None], *a
         )
 
 
-_STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncoding")
-#: loop -> the kind of function that it runs, step for step
-_FUNCTIONS = {"fit": "train", "evaluate": "test", "predict": "predict"}
-_ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-
-
 def wrap_loaded() -> None:
     """Wrap what is found by its name in the classes of models that exist."""
     hub_models.wrap_loaded(_entry)
@@ -339,107 +386,7 @@ def wrap_loaded() -> None:
 def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
-        *backups.hooks(),
+        *declared(backups),
         *hub_models.hooks(_entry),
-        *exporting.hooks(),
-        *(
-            Hook(
-                "keras.Model",
-                name,
-                _entry,
-                "enters the distribution that the model was built under, places a model of another scope anew, "
-                "raises layout problems before the first step, and leaves a usable model after an error",
-                when=_distribution_of,
-            )
-            for name in _ENTRIES
-        ),
-        *(
-            Hook(
-                "keras.callbacks.CallbackList",
-                f"on_{loop}_batch_begin",
-                _batch_begins,
-                "the stop button of a notebook stops all its workers before the same step; without it some would wait",
-                when=pausing.gate_of,
-            )
-            for loop in ("train", "test", "predict")
-        ),
-        Hook(
-            "keras:global_state",
-            "clear_session",
-            _clear_session,
-            "clears the active distribution too; without it what follows in a scope is not distributed, in silence",
-        ),
-        Hook(
-            "keras:saving_lib",
-            "H5IOStore.__getitem__",
-            weights_files.entry,
-            "a rank copies its own part of a weight from the file; Keras reads each weight whole on every rank",
-        ),
-        Hook(
-            "keras:saving_lib",
-            "is_memory_sufficient",
-            weights_files.not_into_memory,
-            "a .keras file holds its weights in one entry, which Keras reads and writes in memory",
-        ),
-        Hook(
-            "keras.Model",
-            "compile_from_config",
-            _compile_from_config,
-            'a model saved where "auto" means compiling could not be trained on an engine that does not compile',
-            when=always,  # without a distribution it only notes where the setting came from
-        ),
-        Hook(
-            "keras.Model",
-            "_symbolic_build",
-            _symbolic_build,
-            "a model whose variables appear with the first batch is checked then; without it bad rules are silent",
-        ),
-        Hook(
-            "keras:AnyVariable",
-            "__init__",
-            dry_run_hooks.make_variable,
-            "explain of a dry run: variables have a shape and no value",
-            when=dry_run.world,
-        ),
-        Hook(
-            "keras.Layer",
-            "__call__",
-            dry_run_hooks.record,
-            "explain sees which layers a layer without a graph calls",
-            when=recorded_calls.recorder_of,
-        ),
-        Hook(
-            "keras.Layer",
-            "__call__",
-            rematerialized.call,
-            "`remat=` names layers; keras.RematScope must be open when they are made",
-            when=rematerialized.chosen,
-        ),
-        Hook(
-            "keras.Layer",
-            "add_weight",
-            _creates("layer"),
-            "tells which layer makes a variable: kf.shard and an engine's limits are by layer",
-        ),
-        Hook(
-            "keras:variables",
-            "register_uninitialized_variable",
-            _value_comes_later,
-            "a variable made while a model is built symbolically gets its value later, when its layer is not known any "
-            "more: its layout is chosen now",
-            when=_active_or_dry_run,
-        ),
-        Hook(
-            "keras.Metric",
-            "add_variable",
-            _creates("metric"),
-            "metric state is broadcast and never asked of the rules",
-        ),
-        Hook(
-            "keras.Optimizer",
-            "add_variable",
-            _add_slot,
-            "slots that have not their variable's shape (Adafactor) are never asked of the rules; the others may be "
-            "split where their variable is not (zero=)",
-        ),
+        *declared(exporting, weights_files, dry_run_hooks, rematerialized, sys.modules[__name__]),
     )

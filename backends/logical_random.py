@@ -19,6 +19,7 @@ An engine says which elements are drawn here (`random_part`) and draws their fra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -29,7 +30,7 @@ import numpy as np
 
 from keras_flow.backends.active import backend
 from keras_flow.backends.engine_records import RandomPart
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import hook
 from keras_flow.current import microbatch
 from keras_flow.current.distribution import applied
 from keras_flow.current.keras_places import draw_seed, in_symbolic_scope
@@ -101,16 +102,19 @@ def draw_block(
     return fill
 
 
-def hooks(module: str) -> tuple[Hook, ...]:
-    """The hooks of an engine whose functions of `keras.random` are in `module`; outside of its own ones."""
-    functions = (uniform, normal, truncated_normal, dropout, randint, categorical, shuffle, gamma, beta)
-    why = 'random="logical": bits by logical index, equal for every layout and engine'
-    return tuple(Hook(module, function.__name__, function, why, when=drawing) for function in functions)
-
-
 # ---- the functions of keras.random
 
 
+#: a hook on a function of `keras.random`
+_by_index = functools.partial(
+    hook,
+    "keras:random",
+    why='random="logical": bits by logical index, equal for every layout and engine',
+    when=drawing,
+)
+
+
+@_by_index("uniform")
 def uniform(
     _: object,
     original: Callable[..., Any],
@@ -132,6 +136,7 @@ def uniform(
     return draw.finished(_scaled(ops.cast(fractions, name), maxval - minval, minval))
 
 
+@_by_index("normal")
 def normal(
     _: object,
     original: Callable[..., Any],
@@ -148,6 +153,7 @@ def normal(
     return draw.finished(_scaled(_cast(draw.normals(), dtype), stddev, mean))
 
 
+@_by_index("truncated_normal")
 def truncated_normal(
     _: object,
     original: Callable[..., Any],
@@ -164,6 +170,7 @@ def truncated_normal(
     return draw.finished(_scaled(_cast(draw.normals(within=2.0), dtype), stddev, mean))
 
 
+@_by_index("dropout")
 def dropout(
     _: object,
     original: Callable[..., Any],
@@ -186,6 +193,7 @@ def dropout(
     return ops.where(kept, inputs / (1.0 - rate), ops.zeros_like(inputs))
 
 
+@_by_index("randint")
 def randint(
     _: object,
     original: Callable[..., Any],
@@ -207,6 +215,7 @@ def randint(
     return draw.finished(ops.cast(values, dtype))
 
 
+@_by_index("categorical")
 def categorical(
     _: object,
     original: Callable[..., Any],
@@ -224,6 +233,7 @@ def categorical(
     return ops.cast(ops.argmax(ops.expand_dims(logits, 1) + draw.finished(noise), axis=-1), dtype)
 
 
+@_by_index("shuffle")
 def shuffle(_: object, original: Callable[..., Any], x: Any, axis: int = 0, seed: object = None) -> Any:
     """Hook on `random.shuffle`: one order along the axis."""
     draw = _ElementDraw.of((x.shape[axis],), seed, is_whole=True)
@@ -232,6 +242,7 @@ def shuffle(_: object, original: Callable[..., Any], x: Any, axis: int = 0, seed
     return backend().reorder(x, draw.fractions(), axis)
 
 
+@_by_index("gamma")
 def gamma(
     _: object,
     original: Callable[..., Any],
@@ -247,6 +258,7 @@ def gamma(
     return draw.finished(_cast(draw.gammas(alpha), dtype))
 
 
+@_by_index("beta")
 def beta(
     _: object,
     original: Callable[..., Any],

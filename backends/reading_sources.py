@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_flow.backends import reading_loaders, reading_py_datasets, row_order
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.reading import ArrayBatches, ProcessRows, ReadingEngine, say_whole
 from keras_flow.backends.reading_tf_data import TfDataBatches
 from keras_flow.current.distribution import active
@@ -123,5 +123,5 @@ def hooks(reader: AdapterReader) -> tuple[Hook, ...]:
             "batch in every process, in another order on each engine",
             when=_reads,
         ),
-        *row_order.hooks(),
+        *declared(row_order),
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_flow.backends import leaves
+from keras_flow.backends.hooking import hook
 from keras_flow.current import models
 from keras_flow.current.distribution import Distribution, applied
 from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
@@ -36,6 +37,7 @@ def chosen(layer: keras.Layer, *args: object, **kwargs: object) -> Distribution 
     return distribution if distribution is not None and layer in distribution.rematerialized else None
 
 
+@hook("keras.Layer", "__call__", "`remat=` names layers; keras.RematScope must be open when they are made", when=chosen)
 def call(_: Distribution, original: Callable[..., object], layer: Any, *args: object, **kwargs: object) -> object:
     """Hook on `Layer.__call__`: as if a `keras.RematScope` had been open when the layer was made."""
     before = layer._remat_mode

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_flow.backends import agreement, logical_random
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import hook
 from keras_flow.current.distribution import active
 from keras_flow.current.keras_places import get_random_seed, global_seed_generator
 from keras_flow.permutation import Permutation
@@ -107,6 +107,7 @@ def ordering() -> Iterator[None]:
         _is_ordering, _epoch = outer
 
 
+@hook("keras.callbacks.CallbackList", "on_epoch_begin", "the order of rows is that of an epoch", when=by_position)
 def epoch_begins(_: object, original: Callable[..., object], callbacks: object, epoch: int, logs: Any = None) -> object:
     """Hook on `CallbackList.on_epoch_begin`: the order of rows is that of this epoch."""
     global _epoch, _seed
@@ -153,16 +154,3 @@ def set_state(state: Mapping[str, Any]) -> None:
     _seed = state["seed"]
     _begun.clear()
     _begun.update((epoch, times) for epoch, times in state["begun"])
-
-
-def hooks() -> tuple[Hook, ...]:
-    """The hook on the beginning of epochs."""
-    return (
-        Hook(
-            "keras.callbacks.CallbackList",
-            "on_epoch_begin",
-            epoch_begins,
-            "the order of rows is that of an epoch",
-            when=by_position,
-        ),
-    )

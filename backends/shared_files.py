@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_flow.backends import agreement, meeting, whole_files
 from keras_flow.backends.active import backend
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import hook
 from keras_flow.current.distribution import active
 from keras_flow.current.joining import WRITER_FAILED
 from keras_flow.current.models import remembered
@@ -57,6 +57,12 @@ def distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dist
     return remembered(model) or active()
 
 
+@hook(
+    "keras:saving",
+    ("save_model", "save_weights"),
+    "all processes call it with one path: process 0 writes, and renames what is whole",
+    when=distribution_of,
+)
 def save(
     _: object, original: Callable[..., object], model: keras.Model, filepath: Any, *args: Any, **kwargs: Any
 ) -> None:
@@ -86,6 +92,27 @@ def once(action: Callable[[], object], model: keras.Model, name: str) -> None:
         backend().write_alone(action, model, name)
 
 
+def without_hosts_of_orbax(callback: Any, *args: object, **kwargs: object) -> keras.Model | None:
+    """Condition of the hooks on `OrbaxCheckpoint`: the callback's model, where Orbax does not know of the processes.
+
+    With JAX's own coordination service it does, and each process writes its part.
+    """
+    return None if writing.get() or callback.is_multihost_enabled() else shared_model(callback)
+
+
+@hook("keras.callbacks.BackupAndRestore", "on_train_end", "the folder is removed by process 0 only", when=shared_model)
+@hook(
+    "keras.callbacks.CSVLogger",
+    ("on_train_begin", "on_epoch_end", "on_train_end"),
+    "one file, written by process 0",
+    when=shared_model,
+)
+@hook(
+    "keras.callbacks.OrbaxCheckpoint",
+    ("wait_until_finished", "on_train_end"),
+    "the others wait until process 0 has written what it saves in the background",
+    when=without_hosts_of_orbax,
+)
 def callback_writes(
     _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
@@ -97,14 +124,12 @@ def callback_writes(
     backend().write_alone(lambda: original(callback, *args, **kwargs), None, name)
 
 
-def without_hosts_of_orbax(callback: Any, *args: object, **kwargs: object) -> keras.Model | None:
-    """Condition of the hooks on `OrbaxCheckpoint`: the callback's model, where Orbax does not know of the processes.
-
-    With JAX's own coordination service it does, and each process writes its part.
-    """
-    return None if writing.get() or callback.is_multihost_enabled() else shared_model(callback)
-
-
+@hook(
+    "keras.callbacks.OrbaxCheckpoint",
+    "_save_checkpoint",
+    "Orbax knows of JAX's processes only: the others would write into one folder at once, and fail",
+    when=without_hosts_of_orbax,
+)
 def orbax_saves(
     model: keras.Model, original: Callable[..., object], callback: Any, step: int, logs: Any = None
 ) -> None:
@@ -112,6 +137,7 @@ def orbax_saves(
     backend().write_alone(lambda: original(callback, step, logs), model, "OrbaxCheckpoint")
 
 
+@hook("keras.callbacks.TensorBoard", "set_model", "one log folder, written by process 0")
 def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
     """Hook on `TensorBoard.set_model`: it reads weights, a collective.
 
@@ -236,63 +262,3 @@ def written(action: Callable[[], object]) -> Exception | None:
 def failed(outcome: str) -> FlowError:
     """The error in a process that does not write, when the one that does failed."""
     return FlowError(f"{WRITER_FAILED}: {outcome}")
-
-
-def hooks() -> tuple[Hook, ...]:
-    """The hooks on what writes files."""
-    return (
-        Hook(
-            "keras:saving",
-            "save_model",
-            save,
-            "all processes call it with one path: process 0 writes, and renames what is whole",
-            when=distribution_of,
-        ),
-        Hook(
-            "keras:saving",
-            "save_weights",
-            save,
-            "all processes call it with one path: process 0 writes, and renames what is whole",
-            when=distribution_of,
-        ),
-        Hook(
-            "keras.callbacks.BackupAndRestore",
-            "on_train_end",
-            callback_writes,
-            "the folder is removed by process 0 only",
-            when=shared_model,
-        ),
-        *(
-            Hook(
-                "keras.callbacks.CSVLogger",
-                name,
-                callback_writes,
-                "one file, written by process 0",
-                when=shared_model,
-            )
-            for name in ("on_train_begin", "on_epoch_end", "on_train_end")
-        ),
-        Hook(
-            "keras.callbacks.OrbaxCheckpoint",
-            "_save_checkpoint",
-            orbax_saves,
-            "Orbax knows of JAX's processes only: the others would write into one folder at once, and fail",
-            when=without_hosts_of_orbax,
-        ),
-        *(
-            Hook(
-                "keras.callbacks.OrbaxCheckpoint",
-                name,
-                callback_writes,
-                "the others wait until process 0 has written what it saves in the background",
-                when=without_hosts_of_orbax,
-            )
-            for name in ("wait_until_finished", "on_train_end")
-        ),
-        Hook(
-            "keras.callbacks.TensorBoard",
-            "set_model",
-            throw_away_logs,
-            "one log folder, written by process 0",
-        ),
-    )

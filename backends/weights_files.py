@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_flow.backends.hooking import hook
 from keras_flow.current.keras_places import safe_get_h5_dataset
 
 #: bytes of an entry from which it is mapped
@@ -21,6 +22,11 @@ LEAST = 1 << 20
 BLOCK = 8 << 20
 
 
+@hook(
+    "keras:saving_lib",
+    "H5IOStore.__getitem__",
+    "a rank copies its own part of a weight from the file; Keras reads each weight whole on every rank",
+)
 def entry(_: object, original: Callable[..., np.ndarray], store: Any, key: str) -> np.ndarray:
     """Hook on `H5IOStore.__getitem__`: the entry, mapped where it is contiguous in a file of its own."""
     dataset = safe_get_h5_dataset(store._h5_entry_group, key)
@@ -30,6 +36,11 @@ def entry(_: object, original: Callable[..., np.ndarray], store: Any, key: str) 
     return np.memmap(dataset.file.filename, dataset.dtype, "r", place, dataset.shape)
 
 
+@hook(
+    "keras:saving_lib",
+    "is_memory_sufficient",
+    "a .keras file holds its weights in one entry, which Keras reads and writes in memory",
+)
 def not_into_memory(_: object, original: Callable[..., bool], model: object) -> bool:
     """Hook on `is_memory_sufficient`: the weights of a `.keras` file pass through the disk, not through memory."""
     return False

@@ -25,6 +25,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax.layouts import mesh, whole_on
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.dry_run import is_dry_run
@@ -36,6 +37,12 @@ def distribution_of_step(inputs: object, *args: object, **kwargs: object) -> Dis
     return active() if isinstance(inputs, Tracer) and not is_dry_run() else None
 
 
+@hook(
+    "keras:nn",
+    ("conv", "depthwise_conv"),
+    "XLA counts the gradient of a kernel with groups once for each rank that has the same rows",
+    when=distribution_of_step,
+)
 def convolve(
     distribution: Distribution,
     original: Callable[..., jax.Array],
@@ -70,6 +77,12 @@ def convolve(
     return by_own_rows(inputs, weights)
 
 
+@hook(
+    "keras:nn",
+    "conv_transpose",
+    "XLA convolves windows that are split with the wrong slices",
+    when=distribution_of_step,
+)
 def convolve_transposed(
     distribution: Distribution,
     original: Callable[..., jax.Array],
@@ -94,6 +107,12 @@ def convolve_transposed(
     return pool(distribution, original, inputs, weights, *args, **kwargs)
 
 
+@hook(
+    "keras:nn",
+    ("max_pool", "average_pool", "adaptive_max_pool", "adaptive_average_pool"),
+    "XLA has wrong gradients of windows that overlap, on positions that are split",
+    when=distribution_of_step,
+)
 def pool(
     distribution: Distribution, original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any
 ) -> jax.Array:

@@ -15,6 +15,7 @@ from keras import tree
 
 from keras_flow import sbp
 from keras_flow.backends.batch_watch import BatchWatch, PartOfRows
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import data_adapter_utils
@@ -89,6 +90,11 @@ def _whole_rows(mesh: Mesh) -> Callable[[Uneven], jax.Array]:
     return jax.jit(lambda uneven: uneven.logical(whole=True), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
+@hook(
+    "keras:engine.distribution",
+    "distribute_data_input",
+    "one meaning of batch_size, and batches that do not divide (Keras raises IndivisibleError)",
+)
 def distribute_data_input(
     distribution: Distribution, original: Callable[..., object], batch: object, *args: object, **kwargs: object
 ) -> object:
@@ -121,6 +127,11 @@ def put_batch(data: object, distribution: Distribution) -> object:
     return tree.map_structure(lambda leaf: distribute_data_input(distribution, np.asarray, leaf), data)
 
 
+@hook(
+    "keras:EpochIterator",
+    "_get_iterator",
+    "each batch decides for itself how it is split, and the next one is transferred while a step runs",
+)
 def batches_on_mesh(
     distribution: Distribution, original: Callable[..., Iterator[object]], iterator: Any
 ) -> Iterator[object]:

@@ -15,12 +15,10 @@ from jax.experimental.layout import Layout as MemoryLayout
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import PartitionSpec
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax.convolutions import distribution_of_step
 from keras_flow.backends.jax.layouts import mesh, whole_on
 from keras_flow.current.distribution import Distribution
-
-#: function of Keras for JAX -> along how many last dims of its argument, and of its result, it works
-WINDOWS = {"extract_sequences": (1, 2), "stft": (1, 2), "istft": (2, 1)}
 
 
 def distribution_of_windows(x: object, *args: object, **kwargs: object) -> Distribution | None:
@@ -28,20 +26,24 @@ def distribution_of_windows(x: object, *args: object, **kwargs: object) -> Distr
     return next(filter(None, map(distribution_of_step, jax.tree.leaves(x))), None)
 
 
-@functools.cache  # one replacement for each pair: what is installed is known by it
-def along(before: int, after: int) -> Callable[..., Any]:
-    """Hook on a function that works along the last dims of its argument and of its result."""
+@hook(
+    "keras:math",
+    ("extract_sequences", "stft", "istft"),
+    "XLA has wrong windows for rows left over",
+    when=distribution_of_windows,
+)
+def with_unsplit_dims(
+    distribution: Distribution, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Hook on functions of windows: neither the last dims of the argument nor those of the result are split.
 
-    def with_unsplit_dims(
-        distribution: Distribution, original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Hook on functions of windows: neither the last dims of the argument nor those of the result are split."""
-        # complex signals are pairs of arrays, real part and imaginary part
-        x = jax.tree.map(functools.partial(_unsplit, distribution, range(-before, 0)), x)
-        result = original(x, *args, **kwargs)
-        return jax.tree.map(functools.partial(_unsplit, distribution, range(-after, 0)), result)
-
-    return with_unsplit_dims
+    A signal has one such dim, its windows have two.
+    """
+    before, after = (2, 1) if original.__name__ == "istft" else (1, 2)
+    # complex signals are pairs of arrays, real part and imaginary part
+    x = jax.tree.map(functools.partial(_unsplit, distribution, range(-before, 0)), x)
+    result = original(x, *args, **kwargs)
+    return jax.tree.map(functools.partial(_unsplit, distribution, range(-after, 0)), result)
 
 
 def _unsplit(distribution: Distribution, dims: Collection[int], value: Any) -> jax.Array:
@@ -58,6 +60,12 @@ def distribution_of_scan(f: object, elems: object, *args: object, **kwargs: obje
     return distribution_of_windows(elems)
 
 
+@hook(
+    "keras:core",
+    "associative_scan",
+    "XLA pads even and odd elements wrongly where ranks do not ascend along the mesh",
+    when=distribution_of_scan,
+)
 def associative_scan(
     distribution: Distribution,
     original: Callable[..., Any],
@@ -79,6 +87,14 @@ def distribution_of_transform(x: object, *args: object, **kwargs: object) -> Dis
     return None if jax.sharding.get_abstract_mesh().manual_axes else distribution_of_step(x)
 
 
+# all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
+@hook(
+    "jax._src.lax.fft",
+    "fft",
+    "XLA's FFT on CPUs fails on an operand of another order in memory, which partitioning may give it",
+    when=distribution_of_transform,
+    also=("jax.lax:fft",),
+)
 def transform(
     distribution: Distribution,
     original: Callable[..., jax.Array],

@@ -13,6 +13,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import get_global_attribute
@@ -36,6 +37,12 @@ def read_in_step(variable: keras.Variable, value: object) -> KerasLayout | None:
     return layout if layout is not None and layout.given.used is not None else None
 
 
+@hook(
+    "keras.Variable",
+    "_maybe_autocast",
+    "zero=3: XLA would be free to split the products of a weight as it is held, and to gather activations",
+    when=read_in_step,
+)
 def read(layout: KerasLayout, original: Callable[..., object], variable: keras.Variable, value: Any) -> object:
     """Hook on `Variable._maybe_autocast`, which a value passes when it is read: in the layout in which it is used."""
     assert layout.given.used is not None
@@ -49,6 +56,12 @@ def gathering_step(model: keras.Model, *args: object, **kwargs: object) -> Distr
     return distribution if distribution is not None and distribution.gathers_weights else None
 
 
+@hook(
+    "keras.Model",
+    "compute_loss_and_updates",
+    "zero=3: all gathered weights would be kept until the backward pass has used them",
+    when=gathering_step,
+)
 def not_kept(
     _: Distribution, original: Callable[..., Any], model: keras.Model, *args: Any, training: bool = False, **kwargs: Any
 ) -> Any:

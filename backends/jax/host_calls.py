@@ -19,6 +19,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import mlir
 
+from keras_flow.backends.hooking import hook
 from keras_flow.errors import FlowError
 
 _call = core.Primitive("keras_flow_host_call")
@@ -59,6 +60,12 @@ def steps_that_call(function: object, *args: object, **kwargs: object) -> bool |
     return True if is_train_step and hasattr(getattr(model, "optimizer", None), "keras_flow_calls_in_step") else None
 
 
+@hook(
+    "keras:trainer",
+    "jit",
+    "a step whose optimizer waits for other processes (keras_flow.hvd) is cut there into two programs",
+    when=steps_that_call,
+)
 def cut(_: object, original: Callable[..., Any], step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Hook on `jit`: compile a step of state and data as several programs; the last that reads state overwrites it."""
     programs: dict[Any, Callable[[list[Any]], Any]] = {}

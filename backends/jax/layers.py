@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from keras_flow.backends.hooking import hook
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import Distribution, active
 
@@ -20,6 +21,7 @@ def wants_replica_statistics(
     return distribution if distribution is not None and distribution.batch_statistics == "replica" else None
 
 
+@hook("keras.layers.BatchNormalization", "call", 'batch_statistics="replica"', when=wants_replica_statistics)
 def batch_normalization(
     distribution: Distribution,
     original: Callable[..., object],

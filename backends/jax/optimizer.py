@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.current.distribution import active
 from keras_flow.current.keras_places import in_stateless_scope
@@ -27,6 +28,12 @@ def splits_further(
     return trainable_variables if trainable_variables is not None else optimizer._trainable_variables
 
 
+@hook(
+    "keras.Optimizer",
+    "apply",
+    "zero=: XLA would be free to compute an update on every rank, from gathered slots",
+    when=splits_further,
+)
 def apply(
     updated: Sequence[keras.Variable],
     original: Callable[..., object],

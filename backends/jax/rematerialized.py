@@ -8,9 +8,16 @@ from typing import Any
 import jax
 
 from keras_flow.backends import rematerialized
+from keras_flow.backends.hooking import applied_distribution, hook
 from keras_flow.current.keras_places import get_stateless_scope
 
 
+@hook(
+    "keras:core",
+    "remat",
+    "jax.checkpoint fails where a layer draws, keeps statistics, or is told training=True",
+    when=applied_distribution,
+)
 def remat(_: object, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Hook on `remat`: seeds and statistics that the function assigns, its losses and masks leave the checkpoint.
 

@@ -11,6 +11,7 @@ import jax
 from packaging.version import Version
 
 from keras_flow.backends import random_states
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning, variables
 from keras_flow.errors import FlowError
 
@@ -40,6 +41,7 @@ def enter(distribution: Distribution) -> None:
     random_states.align()
 
 
+@hook("keras:trainer", "jit", "slices padded batches inside the step")
 def jit(
     distribution: Distribution,
     original: Callable[..., object],
@@ -73,6 +75,11 @@ def jit(
     return awaited
 
 
+@hook(
+    "keras.Model",
+    "_get_jax_state",
+    "JAX ends the process where a step is given a buffer twice, as after a fit with EMA",
+)
 def separate_state(
     _: object, original: Callable[..., tuple[list[jax.Array], ...]], model: keras.Model, **which: bool
 ) -> tuple[list[jax.Array], ...]:
@@ -91,6 +98,11 @@ def separate_state(
     return state
 
 
+@hook(
+    "keras.Model",
+    "_purge_model_variables",
+    "keeps hold of the weights while a loop runs; without it an error in evaluate or predict loses them",
+)
 def purge_model_variables(_: object, original: Callable[..., None], model: keras.Model, **which: bool) -> None:
     """Hook on `JAXTrainer._purge_model_variables`: remember what Keras takes off the variables, for `recover`."""
     groups = {
@@ -104,6 +116,7 @@ def purge_model_variables(_: object, original: Callable[..., None], model: keras
     original(model, **which)
 
 
+@hook("keras.Model", "predict_on_batch", "the batch would be computed whole on every device")
 def predict_on_batch(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, x: object
 ) -> object:
@@ -114,6 +127,11 @@ def predict_on_batch(
     return original(model, data.put_batch(x, distribution))
 
 
+@hook(
+    "keras.Model",
+    "make_predict_function",
+    "several processes: the rows of an eager step's outputs are on all of them; JAX raises as they are read",
+)
 def make_predict_function(
     _: object, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> object:

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from keras_flow.backends import meeting, messages, shared_files, weights_files
+from keras_flow.backends.hooking import hook, layout_over_ranks
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.devices import world
 from keras_flow.backends.jax.layouts import engine_layout
@@ -21,6 +22,11 @@ from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout, stage_rank
 
 
+@hook(
+    "keras.Variable",
+    "_initialize_with_initializer",
+    "initialisers that need the whole value would make it on every device",
+)
 def initialize_with_initializer(
     distribution: Distribution,
     original: Callable[..., None],
@@ -55,6 +61,7 @@ def initialize_with_initializer(
     return None
 
 
+@hook("keras.Variable", "assign", "loaded values would pass whole through device 0", when=layout_over_ranks)
 def assign(layout: KerasLayout, original: Callable[..., object], variable: keras.Variable, value: object) -> object:
     """Hook on `JaxVariable.assign`: a host value goes to the devices slice by slice.
 
@@ -79,6 +86,12 @@ def laid_by_another(variable: keras.Variable, value: object) -> Distribution | N
     return here if here is not layout.distribution.whole else None
 
 
+@hook(
+    "keras.Variable",
+    "_maybe_autocast",
+    "what another distribution has laid would not meet what is laid here, in a loop of the program's own",
+    when=laid_by_another,
+)
 def read_here(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: Any
 ) -> object:
@@ -98,6 +111,12 @@ def host_value(tensor: object, *args: object, **kwargs: object) -> object | None
     return True if not isinstance(tensor, jax.Array) or tensor.is_fully_addressable else None
 
 
+@hook(
+    "keras:engine.distribution",
+    "distribute_tensor",
+    "several processes: each new variable would be gathered from all of them, to be compared",
+    when=host_value,
+)
 def distribute_tensor(
     _: object, original: Callable[..., object], tensor: object, layout: Sharding | KerasLayout
 ) -> object:
@@ -124,6 +143,12 @@ def lies_elsewhere(tensor: object, layout: object) -> Sharding | None:
     return None if tensor.sharding.is_equivalent_to(sharding, tensor.ndim) else sharding
 
 
+@hook(
+    "keras:engine.distribution",
+    "distribute_tensor",
+    "variables made of one array would share memory, and JAX ends the process where a step overwrites it twice",
+    when=lies_elsewhere,
+)
 def lay_anew(sharding: Sharding, original: Callable[..., object], tensor: jax.Array, layout: object) -> jax.Array:
     """Hook on JAX's `distribute_tensor`: a new variable shares no memory with the array that it was made of."""
     return separate_copy(tensor, sharding)
@@ -177,6 +202,23 @@ def is_split_over_processes(variable: keras.Variable) -> bool:
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
 
+def of_several_processes(*args: object, **kwargs: object) -> bool | None:
+    """Condition of hooks on what reads values: the job has several processes."""
+    return True if jax.process_count() > 1 else None
+
+
+@hook(
+    "keras:AnyVariable",
+    "__array__",
+    "numpy(), get_weights and saving of variables of which other processes have parts: JAX raises",
+    when=of_several_processes,
+)
+@hook(
+    "keras:core",
+    "convert_to_numpy",
+    "tensors of which other processes have parts (predict_on_batch, ops.convert_to_numpy): JAX raises",
+    when=of_several_processes,
+)
 def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args: Any, **kwargs: Any) -> object:
     """Hook on `Variable.__array__` and `convert_to_numpy`: what other processes have of a value is gathered.
 
@@ -209,11 +251,6 @@ def _of_stage(value: jax.Array, layout: KerasLayout | None) -> np.ndarray:
         return np.asarray(value)
     here = None if is_elsewhere(layout, world().local_ranks) else value
     return np.asarray(messages.from_process_of(layout.distribution.stage_rank, here, False))
-
-
-def of_several_processes(*args: object, **kwargs: object) -> bool | None:
-    """Condition of hooks on what reads values: the job has several processes."""
-    return True if jax.process_count() > 1 else None
 
 
 def gathered(value: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import mirrored_strategy, variables
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, replicated, view_of
 from keras_flow.backends.tensorflow.operations import by_rows
@@ -30,16 +32,16 @@ def read_kernel(inputs: object, kernel: Any, *args: object, **kwargs: object) ->
     return None if on_mesh is None else tf.convert_to_tensor(kernel)
 
 
-def convolve_directly(
-    read: tf.Tensor, original: Callable[..., tf.Tensor], inputs: object, _: object, *args: object, **kwargs: object
-) -> tf.Tensor:
-    """Hook on `conv`: the kernel is read before it.
+#: a hook on what convolves or pools, in a step that is traced for a mesh
+on_windows = functools.partial(
+    hook,
+    why="DTensor's convolutions and pools hold tensors split by rows only; weights nearby split them. It has no "
+    "dilated ones, none in groups on CPUs without oneDNN, and no gradient of depthwise ones and of average pools",
+    when=distribution_of_step,
+)
 
-    Keras convolves in groups inside a `tf.function` of its own, which would read it as one of the user's would.
-    """
-    return original(inputs, read, *args, **kwargs)
 
-
+@on_windows("keras:nn", "max_pool")
 def max_pool(
     _: object, original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object
 ) -> tf.Tensor:
@@ -58,6 +60,7 @@ def whole_kernel(kernel: tf.Tensor | keras.Variable) -> tf.Tensor:
     return relayout(kernel, replicated(view_of(expected()).mesh, kernel.shape.rank))
 
 
+@on_windows("keras:nn", "conv_transpose")
 def convolve_transposed(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -70,6 +73,7 @@ def convolve_transposed(
     return by_rows_only(original, inputs, whole_kernel(kernel), *args, **kwargs)
 
 
+@on_windows("keras:nn", "conv")
 def convolve(
     distribution: Distribution,
     original: Callable[..., tf.Tensor],
@@ -109,6 +113,22 @@ def convolve(
     axis = spatial + 1 if last else 1
     pairs = zip(tf.split(inputs, groups, axis), tf.split(kernel, groups, spatial + 1), strict=True)
     return by_rows(tf.concat([plain(values, weights) for values, weights in pairs], axis))
+
+
+@hook(
+    "keras:nn",
+    "conv",
+    "groups are convolved in a tf.function of Keras's own, which would read the kernel inside",
+    when=read_kernel,
+)
+def convolve_directly(
+    read: tf.Tensor, original: Callable[..., tf.Tensor], inputs: object, _: object, *args: object, **kwargs: object
+) -> tf.Tensor:
+    """Hook on `conv`: the kernel is read before it.
+
+    Keras convolves in groups inside a `tf.function` of its own, which would read it as one of the user's would.
+    """
+    return original(inputs, read, *args, **kwargs)
 
 
 def _dilated(

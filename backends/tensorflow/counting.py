@@ -11,12 +11,13 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+from keras_flow.backends.tensorflow.operations import known_value, whole_dims, without_rule
 
 #: comparisons with more values than these cost more than the rows that each rank would gather
 _MOST_COMPARED = 256
 
 
+@without_rule("tensorflow.python.ops.array_ops", "one_hot", also=("tensorflow:one_hot",))
 def one_hot(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -37,6 +38,7 @@ def one_hot(
     return tf.cast(chosen, dtype or tf.float32)
 
 
+@without_rule("tensorflow", "searchsorted")
 def searchsorted(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -58,6 +60,7 @@ def searchsorted(
     return tf.reduce_sum(tf.cast(comes_before, out_type), -1)
 
 
+@without_rule("keras:numpy", "histogram")
 def histogram(
     _: object, original: Callable[..., Any], x: Any, bins: Any = 10, range: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -75,6 +78,7 @@ def histogram(
     return tf.reduce_sum(tf.cast(chosen, x.dtype), 0), edges
 
 
+@without_rule("keras:numpy", "nanquantile")
 def nanquantile(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -113,6 +117,7 @@ def nanquantile(
     return tf.reshape(result, [1 if dim in dims else x.shape[dim] for dim in range(rank)]) if keepdims else result
 
 
+@without_rule("tensorflow.python.ops.math_ops", "unsorted_segment_max", also=("tensorflow.math:unsorted_segment_max",))
 def segment_max(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -125,6 +130,7 @@ def segment_max(
     return _by_segment(original, data, segment_ids, num_segments, name, _largest)
 
 
+@without_rule("tensorflow.python.ops.math_ops", "unsorted_segment_min", also=("tensorflow.math:unsorted_segment_min",))
 def segment_min(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -140,6 +146,9 @@ def segment_min(
     return _by_segment(original, data, segment_ids, num_segments, name, _smallest)
 
 
+@without_rule(
+    "tensorflow.python.ops.math_ops", "unsorted_segment_prod", also=("tensorflow.math:unsorted_segment_prod",)
+)
 def segment_prod(
     _: object,
     original: Callable[..., tf.Tensor],

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_flow.backends.tensorflow import traced_step
 from keras_flow.backends.tensorflow.layouts import relayout, replicated, view_of
+from keras_flow.backends.tensorflow.operations import on_operation
 from keras_flow.backends.tensorflow.traced_step import WholeOperations
 from keras_flow.current.distribution import expected
 
@@ -42,6 +43,11 @@ def whole_operations(whole: WholeOperations) -> Iterator[None]:
         _whole.reset(token)
 
 
+@on_operation(
+    "tensorflow.python.framework.func_graph",
+    "FuncGraph._create_op_internal",
+    "gradients make operations that DTensor partitions wrongly (ScatterNd: indices of all rows on one rank's)",
+)
 def create(
     _: object,
     original: Callable[..., tf.Operation],

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from keras_flow.backends.hooking import hook
+
 if TYPE_CHECKING:
     import keras
 
@@ -45,6 +47,12 @@ def steps_that_call(model: keras.Model, *args: object) -> bool | None:
     return True if hasattr(model.optimizer, "keras_flow_calls_in_step") else None
 
 
+@hook(
+    "keras.Model",
+    "_make_function",
+    "an error of a collective in a step (keras_flow.hvd) would be 60 lines of TensorFlow's around its text",
+    when=steps_that_call,
+)
 def with_own_errors(
     _: object, original: Callable[..., Callable[..., object]], model: keras.Model, step: Callable[..., object]
 ) -> Callable[[object], object]:

@@ -16,10 +16,11 @@ from tensorflow.python.framework import smart_cond
 from tensorflow.python.ops import image_grad, image_ops
 
 from keras_flow.backends.tensorflow.convolutions import by_rows_only
-from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.backends.tensorflow.operations import by_rows, without_rule
 from keras_flow.backends.tensorflow.windows import Window
 
 
+@without_rule("tensorflow.image", "hsv_to_rgb")
 def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.image.hsv_to_rgb`: the formula of its kernel; TensorFlow has no gradient of it."""
     # no gradient: TensorFlow's kernel has none, and Keras's numbers on one device have none either
@@ -32,6 +33,7 @@ def hsv_to_rgb(_: object, original: Callable[..., tf.Tensor], images: Any, name:
     return tf.stack([((one - saturation) + saturation * part) * value for part in bounded], -1)
 
 
+@without_rule("tensorflow.image", "rgb_to_hsv")
 def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.image.rgb_to_hsv`: the formula of its kernel; the gradient is that of TensorFlow."""
 
@@ -57,6 +59,7 @@ def rgb_to_hsv(_: object, original: Callable[..., tf.Tensor], images: Any, name:
     return cast("tf.Tensor", converted(tf.convert_to_tensor(images)))
 
 
+@without_rule("tensorflow.image", "resize")
 def resize(_: object, original: Callable[..., tf.Tensor], images: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Hook on `tf.image.resize`: input and output are split by rows only."""
     images = tf.convert_to_tensor(images)
@@ -66,6 +69,7 @@ def resize(_: object, original: Callable[..., tf.Tensor], images: Any, *args: An
     return by_rows_only(original, images, *args, **kwargs)
 
 
+@without_rule("tensorflow.nn", "depth_to_space")
 def depth_to_space(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -83,6 +87,7 @@ def depth_to_space(
     return _blocks_transposed(original, input, block_size, data_format, name, shapes)
 
 
+@without_rule("tensorflow.nn", "space_to_depth")
 def space_to_depth(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -127,6 +132,7 @@ def _blocks_transposed(
     return by_rows(tf.reshape(blocks, [rows, *after]))
 
 
+@without_rule("tensorflow.image", "extract_patches")
 def extract_patches(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -152,6 +158,11 @@ def extract_patches(
 # ---- projective transforms: rotations, shifts, zooms
 
 
+@without_rule(
+    "tensorflow.python.ops.gen_image_ops",
+    "image_projective_transform_v3",
+    also=("tensorflow.raw_ops:ImageProjectiveTransformV3",),
+)
 def projective_transform(
     _: object,
     original: Callable[..., tf.Tensor],

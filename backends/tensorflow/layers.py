@@ -13,8 +13,10 @@ from keras.backend import epsilon, result_type
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import meeting
-from keras_flow.backends.tensorflow import replica_math
+from keras_flow.backends.hooking import hook
+from keras_flow.backends.tensorflow import optimizer, replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
+from keras_flow.backends.tensorflow.operations import on_operation
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
 from keras_flow.backends.tensorflow.variables import (
     called_directly,
@@ -57,6 +59,13 @@ def _computing(layer: keras.Layer) -> Iterator[keras.Variable]:
             yield from (*part._trainable_variables, *part._non_trainable_variables)
 
 
+@hook(
+    "keras.Layer",
+    "__call__",
+    "model(x) outside of a step: one rank computes it, with whole variables; DTensor fails on many operations "
+    "when it sees one at a time",
+    when=distribution_outside,
+)
 def call(
     distribution: Distribution, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
@@ -110,6 +119,12 @@ def wants_replica_statistics(
     return distribution if distribution is not None and distribution.batch_statistics == "replica" else None
 
 
+@hook(
+    "keras.layers.BatchNormalization",
+    "_moments",
+    "Keras takes each replica's statistics, or with synchronized=True those without the mask",
+    when=rows_of_global,
+)
 def moments(
     _: object, original: Callable[..., object], layer: keras.Layer, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -117,6 +132,12 @@ def moments(
     return _mean_and_variance(inputs, mask, layer._reduction_axes, replica_math.total_of)
 
 
+@hook(
+    "keras.layers.BatchNormalization",
+    "call",
+    "batch_statistics='replica': statistics by data rank, on DTensor too",
+    when=wants_replica_statistics,
+)
 def batch_normalization(
     rows_or_distribution: replica_math.ReplicaRows | Distribution,
     original: Callable[..., object],
@@ -198,6 +219,12 @@ def _mean_and_variance(
 # ---- metrics and preprocessing
 
 
+@hook(
+    "keras:metrics_utils",
+    "confusion_matrix",
+    "MeanIoU scatters, which DTensor cannot (ScatterNd: expected type int64 != int32)",
+    when=optimizer.distribution_by_dtensor,
+)
 def confusion_matrix(
     _: object,
     original: Callable[..., object],
@@ -215,6 +242,11 @@ def confusion_matrix(
     return tf.cast(tf.matmul(rows, columns, transpose_a=True), dtype)
 
 
+@on_operation(
+    "keras:tf_utils",
+    "dense_bincount",
+    "CategoryEncoding and IntegerLookup count by DenseBincount, whose result has no shape on a mesh",
+)
 def dense_bincount(
     _: object,
     original: Callable[..., object],

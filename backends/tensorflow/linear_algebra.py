@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+from keras_flow.backends.tensorflow.operations import known_value, whole_dims, without_rule
 
 #: larger systems are left to TensorFlow: a step would have several operations for each of their columns
 _MOST_COLUMNS = 8
 
 
+@without_rule("tensorflow.python.ops.array_ops", "matrix_diag_part", also=("tensorflow.linalg:diag_part",))
 def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Hook on `tf.linalg.diag_part`: the sum of each row's one element on the diagonal of a square matrix."""
     input = tf.convert_to_tensor(input)
@@ -32,6 +33,7 @@ def diag_part(_: object, original: Callable[..., tf.Tensor], input: Any, *args: 
     return tf.reduce_sum(chosen, -1)
 
 
+@without_rule("tensorflow.python.ops.array_ops", "matrix_band_part", also=("tensorflow.linalg:band_part",))
 def band_part(
     _: object, original: Callable[..., tf.Tensor], input: Any, num_lower: Any, num_upper: Any, name: str | None = None
 ) -> tf.Tensor:
@@ -45,6 +47,7 @@ def band_part(
     return tf.where(tf.constant(inside), input, tf.zeros((), input.dtype))
 
 
+@without_rule("tensorflow.python.ops.array_ops", "matrix_diag", also=("tensorflow.linalg:diag",))
 def diag(_: object, original: Callable[..., tf.Tensor], diagonal: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Hook on `tf.linalg.diag`: for the main diagonal, a choice by a constant mask."""
     diagonal = tf.convert_to_tensor(diagonal)
@@ -54,6 +57,7 @@ def diag(_: object, original: Callable[..., tf.Tensor], diagonal: Any, *args: An
     return tf.where(np.eye(size, dtype=bool), tf.expand_dims(diagonal, -1), tf.zeros((), diagonal.dtype))
 
 
+@without_rule("tensorflow.python.ops.array_ops", "matrix_set_diag", also=("tensorflow.linalg:set_diag",))
 def set_diag(
     _: object, original: Callable[..., tf.Tensor], input: Any, diagonal: Any, *args: Any, **kwargs: Any
 ) -> tf.Tensor:
@@ -65,6 +69,9 @@ def set_diag(
     return tf.where(np.eye(size, dtype=bool), tf.expand_dims(diagonal, -1), input)
 
 
+@without_rule(
+    "tensorflow.python.ops.linalg_ops", "matrix_triangular_solve", also=("tensorflow.linalg:triangular_solve",)
+)
 def triangular_solve(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -154,6 +161,7 @@ def _eliminated(matrix: tf.Tensor, rhs: tf.Tensor) -> _Eliminated:
     return _Eliminated(work[..., size:], pivots, sign)
 
 
+@without_rule("tensorflow.python.ops.linalg_ops", "matrix_solve", also=("tensorflow.linalg:solve",))
 def solve(
     _: object, original: Callable[..., tf.Tensor], matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
@@ -179,6 +187,7 @@ def solve(
     return cast("tf.Tensor", solved(*_with_one_batch(matrix, rhs)))
 
 
+@without_rule("tensorflow.python.ops.linalg_ops", "matrix_inverse", also=("tensorflow.linalg:inv",))
 def inverse(
     _: object, original: Callable[..., tf.Tensor], input: Any, adjoint: bool = False, name: str | None = None
 ) -> tf.Tensor:
@@ -189,6 +198,7 @@ def inverse(
     return tf.linalg.solve(input, np.eye(cast(int, input.shape[-1]), dtype=input.dtype.as_numpy_dtype), adjoint)
 
 
+@without_rule("tensorflow.python.ops.linalg_ops", "matrix_determinant", also=("tensorflow.linalg:det",))
 def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.linalg.det`: the product of the pivots; the gradient is that of TensorFlow."""
     input = tf.convert_to_tensor(input)
@@ -206,6 +216,7 @@ def determinant(_: object, original: Callable[..., tf.Tensor], input: Any, name:
     return cast("tf.Tensor", result(_whole_matrix(input)))
 
 
+@without_rule("tensorflow.python.ops.gen_linalg_ops", "log_matrix_determinant", also=("tensorflow.linalg:slogdet",))
 def log_determinant(_: object, original: Callable[..., Any], input: Any, name: str | None = None) -> Any:
     """Hook on `tf.linalg.slogdet`: the sign, and the sum of the logarithms of the pivots."""
     input = tf.convert_to_tensor(input)

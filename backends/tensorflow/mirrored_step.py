@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_flow.backends import own_code, row_interaction, row_operations, states
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored, shards, strategy_of
@@ -175,6 +176,12 @@ def functions_by_strategy(model: keras.Model, *args: object, **kwargs: object) -
     return distribution if distribution is not None and is_mirrored(distribution) else None
 
 
+@hook(
+    "keras.Model",
+    "_make_function",
+    "rows are cut by the balanced split, metrics are read across replicas (Keras: the mean of results)",
+    when=functions_by_strategy,
+)
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
@@ -188,6 +195,12 @@ def make_function(
     return in_turn(model, steps)
 
 
+@hook(
+    "keras.Model",
+    "make_predict_function",
+    "rows are cut by the balanced split, and results joined in the order of rows",
+    when=functions_by_strategy,
+)
 def make_predict_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> None:

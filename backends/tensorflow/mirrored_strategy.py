@@ -20,6 +20,7 @@ from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImpor
 )
 
 from keras_flow.backends import shared_files
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.current.distribution import Distribution, active
@@ -60,6 +61,12 @@ def foreign_strategy(strategy: tf.distribute.Strategy, *args: object, **kwargs: 
     return None if type(strategy).__name__ == "_DefaultDistributionStrategy" else distribution
 
 
+@hook(
+    "tensorflow.python.distribute.distribute_lib",
+    "StrategyBase.scope",
+    "a strategy of the user's inside a distribution's scope: its variables and steps would wait for ever",
+    when=foreign_strategy,
+)
 def refuse_strategy(distribution: Distribution, original: Callable[..., object], strategy: object) -> object:
     """Hook on `Strategy.scope`: two ways to split one batch wait for each other for ever.
 

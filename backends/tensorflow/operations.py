@@ -6,6 +6,7 @@ pieces, in the wrong order and without an error (TensorFlow 2.21).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ from keras import tree
 from tensorflow.experimental import dtensor
 from tensorflow.python.framework import smart_cond
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, view_of
@@ -39,6 +41,12 @@ def in_traced_step(*args: object, **kwargs: object) -> Distribution | None:
     return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
+#: a hook on an operation, in a step that is traced for a mesh
+on_operation = functools.partial(hook, when=in_traced_step)
+#: the same for one that DTensor cannot split; those of TensorFlow's private modules are what its gradients call
+without_rule = functools.partial(on_operation, why="has no rule, or its gradient has none")
+
+
 def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: object) -> tf.Tensor | None:
     """Condition of the hook on `FuncGraph.capture`: a tensor on no mesh, made before the step that is traced."""
     if isinstance(tensor, tf.Variable) or not (tf.is_tensor(tensor) and hasattr(tensor, "_numpy_internal")):
@@ -50,6 +58,12 @@ def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: obje
         return None if dtensor.is_dtensor(tensor) else cast("tf.Tensor", tensor)
 
 
+@hook(
+    "tensorflow.python.framework.func_graph",
+    "FuncGraph.capture",
+    "constants of a Functional model: `got a regular tensor ... but was expecting a DTensor`",
+    when=captured_tensor,
+)
 def capture(
     _: object, original: Callable[..., object], graph: object, tensor: tf.Tensor, *args: object, **kwargs: object
 ) -> object:
@@ -64,6 +78,11 @@ def capture(
     return constants[id(tensor)][1]
 
 
+@on_operation(
+    "tensorflow",
+    "concat",
+    "joins local pieces in the wrong order, without an error, where the result is split along the joined dim",
+)
 def concat(_: object, original: Callable[..., object], values: object, axis: object, name: str = "concat") -> object:
     """Hook on `tf.concat`: inputs and result are whole along the joined dim."""
     # the dim must be known to be gathered; a single tensor has nothing to be joined with
@@ -76,6 +95,7 @@ def concat(_: object, original: Callable[..., object], values: object, axis: obj
     return whole_dims(original(values, axis, name=name), (axis,))
 
 
+@on_operation("tensorflow", "split", "fails along a split dim; its gradient is tf.concat")
 def split(
     _: object,
     original: Callable[..., list[tf.Tensor]],
@@ -91,6 +111,11 @@ def split(
     return [whole_dims(part, (axis,)) for part in original(whole_dims(value, (axis,)), num_or_size_splits, axis, **kw)]
 
 
+@on_operation(
+    "tensorflow.nn",
+    "sparse_softmax_cross_entropy_with_logits",
+    "in float64 and bfloat16 the loss of classes that are split is zero or not a number",
+)
 def sparse_softmax_cross_entropy(
     _: object, original: Callable[..., object], labels: object, logits: Any, name: str | None = None
 ) -> object:
@@ -105,6 +130,7 @@ def sparse_softmax_cross_entropy(
     return original(labels=labels, logits=logits, name=name)
 
 
+@on_operation("tensorflow", "tile", "fails along a split dim")
 def tile(
     _: object,
     original: Callable[..., object],
@@ -134,6 +160,12 @@ def tile(
     return tiled(input)
 
 
+@on_operation(
+    "tensorflow.python.ops.nn_ops",
+    "top_k",
+    "needs the last dim whole; its gradient would be a ScatterNd of all rows",
+    also=("tensorflow.math:top_k", "tensorflow.nn:top_k"),
+)
 def top_k(
     _: object,
     original: Callable[..., Any],
@@ -184,6 +216,7 @@ def _ranked(result: Sequence[tf.Tensor]) -> _Ranked:
     return _Ranked(*(cast("tf.Tensor", whole_dims(value, (-1,))) for value in result))
 
 
+@on_operation("keras.layers.RNN", "call", "DTensor fails on the steps of sequences that are split by features")
 def recurrent(
     _: object,
     original: Callable[..., object],
@@ -197,6 +230,7 @@ def recurrent(
     return tree.map_structure(lambda leaf: by_rows(leaf) if isinstance(leaf, tf.Tensor) else leaf, outputs)
 
 
+@on_operation("keras:rnn", "rnn", "DTensor fails on the gradient of a loop (TensorListReserve: dimension -2^63)")
 def unrolled(
     _: object,
     original: Callable[..., object],
@@ -240,6 +274,12 @@ def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
     return next((leaf.dtype for leaf in leaves if leaf.dtype in (tf.bfloat16, tf.float16)), None)
 
 
+@hook(
+    "keras:numpy",
+    ("matmul", "einsum"),
+    "parts of a contracted dim would be rounded to half precision before they are summed",
+    when=half_precision,
+)
 def contract(half: tf.DType, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
     """Hook on `matmul` and `einsum`: a product in float32, rounded once.
 
@@ -321,6 +361,12 @@ def endless_text(message: str, *args: object) -> str | None:
     return message if len(message) > _LONGEST else None
 
 
+@hook(
+    "tensorflow.python.framework.error_interpolation",
+    "parse_message",
+    "an error of DTensor quotes the whole program; TensorFlow searches it for minutes before it raises",
+    when=endless_text,
+)
 def parse_message(_: object, original: Callable[..., object], message: str) -> object:
     """Hook on `parse_message`: cut error texts short.
 

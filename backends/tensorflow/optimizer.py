@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, layout_on, on_mesh, replicated, view_of
 from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, place, updating
-from keras_flow.current import keras_places
+from keras_flow.current import dry_run, keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
 
@@ -22,6 +23,12 @@ from keras_flow.current.variable_layout import keras_layout
 Target: TypeAlias = keras.Variable | tf.Variable
 
 
+@hook(
+    "keras.Optimizer",
+    "_var_key",
+    "explain of a model that is only described: the key of a variable would be read off its value",
+    when=dry_run.world,
+)
 def described_key(_: object, original: Callable[..., object], optimizer: keras.Optimizer, variable: object) -> object:
     """Hook on `TFOptimizer._var_key`: a key for a variable without a value."""
     return id(variable)
@@ -39,6 +46,11 @@ def updated_variable(optimizer: keras.Optimizer, variable: Target, value: object
     return target if isinstance(target, dtensor.DVariable) else None
 
 
+@hook(
+    "keras.Optimizer",
+    "add_variable_from_reference",
+    "slots get their variable's layout; Keras's TensorFlow version colocates, which DTensor cannot",
+)
 def add_variable_from_reference(
     _: object,
     original: Callable[..., object],
@@ -79,6 +91,12 @@ def distribution_of_update(
     return here if here in found else next(iter(found), None)
 
 
+@hook(
+    "keras.Optimizer",
+    "apply",
+    "gives gradients their variables' layouts; DTensor fails where it guesses others (EmitAllScatter)",
+    when=distribution_of_update,
+)
 def apply(
     distribution: Distribution,
     original: Callable[..., object],
@@ -157,6 +175,12 @@ def _as_slots(
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
+@hook(
+    "keras.Optimizer",
+    "_backend_update_step",
+    "avoids the merge call of tf.distribute, which does not know DTensor variables",
+    when=distribution_by_dtensor,
+)
 def backend_update_step(
     _: object,
     original: Callable[..., object],
@@ -176,6 +200,12 @@ def backend_update_step(
             optimizer.update_step(gradient, variable, learning_rate)
 
 
+@hook(
+    "keras.Optimizer",
+    "assign",
+    "makes sparse gradients dense; DTensor cannot scatter into a split table",
+    when=updated_variable,
+)
 def assign(
     target: dtensor.DVariable,
     original: Callable[..., object],
@@ -187,6 +217,12 @@ def assign(
     target.assign(_laid(value, target))
 
 
+@hook(
+    "keras.Optimizer",
+    "assign_add",
+    "makes sparse gradients dense; DTensor cannot scatter into a split table",
+    when=updated_variable,
+)
 def assign_add(
     target: dtensor.DVariable,
     original: Callable[..., object],
@@ -198,6 +234,12 @@ def assign_add(
     target.assign_add(_laid(value, target))
 
 
+@hook(
+    "keras.Optimizer",
+    "assign_sub",
+    "makes sparse gradients dense; DTensor cannot scatter into a split table",
+    when=updated_variable,
+)
 def assign_sub(
     target: dtensor.DVariable,
     original: Callable[..., object],

@@ -16,6 +16,7 @@ from tensorflow.python.ops import random_ops_util
 
 from keras_flow import philox
 from keras_flow.backends.engine_records import RandomPart
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_math
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
@@ -34,6 +35,16 @@ def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None
     return distribution if in_step() and not creation.creating_values() else None
 
 
+#: a hook on a function of `keras.random`, in a step on a mesh
+_drawn_whole = functools.partial(
+    hook,
+    "keras:random",
+    why="under DTensor a draw depends on how its result is split; here every rank draws the whole",
+    when=distribution_of_draw,
+)
+
+
+@_drawn_whole(("normal", "truncated_normal", "uniform", "randint", "categorical", "gamma", "beta", "binomial"))
 def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
     """Hook on the draws of `keras.random` that have no inputs: every rank has the whole draw.
 
@@ -42,6 +53,7 @@ def draw(distribution: Distribution, original: Callable[..., tf.Tensor], *args: 
     return _whole(original(*args, **kwargs), distribution)
 
 
+@_drawn_whole("dropout")
 def dropout(
     distribution: Distribution,
     original: Callable[..., tf.Tensor],
@@ -59,6 +71,7 @@ def dropout(
     return tf.where(mask, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
 
 
+@_drawn_whole("shuffle")
 def shuffle(
     distribution: Distribution, original: Callable[..., tf.Tensor], x: tf.Tensor, axis: int = 0, seed: object = None
 ) -> tf.Tensor:
@@ -82,14 +95,6 @@ def _reordered(x: tf.Tensor, keys: tf.Tensor, axis: int, distribution: Distribut
     return cast("tf.Tensor", shuffled(tf.convert_to_tensor(x)))
 
 
-def cast_seed(_: object, original: Callable[..., object], seed: object) -> object:
-    """Hook on `random._cast_seed`: read the seed words of a generator whose state is on a mesh first.
-
-    Only for a draw on the host.
-    """
-    return original(to_logical(seed))
-
-
 def seed_on_mesh(seed: object) -> object | None:
     """Condition of the hook on `random._cast_seed`: a generator's state on a mesh.
 
@@ -98,6 +103,20 @@ def seed_on_mesh(seed: object) -> object | None:
     if not tf.executing_eagerly() or not is_dtensor(seed):
         return None
     return seed if dtensor.get_default_mesh() is None or creation.creating_values() else None
+
+
+@hook(
+    "keras:random",
+    "_cast_seed",
+    "a draw on the host by a generator whose state is on the mesh; mixing both raises",
+    when=seed_on_mesh,
+)
+def cast_seed(_: object, original: Callable[..., object], seed: object) -> object:
+    """Hook on `random._cast_seed`: read the seed words of a generator whose state is on a mesh first.
+
+    Only for a draw on the host.
+    """
+    return original(to_logical(seed))
 
 
 # ---- random="logical"

@@ -13,9 +13,16 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends import leaves, rematerialized
+from keras_flow.backends.hooking import applied_distribution, hook
 from keras_flow.current import microbatch
 
 
+@hook(
+    "keras:core",
+    "remat",
+    "TensorFlow's recompute_grad fails with Keras variables, with an error that does not name the layer",
+    when=applied_distribution,
+)
 def remat(_: object, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Hook on `remat`: the second run of a layer draws the same numbers, and changes nothing."""
 

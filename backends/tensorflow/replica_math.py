@@ -6,6 +6,7 @@ the same dropout mask on every replica and normalises by local statistics. Each 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from keras.backend import result_type
 
 from keras_flow.backends import states
 from keras_flow.backends.engine_records import RandomPart
+from keras_flow.backends.hooking import hook
 from keras_flow.current.keras_places import squeeze_or_expand_to_same_rank
 from keras_flow.current.keras_places import tensorflow_random as keras_random
 from keras_flow.current.models import layer_in_call
@@ -70,6 +72,7 @@ def without_rows(*args: object, **kwargs: object) -> ReplicaRows | None:
     return here if here is not None and here.count == 0 else None
 
 
+@hook("keras:numpy", "add", "Keras takes a tensor [0, n] for a bias of length n", when=without_rows)
 def add(_: object, original: Callable[..., tf.Tensor], x1: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
     """Hook on `add`: a sum of tensors without rows.
 
@@ -80,6 +83,12 @@ def add(_: object, original: Callable[..., tf.Tensor], x1: tf.Tensor, x2: tf.Ten
     return tf.add(tf.cast(first, dtype), tf.cast(second, dtype))
 
 
+@hook(
+    "keras:nn",
+    ("conv", "conv_transpose", "depthwise_conv", "separable_conv"),
+    "a convolution of no rows has the channels of its input",
+    when=without_rows,
+)
 def convolve(
     _: object, original: Callable[..., tf.Tensor], inputs: tf.Tensor, *args: object, **kwargs: object
 ) -> tf.Tensor:
@@ -100,6 +109,13 @@ def total_of(value: _Value) -> _Value:
 # ---- losses
 
 
+#: a hook on what a replica of `strategy="mirrored"` computes
+_in_replica = functools.partial(hook, when=rows)
+
+
+@_in_replica(
+    "keras:losses", "reduce_values", "Keras takes the mean of replica means, which is wrong where their counts differ"
+)
 def reduce_values(
     _: object,
     original: Callable[..., object],
@@ -128,6 +144,7 @@ def reduce_values(
     return ops.divide_no_nan(loss, tf.stop_gradient(total_of(ops.cast(count, loss.dtype))))
 
 
+@_in_replica("keras:losses", "apply_mask", "Keras weights masked rows by the counts of one replica")
 def apply_mask(
     _: object,
     original: Callable[..., object],
@@ -150,6 +167,7 @@ def apply_mask(
     return sample_weight * weight
 
 
+@_in_replica("keras:losses", "scale_loss_for_distribution", "added losses count by rows, not by replicas")
 def scale_loss(here: ReplicaRows, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
     """Hook on `scale_loss_for_distribution`: an added loss counts by the share of rows (Keras: all replicas alike).
 
@@ -158,6 +176,11 @@ def scale_loss(here: ReplicaRows, original: Callable[..., object], value: tf.Ten
     return value * tf.cast(here.count / here.total, value.dtype)
 
 
+@_in_replica(
+    "keras:losses",
+    "unscale_loss_for_distribution",
+    "trackers see the logical loss, not the local one times the number of replicas",
+)
 def unscale_loss(_: object, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
     """Hook on `unscale_loss_for_distribution`: the logical loss on every replica.
 
@@ -169,6 +192,10 @@ def unscale_loss(_: object, original: Callable[..., object], value: tf.Tensor) -
 # ---- gradients
 
 
+@_in_replica("keras.Optimizer", "apply", "Keras clips and accumulates a replica's gradient before the sum")
+@_in_replica(
+    "keras.optimizers.LossScaleOptimizer", "apply", "Keras clips and accumulates a replica's gradient before the sum"
+)
 def apply(
     _: object,
     original: Callable[..., object],
@@ -199,6 +226,7 @@ def apply(
         _summed.reset(token)
 
 
+@_in_replica("keras.Optimizer", "_all_reduce_sum_gradients", "gradients are summed once, by `apply`")
 def keep_gradients(_: object, original: Callable[..., list], optimizer: keras.Optimizer, grads_and_vars: list) -> list:
     """Hook on `TFOptimizer._all_reduce_sum_gradients`: nothing is left to sum."""
     return grads_and_vars if _summed.get() else original(optimizer, grads_and_vars)
@@ -207,6 +235,7 @@ def keep_gradients(_: object, original: Callable[..., list], optimizer: keras.Op
 # ---- random values
 
 
+@_in_replica("keras:random", "dropout", "Keras draws the same mask on every replica")
 def dropout(
     here: ReplicaRows,
     original: Callable[..., tf.Tensor],
@@ -242,6 +271,8 @@ def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: ReplicaRows
     return here.count != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
+@_in_replica("keras:random", ("gamma", "beta", "binomial", "categorical", "shuffle"), "MixUp mixes rows of one replica")
+@_in_replica("keras:image", "elastic_transform", "draws without Keras's random functions: the same on every replica")
 def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
     """Hook on `gamma`, `shuffle` and other draws that a replica cannot make from its own rows.
 
@@ -258,6 +289,11 @@ def refuse_draw(_: object, original: Callable[..., tf.Tensor], *args: object, **
     )
 
 
+@_in_replica(
+    "keras:random",
+    ("normal", "uniform", "truncated_normal", "randint"),
+    "Keras draws the same numbers on every replica",
+)
 def draw(
     here: ReplicaRows, original: Callable[..., tf.Tensor], shape: Sequence[int], *args: object, **kwargs: object
 ) -> tf.Tensor:

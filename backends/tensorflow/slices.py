@@ -9,10 +9,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import array_ops
 
-from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+from keras_flow.backends.tensorflow.operations import known_value, on_operation, whole_dims
 from keras_flow.errors import FlowError
 
 
+@on_operation("tensorflow", "slice", "its gradient fails along a split dim")
 def slice(
     _: object,
     original: Callable[..., object],
@@ -30,6 +31,12 @@ def slice(
     return whole_dims(original(whole_dims(input_, dims), begin, size, name=name), dims)
 
 
+@on_operation(
+    "tensorflow.python.ops.array_ops",
+    "strided_slice",
+    "a negative stride (x[::-1]) gives wrong numbers, a new dim before a split one (x[None]) ends the "
+    "process, an integer before a split one (x[2]) splits another",
+)
 def strided_slice(
     _: object,
     original: Callable[..., Any],

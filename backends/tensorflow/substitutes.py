@@ -8,9 +8,10 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.operations import known_value, whole_dims
+from keras_flow.backends.tensorflow.operations import known_value, on_operation, whole_dims, without_rule
 
 
+@without_rule("tensorflow", "argmin", also=("tensorflow.math:argmin",))
 def argmin(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -28,6 +29,7 @@ def argmin(
     return original(input, axis, output_type, name)
 
 
+@without_rule("tensorflow", "reverse")
 def reverse(
     _: object, original: Callable[..., tf.Tensor], tensor: Any, axis: Any, name: str | None = None, **kwargs: Any
 ) -> tf.Tensor:
@@ -57,6 +59,7 @@ def _reversed(original: Callable[..., tf.Tensor], tensor: tf.Tensor, dim: int) -
     return cast("tf.Tensor", reversed_(tensor))
 
 
+@without_rule("tensorflow", "roll")
 def roll(
     _: object, original: Callable[..., tf.Tensor], input: Any, shift: Any, axis: Any, name: str | None = None
 ) -> tf.Tensor:
@@ -72,6 +75,7 @@ def roll(
     return tf.identity(input, name)
 
 
+@without_rule("tensorflow", "repeat")
 def repeat(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -103,6 +107,7 @@ def repeat(
     return cast("tf.Tensor", repeated(input))
 
 
+@without_rule("tensorflow.math", "cumprod")
 def cumprod(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -134,6 +139,7 @@ def cumprod(
     return x
 
 
+@without_rule("tensorflow", "reduce_prod", also=("tensorflow.math:reduce_prod",))
 def reduce_prod(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -164,12 +170,14 @@ def reduce_prod(
     return x if keepdims else tf.reduce_sum(x, axes)  # dims of length 1
 
 
+@without_rule("tensorflow.math", "bessel_i0")
 def bessel_i0(_: object, original: Callable[..., tf.Tensor], x: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.math.bessel_i0`: its scaled form, whose gradient has a rule."""
     x = tf.convert_to_tensor(x)
     return tf.exp(tf.abs(x)) * tf.math.bessel_i0e(x)
 
 
+@without_rule("tensorflow.math", "softplus", also=("tensorflow.nn:softplus",))
 def softplus(_: object, original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.math.softplus`: with a gradient by the sigmoid."""
 
@@ -180,12 +188,14 @@ def softplus(_: object, original: Callable[..., tf.Tensor], features: Any, name:
     return cast("tf.Tensor", smooth(tf.convert_to_tensor(features)))
 
 
+@without_rule("tensorflow.nn", "softsign", also=("tensorflow.math:softsign",))
 def softsign(_: object, original: Callable[..., tf.Tensor], features: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.nn.softsign`: its formula."""
     features = tf.convert_to_tensor(features)
     return features / (1 + tf.abs(features))
 
 
+@without_rule("tensorflow.python.ops.array_ops_stack", "unstack", also=("tensorflow:unstack",))
 def unstack(
     _: object,
     original: Callable[..., list[tf.Tensor]],
@@ -206,12 +216,14 @@ def unstack(
     return [tf.squeeze(part, [axis]) for part in tf.split(value, count, axis)]
 
 
+@without_rule("tensorflow.linalg", "cross")
 def cross(_: object, original: Callable[..., tf.Tensor], a: Any, b: Any, name: str | None = None) -> tf.Tensor:
     """Hook on `tf.linalg.cross`: its formula."""
     a, b = (tf.unstack(tf.convert_to_tensor(value), axis=-1) for value in (a, b))
     return tf.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]], -1)
 
 
+@without_rule("tensorflow", "ensure_shape")
 def ensure_shape(
     _: object, original: Callable[..., tf.Tensor], x: Any, shape: Any, name: str | None = None
 ) -> tf.Tensor:
@@ -222,6 +234,7 @@ def ensure_shape(
     return original(x, shape, name)
 
 
+@on_operation("tensorflow", "pad", "fails along a split dim, and has no rule for mirrors")
 def pad(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -247,6 +260,7 @@ def pad(
     return tensor
 
 
+@on_operation("keras:core", "dynamic_update_slice", "an operation of XLA, which has no rule")
 def update_slice(
     _: object,
     original: Callable[..., tf.Tensor],

@@ -15,6 +15,7 @@ from keras import tree
 
 from keras_flow.backends import random_states
 from keras_flow.backends.batch_watch import BatchWatch
+from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.tensorflow import mirrored_strategy, profiled_programs, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import MeshBatch, gathered, put_batch
@@ -152,6 +153,13 @@ def functions_by_dtensor(model: keras.Model, *args: object, **kwargs: object) ->
     return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
 
 
+@hook(
+    "keras.Model",
+    "_make_function",
+    "Keras reads batches inside the compiled function, which cannot yield DTensors; a batch is put on the "
+    "mesh before the step",
+    when=functions_by_dtensor,
+)
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
@@ -183,6 +191,12 @@ def in_turn(model: keras.Model, steps: Callable[..., object]) -> Callable[[Itera
     return function
 
 
+@hook(
+    "keras.Model",
+    "make_predict_function",
+    "batches are put on the mesh before the step, and outputs read from it after",
+    when=functions_by_dtensor,
+)
 def make_predict_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> None:
@@ -249,6 +263,12 @@ def _spec(value: tf.Tensor | np.ndarray | None) -> keras.KerasTensor | None:
 # ---- jit_compile
 
 
+@hook(
+    "keras.Model",
+    "compile",
+    "notes an explicit jit_compile=True, which Keras stores as it stores 'auto'; XLA cannot wait for others",
+    when=always,
+)
 def compile(_: object, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object) -> object:
     """Hook on `Trainer.compile`: remember an explicit `jit_compile=True`, which Keras does not tell from `"auto"`.
 

@@ -15,6 +15,7 @@ from tensorflow.python.eager import context, record
 from tensorflow.python.ops import resource_variable_ops
 
 from keras_flow.backends import meeting, messages, shared_files, weights_files
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
@@ -287,6 +288,11 @@ def _join(value: tf.Tensor, read: Callable[[tf.Tensor], _Part], concat: Callable
 # ---- creation
 
 
+@hook(
+    "keras.Variable",
+    "_initialize_with_initializer",
+    "makes a DTensor variable from shards; Keras makes a whole tf.Variable on one device",
+)
 def initialize_with_initializer(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, initializer: Callable
 ) -> object:
@@ -315,6 +321,11 @@ def initialize_with_initializer(
     return None
 
 
+@hook(
+    "keras.Variable",
+    "_initialize",
+    "makes a DTensor variable of a given value; Keras makes a whole tf.Variable on one device",
+)
 def initialize(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
 ) -> object:
@@ -378,6 +389,12 @@ def assigned_on_host(variable: keras.Variable, *args: object, **kwargs: object) 
     return target if isinstance(target, dtensor.DVariable) and is_eager else None
 
 
+@hook(
+    "keras.Variable",
+    "assign",
+    "load_weights, set_weights and callbacks give numpy, which a DTensor variable refuses (Unimplemented)",
+    when=assigned_on_host,
+)
 def assign(
     target: dtensor.DVariable, original: Callable[..., object], variable: keras.Variable, value: object
 ) -> object:
@@ -420,6 +437,12 @@ def layout_of_use(variable: keras.Variable, *args: object, **kwargs: object) -> 
     return None if updating.get() else layout_in_step(variable)
 
 
+@hook(
+    "keras.Variable",
+    "__tf_tensor__",
+    "a weight split over an axis of the batch is gathered where it is used; DTensor fails on some uses",
+    when=layout_of_use,
+)
 def to_tensor(
     whole: dtensor.Layout, original: Callable[..., tf.Tensor], variable: keras.Variable, *args: object, **kwargs: object
 ) -> tf.Tensor:
@@ -430,6 +453,7 @@ def to_tensor(
     return relayout(original(variable, *args, **kwargs), whole, lambda upstream: upstream)
 
 
+@hook("keras.Variable", "_direct_assign", "a variable on a mesh is updated in its own layout", when=layout_in_step)
 def direct_assign(
     _: object, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
 ) -> object:
@@ -447,6 +471,12 @@ def read_directly(x: object, *args: object, **kwargs: object) -> MeshVariable | 
     return x if isinstance(x, MeshVariable) and x._is_read_directly() else None
 
 
+@hook(
+    "keras:core",
+    "convert_to_tensor",
+    "variables are left to TensorFlow's compiled code, which reads DTensors where plain tensors are meant",
+    when=read_directly,
+)
 def convert(
     variable: MeshVariable, original: Callable[..., object], x: object, *args: object, **kwargs: object
 ) -> object:
@@ -454,6 +484,27 @@ def convert(
     return original(variable.value(), *args, **kwargs)
 
 
+def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor | keras.Variable | None:
+    """Condition of hooks on what reads values: an eager DTensor, or that of a variable.
+
+    A variable itself where it is of a pipeline's stage, whose processes have the value.
+    """
+    if not tf.executing_eagerly():
+        return None
+    if isinstance(value, keras.Variable):
+        if _is_of_one_process(value):
+            return value
+        return value._value if isinstance(value._value, dtensor.DVariable) else None
+    return value if isinstance(value, tf.Tensor | tf.Variable) and is_dtensor(value) else None  # type: ignore[return-value]
+
+
+@hook("keras.Variable", "numpy", "the numpy value of a split DTensor raises", when=value_on_mesh)
+@hook(
+    "keras:core",
+    "convert_to_numpy",
+    "the numpy value of a split DTensor raises, in ops.convert_to_numpy",
+    when=value_on_mesh,
+)
 def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
     """Hook on `convert_to_numpy` and `Variable.numpy`: the logical value of what is on a mesh."""
     _meet_to_read(value)
@@ -470,6 +521,7 @@ def _meet_to_read(value: Any) -> None:
         meeting.meet(meeting.READS)
 
 
+@hook("keras.Variable", "__array__", "the numpy value of a split DTensor raises", when=value_on_mesh)
 def to_array(
     value: tf.Tensor,
     original: Callable[..., object],
@@ -490,23 +542,21 @@ def copy_while_writing(value: object, *args: object, **kwargs: object) -> np.nda
     return shared_files.copy_of(value) if isinstance(value, keras.Variable) else None
 
 
+@hook(
+    "keras.Variable",
+    ("numpy", "__array__"),
+    "while process 0 writes files alone, what is in several processes was read before",
+    when=copy_while_writing,
+)
+@hook(
+    "keras:core",
+    "convert_to_numpy",
+    "while process 0 writes files alone, what is in several processes was read before",
+    when=copy_while_writing,
+)
 def copied(copy: np.ndarray, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
     """Hook on `convert_to_numpy`, `Variable.numpy` and `__array__`: to read the variable would be a collective."""
     return copy
-
-
-def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor | keras.Variable | None:
-    """Condition of hooks on what reads values: an eager DTensor, or that of a variable.
-
-    A variable itself where it is of a pipeline's stage, whose processes have the value.
-    """
-    if not tf.executing_eagerly():
-        return None
-    if isinstance(value, keras.Variable):
-        if _is_of_one_process(value):
-            return value
-        return value._value if isinstance(value._value, dtensor.DVariable) else None
-    return value if isinstance(value, tf.Tensor | tf.Variable) and is_dtensor(value) else None  # type: ignore[return-value]
 
 
 def _host(value: object) -> np.ndarray:

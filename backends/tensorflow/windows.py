@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, whole_kernel
-from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, on_windows, whole_kernel
+from keras_flow.backends.tensorflow.operations import by_rows, without_rule
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import engine_nn as nn
 from keras_flow.current.keras_places import standardize_data_format
@@ -86,6 +86,7 @@ class Window:
         return counts[None, ..., None]
 
 
+@on_windows("keras:nn", "depthwise_conv")
 def depthwise(
     distribution: Distribution,
     original: Callable[..., tf.Tensor],
@@ -109,6 +110,7 @@ def depthwise(
     return by_rows(tf.reshape(total, [inputs.shape[0], *window.outputs, channels]))
 
 
+@on_windows("keras:nn", "separable_conv")
 def separable(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -129,6 +131,7 @@ def separable(
     return nn.conv(between, pointwise_kernel, 1, "valid", data_format)
 
 
+@on_windows("keras:nn", "average_pool")
 def average_pool(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -148,6 +151,7 @@ def average_pool(
     return by_rows(total / tf.constant(window.counts(), total.dtype))
 
 
+@without_rule("tensorflow.nn", "pool")
 def pool(
     _: object,
     original: Callable[..., tf.Tensor],
@@ -170,6 +174,7 @@ def pool(
     return by_rows_only(pooled, input)
 
 
+@without_rule("tensorflow.nn", "depthwise_conv2d")
 def depthwise_conv2d(
     distribution: Distribution,
     original: Callable[..., tf.Tensor],

@@ -7,6 +7,7 @@ that a program makes for all rows, met a part of them ("shape '[1, 1, 10, 10]' i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import Hook, declared, hook
 from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.gathering import as_dtensor
 from keras_flow.current import keras_places
@@ -31,15 +32,7 @@ def hooks() -> tuple[Hook, ...]:
     """The hook on Keras's own attention; none before Keras 3.16, which computes it on the ranks' pieces."""
     if not hasattr(keras_places.find("keras:nn"), "DTensor"):
         return ()
-    return (
-        Hook(
-            "keras:nn",
-            "dot_product_attention",
-            as_the_query,
-            "Keras computes on the pieces of query, key, value and mask, which may have other layouts than the query",
-            when=split_query,
-        ),
-    )
+    return declared(sys.modules[__name__])
 
 
 def split_query(query: object, *args: object, **kwargs: object) -> DTensor | None:
@@ -47,6 +40,12 @@ def split_query(query: object, *args: object, **kwargs: object) -> DTensor | Non
     return query if isinstance(query, DTensor) and active() is not None else None
 
 
+@hook(
+    "keras:nn",
+    "dot_product_attention",
+    "Keras computes on the pieces of query, key, value and mask, which may have other layouts than the query",
+    when=split_query,
+)
 def as_the_query(
     laid: DTensor,
     original: Callable[..., torch.Tensor],

@@ -9,6 +9,7 @@ process group itself, or sets a distribution of Keras, has what Keras does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from inspect import unwrap
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import keras
 
 from keras_flow.backends import hooking
-from keras_flow.backends.hooking import Hook
+from keras_flow.backends.hooking import Hook, hook
 from keras_flow.backends.torch import processes
 from keras_flow.current import keras_places, models
 
@@ -25,29 +26,7 @@ def hooks() -> tuple[Hook, ...]:
     """The hooks that keep it away; none where Keras has nothing of it."""
     if not hasattr(keras.Model, "_initialize_ddp"):
         return ()
-    return (
-        Hook(
-            "keras.Model",
-            "_initialize_ddp",
-            _leave_unwrapped,
-            "the model of a step whose gradients are summed already, or of a process that trains alone, would be "
-            "wrapped in DistributedDataParallel",
-            when=stays_away,
-        ),
-        Hook(
-            "keras.Model",
-            "get_metrics_result",
-            _logical_result,
-            "the state of metrics is that of the logical batch; summed over the ranks again, counts are wrong",
-            when=stays_away,
-        ),
-        Hook(
-            "keras:trainer",
-            "_gather_non_batch_axes",
-            _as_they_are,
-            "`predict` would return the rows of one rank: Keras's own distributions feed each process its rows",
-        ),
-    )
+    return hooking.declared(sys.modules[__name__])
 
 
 def keep_away() -> None:
@@ -62,17 +41,35 @@ def stays_away(model: keras.Model, *args: object, **kwargs: object) -> bool | No
     return True if keras_places.current_distribution() is None and processes.has_joined() else None
 
 
+@hook(
+    "keras:trainer",
+    "_gather_non_batch_axes",
+    "`predict` would return the rows of one rank: Keras's own distributions feed each process its rows",
+)
 def _as_they_are(_: object, original: Callable[..., object], data: object) -> object:
     """Hook on the trainer's `_gather_non_batch_axes`: outputs stay what they are, and are read as logical tensors."""
     return data
 
 
+@hook(
+    "keras.Model",
+    "_initialize_ddp",
+    "the model of a step whose gradients are summed already, or of a process that trains alone, would be wrapped in "
+    "DistributedDataParallel",
+    when=stays_away,
+)
 def _leave_unwrapped(_: object, original: Callable[..., object], model: keras.Model) -> None:
     """Hook on `Trainer._initialize_ddp`: no wrapper, and none of a time when Keras distributed the model."""
     if getattr(model, "ddp_model", None) is not None:
         object.__setattr__(model, "ddp_model", None)
 
 
+@hook(
+    "keras.Model",
+    "get_metrics_result",
+    "the state of metrics is that of the logical batch; summed over the ranks again, counts are wrong",
+    when=stays_away,
+)
 def _logical_result(_: object, original: Callable[..., object], model: keras.Model) -> object:
     """Hook on `Trainer.get_metrics_result`: that of Keras for all engines."""
     base: Any = keras_places.Trainer

@@ -19,6 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import row_interaction
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import layouts, slot_parts, variables
 from keras_flow.backends.torch.slot_parts import SlotPart
 from keras_flow.backends.torch.step import RunningStep, current_step
@@ -58,6 +59,7 @@ def read_in_step(variable: keras.Variable, value: object) -> RunningStep | None:
     return step if value is variable._value and is_held_split(variable) else None
 
 
+@hook("keras.Variable", "_maybe_autocast", "zero=3: layers would meet a rank's part of a weight", when=read_in_step)
 def read(step: RunningStep, original: Callable[..., torch.Tensor], variable: keras.Variable, value: DTensor) -> object:
     """Hook on `Variable._maybe_autocast`, which a value passes when it is read: gathered for its use."""
     if step.consistent and step.inside is None:

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow.backends import leaves
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import data, layouts, local_tensors, variables
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.backends.torch.trainer import hold_consistent
@@ -54,6 +55,12 @@ def updated_on_mesh(inputs: object, start_indices: object, updates: object) -> D
     return updates if isinstance(updates, DTensor) else inputs if isinstance(inputs, DTensor) else None
 
 
+@hook(
+    "keras:core",
+    "slice_update",
+    "a cache of keys and values, made of zeros, would hold all rows and heads on every rank",
+    when=updated_on_mesh,
+)
 def slice_update(
     laid: DTensor,
     original: Callable[..., torch.Tensor],

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, meeting, own_code
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import (
     data,
     gathered_weights,
@@ -21,6 +22,7 @@ from keras_flow.backends.torch import (
     reading_dtensors,
     rowwise_calls,
     short_calls,
+    step,
     variables,
 )
 from keras_flow.backends.torch.step import RunningStep, current_step, running
@@ -51,6 +53,12 @@ def step_or_distribution(layer: keras.Layer, *args: object, **kwargs: object) ->
     return _distribution_of(layer) or _building_for(layer)
 
 
+@hook(
+    "keras.Layer",
+    "__call__",
+    "data parallel computes own rows in it; partial sums leave it reduced; model(x) outside a step works",
+    when=step_or_distribution,
+)
 def call(
     context: RunningStep | Distribution,
     original: Callable[..., object],
@@ -139,6 +147,12 @@ def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) ->
     return _distribution_of(layer) if current_step() is None else None
 
 
+@hook(
+    "keras.Layer",
+    "_get_regularization_losses",
+    "model.losses outside of a step: plain losses do not mix with DTensors",
+    when=distribution_outside,
+)
 def regularization(
     distribution: Distribution, original: Callable[..., list], layer: keras.Layer, *args: object, **kwargs: object
 ) -> object:
@@ -218,6 +232,9 @@ class _Pin(torch.autograd.Function):
 # ---- BatchNormalization
 
 
+@hook(
+    "keras.layers.BatchNormalization", "_moments", "statistics of all rows, not of this rank's", when=step.running_step
+)
 def moments(
     step: RunningStep,
     original: Callable[..., object],
@@ -258,6 +275,7 @@ def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> 
     return step if step is not None and step.distribution.batch_statistics == "replica" else None
 
 
+@hook("keras.layers.BatchNormalization", "call", 'batch_statistics="replica"', when=wants_replica_statistics)
 def batch_normalization(
     step: RunningStep,
     original: Callable[..., torch.Tensor],

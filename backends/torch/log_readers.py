@@ -19,6 +19,7 @@ import torch.distributed as torch_distributed
 from keras import callbacks as keras_callbacks
 from keras import models
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import RunningStep, current_step
 from keras_flow.current.keras_places import is_default
@@ -79,6 +80,11 @@ class LogReaders:
 _announced: list[keras.callbacks.CallbackList] = []
 
 
+@hook(
+    "keras.callbacks.CallbackList",
+    ("on_train_batch_begin", "on_test_batch_begin"),
+    "its callbacks say who reads the logs of the step that follows",
+)
 def announce(
     _: object,
     original: Callable[..., object],
@@ -116,6 +122,12 @@ def reading_later(*args: object, **kwargs: object) -> RunningStep | None:
     return step if step is not None and step.readers is not None else None
 
 
+@hook(
+    "keras.Model",
+    "get_metrics_result",
+    "where nobody reads the logs of a batch, its metrics are not summed over the ranks",
+    when=reading_later,
+)
 def metrics_result(
     step: RunningStep, original: Callable[..., dict[str, object]], model: keras.Model
 ) -> dict[str, object]:

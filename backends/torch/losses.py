@@ -14,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from keras_flow.backends import leaves, row_operations, row_sums
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import data, layouts, local_tensors, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -73,6 +74,12 @@ def of_split_rows(
     return step, rows
 
 
+@hook(
+    "keras.Loss",
+    "__call__",
+    "losses add up own rows; without it the outputs of all rows are gathered",
+    when=of_split_rows,
+)
 def call(
     found: tuple[RunningStep, OwnRows],
     original: Callable[..., torch.Tensor],
@@ -105,6 +112,9 @@ def of_whole_tensors(loss: object, y_true: object, y_pred: object, sample_weight
     return mesh if placements == layouts.replicated(mesh) else None
 
 
+@hook(
+    "keras.Loss", "__call__", "losses of whole tensors without DTensor's time for each operator", when=of_whole_tensors
+)
 def call_on_plain(
     mesh: DeviceMesh, original: Callable[..., torch.Tensor], loss: object, *tensors: object, **named: object
 ) -> torch.Tensor:
@@ -120,6 +130,12 @@ def rows_of_step(*args: object, **kwargs: object) -> OwnRows | None:
     return step.inside if step is not None else None
 
 
+@hook(
+    "keras:losses",
+    "reduce_values",
+    "a sum over own rows is reduced; the number that divides it is that of all rows",
+    when=rows_of_step,
+)
 def reduce_values(
     rows: OwnRows,
     original: Callable[..., torch.Tensor],
@@ -151,6 +167,12 @@ def reduce_values(
     return partial_numbers.partial_number(divided, rows)
 
 
+@hook(
+    "keras:losses",
+    "apply_mask",
+    "a sum over own rows is reduced; the number that divides it is that of all rows",
+    when=rows_of_step,
+)
 def apply_mask(
     rows: OwnRows,
     original: Callable[..., torch.Tensor],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, row_sums
-from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows
+from keras_flow.backends.hooking import Hook, declared, hook
+from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows, step
 from keras_flow.backends.torch.partial_numbers import PartialNumber
 from keras_flow.backends.torch.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     import keras
 
 
+@hook(
+    "keras:compile_utils",
+    "MetricsList.update_state",
+    "metrics add up own rows; others use operators that DTensor has no rules for, on all rows",
+    when=step.running_step,
+)
 def update(
     step: RunningStep,
     original: Callable[..., object],
@@ -48,8 +56,15 @@ def update(
         metric.update_state(y_true, y_pred, sample_weight=sample_weight)
 
 
-def classes() -> Sequence[str]:
-    """Places of Keras's classes of metrics that compare predictions with targets, by introspection."""
+def hooks() -> tuple[Hook, ...]:
+    """The hooks on metrics, and on each of Keras's classes that compares predictions with targets."""
+    why = "a metric that the train_step of a user updates adds up own rows, as a compiled one does"
+    classes = (Hook(place, "update_state", update_one, why, when=outside_of_layers) for place in _classes())
+    return (*classes, *declared(sys.modules[__name__]))
+
+
+def _classes() -> Sequence[str]:
+    """Places of the classes, by introspection."""
     import keras
 
     # one name for each class that has the method: a name wraps the nearest class alone
@@ -105,6 +120,12 @@ def step_of_number(
     return step if is_whole and is_plain and not isinstance(values, DeferredTensor) else None
 
 
+@hook(
+    "keras.metrics.Mean",
+    "update_state",
+    "what the step adds to the mean of losses, in a fifth of the operators",
+    when=step_of_number,
+)
 def update_mean(
     step: RunningStep,
     original: Callable[..., object],

@@ -22,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import data, gradient_buckets, layouts, split_rows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
@@ -123,6 +124,12 @@ def step_on_all_rows(*args: object, **kwargs: object) -> RunningStep | None:
     return step if step is not None and not step.consistent and step.inside is None else None
 
 
+@hook(
+    "torch.autograd",
+    "grad",
+    "a train_step that takes gradients this way would get those of this rank's rows",
+    when=step_on_all_rows,
+)
 def autograd_grad(
     step: RunningStep,
     original: Callable[..., Sequence[torch.Tensor | None]],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling, slot_parts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.slot_parts import Scatter, SlotPart
@@ -36,6 +37,12 @@ def variables_of_dtensors(
     return updated if has_dtensors else None
 
 
+@hook(
+    "keras.Optimizer",
+    "apply",
+    "gradients arrive as partial sums: reduced in one all-reduce, not one by one",
+    when=variables_of_dtensors,
+)
 def apply(
     updated: Sequence[keras.Variable],
     original: Callable[..., object],
@@ -73,6 +80,12 @@ def _module_of(optimizer: keras.optimizers.Optimizer) -> str:
     return type(optimizer)._parallel_update_step.__module__
 
 
+@hook(
+    "keras:torch_parallel_optimizer",
+    "TorchParallelOptimizer._backend_update_step",
+    "updates on local tensors: DTensor dispatches each operator tensor by tensor; all at once copies the model",
+    when=updates_by_element,
+)
 def backend_update_step(
     _: object,
     original: Callable[..., object],

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import split_rows
 from keras_flow.backends.torch.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows
@@ -224,6 +225,12 @@ def adds_part(variable: keras.Variable, value: object) -> OwnRows | None:
     return value.rows if is_state else None
 
 
+@hook(
+    "keras.Variable",
+    "assign_add",
+    "what a loss adds to a metric is summed over the ranks with other things, when it is read at the latest",
+    when=adds_part,
+)
 def assign_add(
     rows: OwnRows, original: Callable[..., object], variable: keras.Variable, value: PartialNumber
 ) -> object:

@@ -12,12 +12,19 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from keras_flow import philox
 from keras_flow.backends import logical_random
 from keras_flow.backends.engine_records import RandomPart
-from keras_flow.backends.torch import device_draws, layouts, local_tensors
+from keras_flow.backends.hooking import hook
+from keras_flow.backends.torch import device_draws, layouts, local_tensors, step
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.backends.torch.variables import from_logical, to_logical
 from keras_flow.current.keras_places import engine_core as core
 
 
+@hook(
+    "keras:random",
+    "dropout",
+    "one mask for the logical tensor; without it ranks repeat the mask of their rows",
+    when=step.running_step,
+)
 def dropout(
     step: RunningStep,
     original: Callable[..., torch.Tensor],
@@ -49,6 +56,12 @@ def dropout(
     return inputs * mask[step.inside.own(shape[0])]
 
 
+@hook(
+    "keras:random",
+    ("normal", "uniform", "truncated_normal", "randint"),
+    "noise for all rows, of which a rank takes its own",
+    when=step.step_by_rows,
+)
 def draw(
     step: RunningStep, original: Callable[..., torch.Tensor], shape: tuple[int, ...], *args: object, **kwargs: object
 ) -> object:

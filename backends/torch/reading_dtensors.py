@@ -7,12 +7,14 @@ sum.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import meeting
+from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.step import current_step
@@ -54,18 +56,30 @@ def equal(operator: Callable[..., bool], args: tuple[Any, ...], kwargs: dict[str
     return operator(*map(whole, args))
 
 
+#: a hook on what reads a DTensor
+_reads = functools.partial(
+    hook,
+    "torch.distributed.tensor",
+    why="read values are the logical tensor's; DTensor raises, or shows this rank's piece",
+    when=always,
+)
+
+
+@_reads("DTensor.numpy")
 def to_numpy(_: object, original: Callable[..., object], tensor: DTensor, *args: object, **kwargs: object) -> object:
     """Hook on `DTensor.numpy`: the logical value."""
     meet_to_read(tensor)
     return whole(tensor.detach()).cpu().numpy(*args, **kwargs)
 
 
+@_reads("DTensor.tolist")
 def to_list(_: object, original: Callable[..., object], tensor: DTensor) -> object:
     """Hook on `DTensor.tolist`: the logical value."""
     meet_to_read(tensor)
     return whole(tensor.detach()).tolist()
 
 
+@_reads("DTensor.__repr__")
 def to_text(_: object, original: Callable[..., str], tensor: DTensor, **options: object) -> str:
     """Hook on `DTensor.__repr__`: the logical value and the placements."""
     meet_to_read(tensor)
@@ -74,6 +88,7 @@ def to_text(_: object, original: Callable[..., str], tensor: DTensor, **options:
     )
 
 
+@_reads("DTensor.__format__")
 def formatted(_: object, original: Callable[..., str], tensor: DTensor, spec: str) -> str:
     """Hook on `DTensor.__format__`: the logical value."""
     meet_to_read(tensor)

@@ -14,6 +14,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import boxing, layouts
 from keras_flow.backends.torch.devices import world
 from keras_flow.boxing import BoxingPlan, plan
@@ -21,6 +22,15 @@ from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 
 
+@hook(
+    "torch.distributed.tensor._redistribute",
+    "redistribute_local_tensor",
+    "layouts change by keras_flow's plans; DTensor moves more bytes, and on CPU gathers to split another dim",
+    also=(
+        "torch.distributed.tensor._dispatch:redistribute_local_tensor",
+        "torch.distributed.tensor._api:redistribute_local_tensor",
+    ),
+)
 def redistribute_local_tensor(
     _: object,
     original: Callable[..., torch.Tensor],

@@ -13,11 +13,18 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import rematerialized
+from keras_flow.backends.hooking import applied_distribution, hook
 from keras_flow.backends.torch.step import computing, current_step
 from keras_flow.current import microbatch
 from keras_flow.current.keras_places import get_stateless_scope, in_stateless_scope
 
 
+@hook(
+    "keras:core",
+    "remat",
+    "the second run of a layer would compute other rows, draw other numbers, and update statistics again",
+    when=applied_distribution,
+)
 def remat(
     _: object, original: Callable[..., Callable[..., object]], function: Callable[..., object]
 ) -> Callable[..., object]:

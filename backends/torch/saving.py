@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import agreement, meeting, shared_files
+from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.torch import gather_blocks, layouts, reading_dtensors, variables
 from keras_flow.current import keras_places
 from keras_flow.current.keras_places import engine_core as core
@@ -32,6 +33,12 @@ def asking_others(*args: object, **kwargs: object) -> gather_blocks.Asking | Non
     return _alone.get()
 
 
+@hook(
+    "keras:saving_lib",
+    "H5IOStore.__setitem__",
+    "a split variable is written block by block; Keras makes a whole array of it first",
+    when=asking_others,
+)
 def write_entry(
     asking: gather_blocks.Asking, original: Callable[..., None], store: object, key: str, value: object
 ) -> None:
@@ -52,6 +59,12 @@ def write_entry(
             dataset[index] = block.numpy()
 
 
+@hook(
+    "keras.Optimizer",
+    "save_own_variables",
+    "a split slot is written block by block; Keras makes a whole array of it first",
+    when=asking_others,
+)
 def write_optimizer(
     _: object, original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict
 ) -> None:
@@ -63,6 +76,12 @@ def write_optimizer(
         store[str(number)] = variable
 
 
+@hook(
+    "torch.distributed.tensor",
+    "DTensor.__array__",
+    "numpy(), get_weights and saving of DTensors: `.numpy() is not supported for tensor subclasses`",
+    when=always,  # torch itself can only raise here
+)
 def to_array(
     _: object, original: Callable[..., object], tensor: DTensor, dtype: np.dtype | None = None, copy: object = None
 ) -> np.ndarray:
@@ -82,6 +101,12 @@ def of_stage(value: object, *args: object, **kwargs: object) -> int | None:
     return stage_rank(value) if layouts.has_peers() else None
 
 
+@hook(
+    "keras.Variable",
+    "__array__",
+    "numpy(), get_weights and saving of a pipeline's weights, of which one rank has the values",
+    when=of_stage,
+)
 def read_stage(
     rank: int,
     original: Callable[..., object],

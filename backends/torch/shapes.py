@@ -9,10 +9,16 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends.hooking import hook
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.keras_places import get_stateless_scope
 
 
+@hook(
+    "keras:core",
+    "compute_output_spec",
+    'a `call` that the device "meta" cannot run is run on plain tensors, which DTensors do not mix with',
+)
 def infer(
     _: object, original: Callable[..., object], function: Callable[..., object], *args: object, **kwargs: object
 ) -> object:

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends import row_interaction
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, rowwise_calls, variables
 from keras_flow.backends.torch.step import RunningStep, computing, current_step
 from keras_flow.current.keras_places import in_stateless_scope
@@ -90,6 +91,66 @@ def step_with_split(layer: keras.Layer, inputs: object, *args: object, **kwargs:
     return None if split is None else (step, split)
 
 
+def step_with_channels(
+    layer: keras.Layer, inputs: object, training: bool | None = None, mask: object = None
+) -> tuple | None:
+    """Condition of the hook on `BatchNormalization.call`: the step, and the layout where channels are split."""
+    step = _step_of_variables()
+    if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
+        return None
+    if type(layer) is not _NORMALIZATION or mask is not None or layer._remat_mode or getattr(layer, "renorm", False):
+        return None
+    channels, values = layer.axis % inputs.ndim, [variable._value for variable in layer.variables]
+    if not values or not all(isinstance(value, DTensor) for value in values):
+        return None
+    if any(map(gathered_weights.is_held_split, layer.variables)):  # moving statistics are assigned
+        return None
+    laid, rows = values[0].placements, []
+    for of_input, of_value in zip(inputs.placements, laid, strict=True):
+        if of_value == Shard(0) and of_input == Shard(channels):
+            rows.append(Replicate())
+        elif of_value.is_replicate() and (of_input.is_replicate() or of_input == Shard(0)):
+            rows.append(of_input)
+        else:
+            return None
+    everything = [inputs, *values]
+    if any(value.placements != laid for value in values) or not any(part.is_shard() for part in laid):
+        return None
+    if not all(layouts.divides(each.shape, each.device_mesh, each.placements) for each in everything):
+        return None
+    return step, SplitLayer(tuple(rows), inputs.placements, inputs.placements)
+
+
+@hook(
+    "keras.layers.Dense",
+    "call",
+    "layers with split weights on plain tensors, without DTensor's time for each operator",
+    when=step_with_split,
+)
+@hook(
+    "keras.layers.EinsumDense",
+    "call",
+    "layers with split weights on plain tensors, without DTensor's time for each operator",
+    when=step_with_split,
+)
+@hook(
+    "keras.layers.Conv2D",
+    "call",
+    "layers with split weights on plain tensors, without DTensor's time for each operator",
+    when=step_with_split,
+)
+@hook(
+    "keras.layers.Conv1D",
+    "call",
+    "layers with split weights on plain tensors, without DTensor's time for each operator",
+    when=step_with_split,
+)
+@hook(
+    "keras.layers.BatchNormalization",
+    "call",
+    "split channels on plain tensors, without DTensor's time for each operator",
+    when=step_with_channels,
+)
 def call(
     found: tuple[RunningStep, SplitLayer],
     original: Callable[..., torch.Tensor],
@@ -225,36 +286,6 @@ def _split(
 # ---- normalisation
 
 
-def step_with_channels(
-    layer: keras.Layer, inputs: object, training: bool | None = None, mask: object = None
-) -> tuple | None:
-    """Condition of the hook on `BatchNormalization.call`: the step, and the layout where channels are split."""
-    step = _step_of_variables()
-    if step is None or not step.consistent or step.inside is not None or not isinstance(inputs, DTensor):
-        return None
-    if type(layer) is not _NORMALIZATION or mask is not None or layer._remat_mode or getattr(layer, "renorm", False):
-        return None
-    channels, values = layer.axis % inputs.ndim, [variable._value for variable in layer.variables]
-    if not values or not all(isinstance(value, DTensor) for value in values):
-        return None
-    if any(map(gathered_weights.is_held_split, layer.variables)):  # moving statistics are assigned
-        return None
-    laid, rows = values[0].placements, []
-    for of_input, of_value in zip(inputs.placements, laid, strict=True):
-        if of_value == Shard(0) and of_input == Shard(channels):
-            rows.append(Replicate())
-        elif of_value.is_replicate() and (of_input.is_replicate() or of_input == Shard(0)):
-            rows.append(of_input)
-        else:
-            return None
-    everything = [inputs, *values]
-    if any(value.placements != laid for value in values) or not any(part.is_shard() for part in laid):
-        return None
-    if not all(layouts.divides(each.shape, each.device_mesh, each.placements) for each in everything):
-        return None
-    return step, SplitLayer(tuple(rows), inputs.placements, inputs.placements)
-
-
 # ---- attention
 
 
@@ -283,6 +314,12 @@ def step_with_heads(
     return None if heads is None else (step, heads)
 
 
+@hook(
+    "keras.layers.MultiHeadAttention",
+    "call",
+    "split heads on plain tensors, without DTensor's time for each operator",
+    when=step_with_heads,
+)
 def attention(
     found: tuple[RunningStep, list[tuple[keras.Layer, SplitLayer]]],
     original: Callable[..., torch.Tensor],

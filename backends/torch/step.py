@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
+from keras_flow.backends.hooking import hook
 from keras_flow.current.distribution import active
 from keras_flow.layout import balanced
 
@@ -117,6 +118,12 @@ def step_or_active(*args: object, **kwargs: object) -> RunningStep | Distributio
     return _step.get() or active()
 
 
+@hook(
+    "torch",
+    "cond",
+    "torch compiles both branches, and its compiler fails on DTensors: the one that is taken is run",
+    when=step_or_active,
+)
 def cond(
     _: RunningStep | Distribution,
     original: Callable[..., object],

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves, own_code, random_states, row_interaction, states
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.shared_files import optimizers_of
 from keras_flow.backends.torch import (
     copies,
@@ -110,6 +111,11 @@ def double_precision() -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
+@hook(
+    "keras.Model",
+    ("make_train_function", "make_test_function", "make_predict_function"),
+    "batches become this rank's part, and logs and outputs logical again",
+)
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> object:
@@ -126,6 +132,7 @@ def make_function(
     return getattr(model, name)
 
 
+@hook("keras:EpochIterator", "__init__", "the first batches of each data source are compared across ranks")
 def new_source(_: object, original: Callable[..., object], iterator: Any, *args: object, **kwargs: object) -> object:
     """Hook on `TorchEpochIterator.__init__`: a loop over new data begins."""
     batches.refuse(args[0] if args else kwargs.get("x"))

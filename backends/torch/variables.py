@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
 from keras_flow.backends import agreement, weights_files
+from keras_flow.backends.hooking import hook, layout_over_ranks
 from keras_flow.backends.torch import copies, creation, layouts, local_tensors, tensors
 from keras_flow.backends.torch.step import current_step
-from keras_flow.current import keras_places
+from keras_flow.current import dry_run, keras_places
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, is_elsewhere, keras_layout, stage_rank
@@ -64,6 +65,11 @@ def to_logical(value: object) -> object:
 # ---- creation, assignment, reading
 
 
+@hook(
+    "keras.Variable",
+    "_initialize_with_initializer",
+    "variables are created sharded; without it every rank makes the whole value",
+)
 def initialize_with_initializer(
     distribution: Distribution,
     original: Callable[..., None],
@@ -94,6 +100,11 @@ def initialize_with_initializer(
     _set(variable, _distribute(value.detach(), layout))
 
 
+@hook(
+    "keras.Variable",
+    "_initialize",
+    "variables of the consistent view are DTensors; Keras 3.15 has no distribution on torch",
+)
 def initialize(
     distribution: Distribution, original: Callable[..., None], variable: keras.Variable, value: object
 ) -> None:
@@ -114,6 +125,12 @@ def initialize(
         _set(variable, _distribute(tensor.detach(), layout))
 
 
+@hook(
+    "keras.Variable",
+    "_direct_assign",
+    "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
+    when=layout_over_ranks,
+)
 def direct_assign(_: object, original: Callable[..., None], variable: keras.Variable, value: object) -> None:
     """Hook on `Variable._direct_assign`: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
     stored = variable._value
@@ -132,6 +149,16 @@ def direct_assign(_: object, original: Callable[..., None], variable: keras.Vari
         stored.copy_(value)
 
 
+@hook(
+    "keras.Layer",
+    "_track_variables",
+    "explain of a model that is only described: handing variables to torch's modules would make their values",
+    when=dry_run.world,
+)
+def _not_tracked(*args: object, **kwargs: object) -> None:
+    """Hook on `Layer._track_variables`: the call is left out."""
+
+
 def assigned_from_file(variable: keras.Variable, value: object) -> DTensor | None:
     """Condition of the hook on `Variable.assign`: the split value of a variable that gets one mapped from a file."""
     stored = variable._value
@@ -139,6 +166,12 @@ def assigned_from_file(variable: keras.Variable, value: object) -> DTensor | Non
     return stored if is_read and tuple(value.shape) == tuple(stored.shape) else None  # type: ignore[attr-defined]
 
 
+@hook(
+    "keras.Variable",
+    "assign",
+    "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
+    when=assigned_from_file,
+)
 def assign(stored: DTensor, original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
     """Hook on `Variable.assign`: read this rank's part of a value in a file, block by block."""
     local = stored.to_local()

@@ -15,6 +15,7 @@ import keras
 
 from keras_flow.backends import agreement, hooking
 from keras_flow.backends.active import backend
+from keras_flow.backends.hooking import hook
 from keras_flow.checkpoint import callback_states, going_on, loading, manifest, names, positions, saving, store
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.reader import Reader
@@ -101,7 +102,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._source: positions.Source | None = None
         self._sources = 0
         self._lock = contextlib.ExitStack()
-        hooking.install_each(_HOOKS)
+        hooking.install_each(hooking.declared(sys.modules[__name__], positions))
 
     # ---- Keras's methods
 
@@ -335,6 +336,12 @@ def _of(callbacks: keras.callbacks.CallbackList, *args: object, **kwargs: object
     return next((each for each in callbacks.callbacks if isinstance(each, Checkpoint)), _current)
 
 
+@hook(
+    "keras.callbacks.CallbackList",
+    "on_train_begin",
+    "kf.callbacks.Checkpoint: what callbacks set at their begin is set to what it was",
+    when=_of,
+)
 def _all_begin(
     callback: Checkpoint,
     original: Callable[..., None],
@@ -362,31 +369,12 @@ def _trains(batches: object) -> Checkpoint | None:
     return _current if _current is not None and _current.trains(batches) else None
 
 
+@hook(
+    "keras:EpochIterator",
+    "_enumerate_iterator",
+    "kf.callbacks.Checkpoint: batches that were trained are passed over",
+    when=_trains,
+)
 def _steps(callback: Checkpoint, original: Callable[..., Iterator[Any]], batches: Any) -> Iterator[Any]:
     """Hook on `EpochIterator._enumerate_iterator`: what was trained is passed over, and it is counted what is read."""
     return callback.steps(original, batches)
-
-
-_HOOKS = (
-    hooking.Hook(
-        "keras.callbacks.CallbackList",
-        "on_train_begin",
-        _all_begin,
-        "kf.callbacks.Checkpoint: what callbacks set at their begin is set to what it was",
-        when=_of,
-    ),
-    hooking.Hook(
-        "keras:EpochIterator",
-        "_enumerate_iterator",
-        _steps,
-        "kf.callbacks.Checkpoint: batches that were trained are passed over",
-        when=_trains,
-    ),
-    hooking.Hook(
-        "keras:adapters",
-        "get_data_adapter",
-        positions.adapted,
-        "kf.callbacks.Checkpoint: data say where they are",
-        when=hooking.always,
-    ),
-)

@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 
+from keras_flow.backends.hooking import always, hook
 from keras_flow.checkpoint.as_json import decoded, encoded
 
 #: the attribute of Keras's adapter that has its source
@@ -267,6 +268,7 @@ class _KeptLoader:
         return getattr(self._source.users, name)
 
 
+@hook("keras:adapters", "get_data_adapter", "kf.callbacks.Checkpoint: data say where they are", when=always)
 def adapted(_: object, original: Callable[..., Any], x: Any, *args: object, **kwargs: object) -> Any:
     """Hook on `get_data_adapter`: the adapter has a source, which knows where it is."""
     if _is_a(x, "grain", "MapDataset", "IterDataset", "DataLoader"):

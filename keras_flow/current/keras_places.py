@@ -229,9 +229,17 @@ def private(module: str, name: str, why: str) -> Any:
         ) from error
 
 
+#: what is wrapped when a program asks for it, after the other hooks: compared with them
+WRAPPED_LATER = (
+    Private("keras.callbacks.CallbackList", "on_train_begin", "kf.callbacks.Checkpoint"),
+    Private("keras:EpochIterator", "_enumerate_iterator", "kf.callbacks.Checkpoint"),
+    Private("keras.callbacks.CallbackList", "on_train_batch_end", "kf.on_preemption"),
+)
+
+
 def privates() -> tuple[Private, ...]:
-    """What is used without being wrapped on the engine that Keras runs on."""
-    return tuple(each for each in PRIVATE if each.engine in ("", keras.config.backend()))
+    """What is used on the engine that Keras runs on without being wrapped, or is wrapped later."""
+    return (*(each for each in PRIVATE if each.engine in ("", keras.config.backend())), *WRAPPED_LATER)
 
 
 def is_of_keras(thing: type | Callable[..., object], kind: str = "") -> bool:

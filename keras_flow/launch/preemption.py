@@ -175,15 +175,7 @@ def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
     backend().world()  # the job is joined before signals can ask about it
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
-    hooking.install_one(
-        hooking.Hook(
-            "keras.callbacks.CallbackList",
-            "on_train_batch_end",
-            _at_batch_end,
-            "kf.on_preemption: all processes end after the same step",
-            when=lambda *args, **kwargs: point,
-        )
-    )
+    hooking.install_each(hooking.declared(sys.modules[__name__]))
     before = {number: signal.getsignal(number) for number in _NUMBERS}
 
     came: list[int] = []  # of those that Python has handled: the thread may have asked for the first one already
@@ -222,6 +214,16 @@ def _hear(point: PreemptionPoint, ours: socket.socket, pythons: socket.socket) -
                     point.ask(number)
 
 
+def _asked_for(*args: object, **kwargs: object) -> PreemptionPoint | None:
+    return _point
+
+
+@hooking.hook(
+    "keras.callbacks.CallbackList",
+    "on_train_batch_end",
+    "kf.on_preemption: all processes end after the same step",
+    when=_asked_for,
+)
 def _at_batch_end(
     point: PreemptionPoint,
     original: Callable[..., object],

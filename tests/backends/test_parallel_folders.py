@@ -43,7 +43,6 @@ FILES = {
     "linear_algebra": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     "mirrored_step": (("tensorflow",), 'the step of a replica, `strategy="mirrored"`'),
     "mirrored_strategy": (("tensorflow",), 'the engine\'s own strategy, `strategy="mirrored"`'),
-    "operation_hooks": (("tensorflow",), "TensorFlow's functions are wrapped one by one; torch has handlers for that"),
     "profiled_ranks": (("tensorflow",), "events of its profiler do not say whose they are"),
     "recovery": (("tensorflow",), "DTensor keeps errors of ranks for the next operation"),
     "replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
@@ -96,7 +95,7 @@ NAMES = {
         "Region run": "torch works out a recipe for its rank; DTensor's changes of layout run plans too",
     },
     "convolutions": {
-        "pool max_pool by_rows_only whole_kernel": "what each partitioner has wrong",
+        "pool max_pool by_rows_only whole_kernel on_windows": "what each partitioner has wrong",
         "read_kernel convolve_directly": "Keras's convolution in groups is a tf.function of its own",
     },
     "creation": {
@@ -147,10 +146,9 @@ NAMES = {
         "to_placements local_slices divides": "ranks are processes that meet in groups; DTensor's placements are lists",
     },
     "operations": {
-        "in_traced_step captured_tensor capture concat split sparse_softmax_cross_entropy tile top_k recurrent "
-        "unrolled half_precision contract by_rows whole_dims known_value endless_text parse_message": (
-            "TensorFlow's functions are wrapped one by one"
-        ),
+        "in_traced_step on_operation without_rule captured_tensor capture concat split sparse_softmax_cross_entropy "
+        "tile top_k recurrent unrolled half_precision contract by_rows whole_dims known_value endless_text "
+        "parse_message": ("TensorFlow's functions are wrapped one by one"),
         "aten Signature register": "torch has a registry of rules",
     },
     "optimizer": {

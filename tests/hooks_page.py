@@ -1,0 +1,76 @@
+"""docs/hooks.md, from what the engines' modules declare; each engine says it in a process of its own.
+
+python -m tests.hooks_page      writes the page
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ENGINES = ("jax", "tensorflow", "torch")
+PAGE = Path(__file__).parents[1] / "docs" / "hooks.md"
+
+_HEAD = """# Hooks
+
+Every name of Keras and of the engines that keras_flow wraps, and what would happen without it. A hook does nothing
+while no distribution of keras_flow is active. It is declared above the function that takes the name's place
+(`backends/hooking.py`), and compared with tested versions before it is put in (`backends/fingerprints.json`).
+`python -m tests.hooks_page` writes this page. [What Keras could have](upstream.md) says which hooks a change of Keras
+would make needless.
+"""
+_GROUPS = (
+    ("Public names of Keras", lambda name: name.startswith("keras.") and not _is_private(name)),
+    ("Private names of Keras", lambda name: name.startswith("keras:") or name.startswith("keras.")),
+    ("Names of engines", lambda name: True),
+)
+_SAYS = """
+import json, sys
+from keras_flow.backends import fingerprints, hooking, keras_hooks
+from keras_flow.backends.active import backend
+from keras_flow.checkpoint import callback, positions
+from keras_flow.launch import preemption
+hooks = (*backend().hooks(), *keras_hooks.hooks(), *hooking.declared(callback, positions, preemption))
+json.dump([(fingerprints.name_of(hook), hook.why) for hook in hooks], sys.stdout)
+"""
+
+
+def _is_private(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last.startswith("_") and not last.endswith("__")
+
+
+def declared(engine: str) -> list[tuple[str, str]]:
+    """Name and reason of each hook of an engine, of those common to all too."""
+    environment = {**os.environ, "KERAS_BACKEND": engine}
+    said = subprocess.run(
+        [sys.executable, "-c", _SAYS], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    return [(name, why) for name, why in json.loads(said.stdout)]
+
+
+def page() -> str:
+    """The whole page."""
+    engines: dict[str, dict[str, list[str]]] = {}
+    for engine in ENGINES:
+        for name, why in declared(engine):
+            found = engines.setdefault(name, {}).setdefault(why, [])
+            if engine not in found:
+                found.append(engine)
+    parts, left = [_HEAD], dict(sorted(engines.items()))
+    for title, belongs in _GROUPS:
+        names = [name for name in left if belongs(name)]
+        rows = [
+            f"| `{name}` | {'all' if len(on) == len(ENGINES) else ', '.join(on)} | {why.replace('|', chr(92) + '|')} |"
+            for name in names
+            for why, on in left.pop(name).items()
+        ]
+        parts += [f"\n## {title}\n\n{len(names)} names.\n\n| name | engines | why |\n|---|---|---|", *rows]
+    return "\n".join([*parts, ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
