@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,17 @@ _BLOCK = 2**18
 def variables_of_dtensors(
     optimizer: object, grads: Sequence[object], trainable_variables: Sequence[keras.Variable] | None = None
 ) -> Sequence[keras.Variable] | None:
-    """Condition of the hook on `BaseOptimizer.apply`: the variables, where they, gradients or slots are DTensors."""
+    """Condition of the hook on `BaseOptimizer.apply`: the variables, where they, gradients or slots are DTensors.
+
+    Also in a stateless scope under a distribution.
+    """
     updated = trainable_variables if trainable_variables is not None else getattr(optimizer, "_trainable_variables", ())
     # a plain variable beside DTensors counts too: its gradient may have become one
     has_dtensors = any(isinstance(grad, DTensor) for grad in grads) or any(
         isinstance(v._value, DTensor) or slot_parts.part_of(v) is not None for v in updated
     )
-    return updated if has_dtensors else None
+    is_stateless = keras_places.in_stateless_scope() and active() is not None
+    return updated if has_dtensors or is_stateless else None
 
 
 @hook(
@@ -59,6 +64,8 @@ def apply(
     laid = next((layout for layout in map(keras_layout, updated) if layout is not None), None)
     if current_step() is None and optimizer.built and laid is not None:
         laid.distribution.lay_optimizer(optimizer)
+    if keras_places.in_stateless_scope():
+        return _apply_to_copies(updated, optimizer, grads, trainable_variables)
     # a variable without a gradient is not updated
     parts = [None if grad is None else slot_parts.part_of(each) for grad, each in zip(grads, updated, strict=True)]
     with implicit_replication(), torch.no_grad():
@@ -66,6 +73,43 @@ def apply(
         del grads  # whole ones, which are not needed any more
         with slot_parts.held(updated, parts):
             return original(optimizer, reduced, trainable_variables)
+
+
+def _apply_to_copies(
+    updated: Sequence[keras.Variable],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[torch.Tensor | None],
+    trainable_variables: Sequence[keras.Variable] | None,
+) -> object:
+    """Update the values of a `keras.StatelessScope` (`stateless_apply`), and leave those of the variables.
+
+    Given values may be whole where a variable is split, or split as it was under another distribution. The variables
+    hold them meanwhile, each in its own layout, and are updated as in any other step.
+    """
+    scope = keras_places.get_stateless_scope()
+    # a weight may be the optimizer's own too
+    variables = list({id(each): each for each in (*updated, *optimizer.variables)}.values())
+    with _no_stateless_scope(), holding([(each, each._value.detach().clone()) for each in variables]):
+        for variable in variables:
+            given = scope.get_current_value(variable)
+            if given is not None:
+                variable.assign(given)
+        result = optimizer.apply(grads, trainable_variables)
+        updates = [(variable, variable._value) for variable in variables]
+    for update in updates:
+        scope.add_update(update)
+    return result
+
+
+@contextlib.contextmanager
+def _no_stateless_scope() -> Iterator[None]:
+    name = "stateless_scope"
+    held = keras_places.get_global_attribute(name)
+    keras_places.set_global_attribute(name, None)
+    try:
+        yield
+    finally:
+        keras_places.set_global_attribute(name, held)
 
 
 def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
