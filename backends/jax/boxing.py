@@ -25,11 +25,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_flow.backends.jax.devices import rank_devices, world
-from keras_flow.backends.jax.lowering import lower, refined
 from keras_flow.backends.jax.rank_grid import RankGrid
 from keras_flow.backends.jax.schedule import Parcels, element_count, is_uniform, rounds
 from keras_flow.backends.jax.uniform_exchange import run_uniform
 from keras_flow.boxing.blocks import local_slices, volume
+from keras_flow.boxing.lowering import lower, refined
 from keras_flow.boxing.messages import Message, Piece
 from keras_flow.boxing.phases import receives
 from keras_flow.boxing.spec import BoxingPlan

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from keras_flow import sbp as _sbp
 from keras_flow.boxing.collectives import KINDS
 from keras_flow.boxing.lower_bound import lower_bound
+from keras_flow.boxing.lowering import lower
 from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 from keras_flow.units import amount
@@ -32,6 +33,7 @@ def describe(plan: BoxingPlan) -> str:
         return "\n".join([*lines, "nothing to do: the layouts are the same"])
     for number, step in enumerate(plan.steps, 1):
         lines += [f"{number}. {step}", f"   {KINDS[step.kind].does}", f"   groups: {_groups(step)}"]
+    lines += _on_jax(plan)
     # ranks of a large plan are alike but for their blocks, so some of them tell the peak
     asked = plan.ranks if len(plan.ranks) <= ASKED else plan.ranks[:: len(plan.ranks) // SAMPLE]
     of_asked = "" if asked == plan.ranks else f" of {len(asked)} that were looked at"
@@ -48,6 +50,25 @@ def describe(plan: BoxingPlan) -> str:
     lines.append(f"peak memory: {amount(max(plan.peak_bytes(rank) for rank in asked))} on one rank{of_asked}")
     lines.append(f"chosen for: {plan.chosen}")
     return "\n".join(lines)
+
+
+def _on_jax(plan: BoxingPlan) -> list[str]:
+    """What JAX runs in the place of an exchange: XLA's collectives, where they receive no more bytes."""
+    if all(step.kind != "exchange" for step in plan.steps):
+        return []
+    if len(plan.ranks) > ASKED:
+        return ["on JAX: XLA's collectives where they receive no more bytes (not looked up for so many ranks)"]
+    lowered = lower(plan)
+    if lowered.steps == plan.steps:
+        return []
+    load = f" (as many bytes, at most {amount(lowered.most_loaded)} by one rank)"
+    return [f"on JAX: {', then '.join(map(_in_its_axes, lowered.steps))}{load}"]
+
+
+def _in_its_axes(step: Step) -> str:
+    """A step; one that only leads to another order of the axes says which."""
+    before, after = step.exchange.source.placement, step.exchange.target.placement
+    return str(step) if before == after else f"{step.kind} to the order of axes {', '.join(after.axis_names)}"
 
 
 def _layout(layout: Layout) -> str:

@@ -14,12 +14,12 @@ exists for every pair and reaches the lower bound. `preferred` says which is tak
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from keras_flow.boxing import cost
+from keras_flow.boxing.choice import preferred
 from keras_flow.boxing.collectives import axis_by_axis, named_step
 from keras_flow.boxing.exchange import Exchange
 from keras_flow.boxing.search import cheapest_chain, quickest_chain
@@ -75,24 +75,6 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
         faster = plan_time(fewest, topology) / plan_time(best, topology)
         note += f"; {more} bytes more than the fewest, {faster:.2f}x faster"
     return replace(best, chosen=note)
-
-
-def preferred(candidates: Iterable[BoxingPlan], topology: Topology | None = None) -> BoxingPlan:
-    """The plan to take: the order of preference.
-
-    With a topology least time, then fewest bytes, then fewest steps; without one fewest bytes, then the lowest load of
-    the most loaded rank. Of equals the first.
-    """
-    if topology is not None:
-        return min(candidates, key=lambda plan: (plan_time(plan, topology), plan.total_bytes, len(plan.steps)))
-    best, *rest = candidates
-    for candidate in rest:
-        # not `most_loaded` of both: of 65,536 ranks and a P in the target that takes seconds
-        if candidate.total_bytes < best.total_bytes or (
-            candidate.total_bytes == best.total_bytes and not candidate.some_rank_receives(best.most_loaded)
-        ):
-            best = candidate
-    return best
 
 
 def _of_fewest_bytes(source: Layout, target: Layout, dtype: str) -> BoxingPlan:

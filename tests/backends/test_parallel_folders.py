@@ -30,7 +30,6 @@ FILES = {
     "profiled_programs": (("jax", "tensorflow"), "a compiled step: its collectives are described in its program"),
     # jax
     "layer_scopes": (("jax",), "a compiled program knows of layers what it is told"),
-    "lowering": (("jax",), "plans become collectives of XLA before they run"),
     "partitioning": (("jax",), "dims left over, which XLA pads and others compute whole"),
     "rank_grid": (("jax",), "all ranks are one program: a rank finds its place by index"),
     "schedule": (("jax",), "rounds of messages, which an SPMD program must fix beforehand"),

@@ -9,7 +9,8 @@ chain of named steps wherever these receive as few bytes in total, also where a 
   the axis but is one along half of it;
 - around a smaller exchange, along two axes.
 
-The steps between are for executors only: the JSON form has one placement, in one order of axes.
+The specification's plan stays the one of slices, which torch and TensorFlow run by one all-to-all; `plan.explain` names
+both.
 
 Example: `P,S(0) -> S(0),S(0)` on 2x2. Ranks that differ on axis 0 hold summands of the same rows. They reduce and
 scatter them inside those rows, which leaves the rows cut by axis 1 first and axis 0 second; then a permute puts them in
@@ -32,25 +33,28 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keras_flow.boxing.blocks import Blocks
+from keras_flow.boxing.choice import preferred
 from keras_flow.boxing.collectives import can_permute, named_step, unchanged_axes
 from keras_flow.boxing.cost import shard_size
 from keras_flow.boxing.exchange import Exchange
-from keras_flow.boxing.planner import preferred
 from keras_flow.boxing.search import SEARCHED_AXES, cheapest_chain, parts_on_the_way
-from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
+
+if TYPE_CHECKING:
+    from keras_flow.boxing.spec import BoxingPlan
 
 
 def lower(plan: BoxingPlan) -> BoxingPlan:
     """The plan by named steps, where they receive as few bytes in total; else with exchanges that have fewer messages.
 
-    A plan without exchange stays as it is. Of several ways the one that `planner.preferred` says, then the shortest.
+    A plan without exchange stays as it is. Of several ways the one that `preferred` says, then the shortest.
     """
     plain = Exchange(plan.source, plan.target)
     if not plain.same_placement or all(step.kind != "exchange" for step in plan.steps):

@@ -8,8 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_flow.backends.jax import lowering
-from keras_flow.boxing import BoxingPlan, plan, simulate
+from keras_flow.boxing import BoxingPlan, lowering, plan, simulate
 from keras_flow.layout import Layout
 from tests.boxing import test_independent
 from tests.boxing.cases import all_nd_sbps, families, grid, logical_tensor, shards_of
@@ -59,3 +58,12 @@ def test_examples():
     result = doctest.testmod(lowering)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_explain_says_what_jax_runs():
+    mesh = grid((2, 2))
+    text = plan(Layout(mesh, "P,S(0)", (8, 4)), Layout(mesh, "S(0),S(0)", (8, 4))).explain()
+    assert "\n1. exchange: " in text
+    says = "then permute to the order of axes axis0, axis1 (as many bytes, at most 64 B by one rank)"
+    assert f"\non JAX: reduce_scatter in groups along axis0: S(0),P -> S(0),S(0), {says}\n" in text
+    assert "on JAX" not in plan(Layout(mesh, "S(0),B", (8, 4)), Layout(mesh, "B,S(0)", (8, 4))).explain()
