@@ -46,8 +46,12 @@ def main() -> None:
     for page in SOURCE.rglob("*.md"):
         page.write_text(_links(page, page.read_text()))
     (SOURCE / "notebooks").mkdir()
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    books = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for number, path in enumerate(books, 1):
+        if not arguments.no_execute:
+            print(f"notebook {number} of {len(books)}: {path.stem}, run on JAX", flush=True)
         notebook(path, SOURCE / "notebooks" / path.name, not arguments.no_execute)
+    print("pages: mkdocs, most of a minute", flush=True)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     # a browser lets no page of a file start the worker that searches
