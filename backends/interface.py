@@ -258,7 +258,9 @@ class Backend(TensorEngine, Protocol):
         ...
 
     # ---- stages.py
-    def stage_program(self, function: Callable[..., Any], rank: int, compiled: bool) -> StageProgram:
+    def stage_program(
+        self, function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
+    ) -> StageProgram:
         """What computes a stage of a pipeline, and its gradients, on a rank.
 
         Args:
@@ -266,6 +268,7 @@ class Backend(TensorEngine, Protocol):
                 else.
             rank: whose device computes.
             compiled: whether to compile, where the engine does.
+            split: what lays tensors over the rank and others, which compute the stage together; None for no others.
         """
         ...
 
@@ -273,8 +276,14 @@ class Backend(TensorEngine, Protocol):
         """A function of values that is computed on the device of a rank, without gradients."""
         ...
 
-    def on(self, rank: int, structure: Any) -> Any:
-        """A structure of tensors, of numbers too, on the device of a rank of this process."""
+    def on(self, rank: int, structure: Any, split: Distribution | None = None) -> Any:
+        """A structure of tensors, of numbers too, on the device of a rank of this process.
+
+        Args:
+            rank: whose device.
+            structure: of tensors.
+            split: what lays tensors over the rank and others; they keep their layout, on these ranks.
+        """
         ...
 
     def add(self, total: Sequence[Any], more: Sequence[Any]) -> list[Any]:

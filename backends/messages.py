@@ -48,8 +48,7 @@ def sum_over_ranks(
     """
     members = _members(ranks)
     home = next(rank for rank in ranks if rank in backend().world().local_ranks)
-    # in the order in which the lanes got there
-    total, *others = [backend().on(home, each) if len(ranks) > 1 else each for each in given]
+    total, *others = given  # in the order in which the lanes got there
     for more in others:
         total = backend().add(total, more)
     return functools.partial(_reduced, members, home, total, weights) if len(members) > 1 else lambda: total

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import re
 import sys
 import traceback
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 _DATA = re.compile(r"dp([1-9]\d*)(?:z([123]))?$")
 _TENSOR = re.compile(r"tp([1-9]\d*)$")
-_PIPE = re.compile(r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv))?(?:-m([1-9]\d*))?$")
+_PIPE = re.compile(
+    r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:xtp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv))?(?:-m([1-9]\d*))?$"
+)
 _HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?$")
 
 
@@ -166,15 +169,15 @@ def ranks_of(layout: str) -> int | None:
     """The number of ranks in a layout's name; None for a name of the file's own.
 
     Example:
-        >>> [ranks_of(name) for name in ("1", "dp4", "dp4z2", "2x2", "pp2", "pp2xdp2", "mine")]
-        [1, 4, 4, 4, 2, 4, None]
+        >>> [ranks_of(name) for name in ("1", "dp4", "dp4z2", "2x2", "pp2", "pp2xdp2", "pp2xdp2xtp2", "mine")]
+        [1, 4, 4, 4, 2, 4, 8, None]
     """
     if layout == "1":
         return 1
     if match := _DATA.match(layout) or _TENSOR.match(layout):
         return int(match[1])
     if match := _PIPE.match(layout):
-        return int(match[1]) * int(match[2] or 1)
+        return int(match[1]) * int(match[2] or 1) * int(match[3] or 1)
     if match := _HYBRID.match(layout):
         return int(match[1]) * int(match[2])
     return None
@@ -204,12 +207,13 @@ def check_file(
         needs: functions that the file must define.
 
     Raises:
-        FlowError: no layout is named; one is none of dpN, tpN, AxB, ppN, ppNxdpM in a file without `distributions`; the
-            file is not Python, or does not define a function that is needed.
+        FlowError: no layout is named; one is none of dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM in a file without
+            `distributions`; the file is not Python, or does not define a function that is needed.
     """
     if not layouts:
         raise FlowError(
-            "no layout was named: legal are 1, dpN, tpN, AxB, ppN, ppNxdpM, or names from the file's distributions()"
+            "no layout was named: legal are 1, dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, or names from the file's "
+            "distributions()"
         )
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"), str(file))
@@ -234,7 +238,7 @@ def check_file(
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
     return FlowError(
-        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz3 (zero=), or {also}; "
+        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, dpNz1 or AxBz3 (zero=), or {also}; "
         "for example dp4, tp4, 2x2 (rows over 2 ranks, variables over 2) or pp2"
     )
 
@@ -258,26 +262,42 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         count, zero = int(match[1]), int(match[2] or 0)
         return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)), zero=zero)
     if match := _PIPE.match(layout):
-        grid = np.arange(int(match[1]) * int(match[2] or 1)).reshape(int(match[1]), -1)
-        ranks = kf.Placement(grid, ("pipe", "data")) if match[2] else kf.Placement(grid[:, 0], ("pipe",))
-        schedule, parts = match[3] or "1f1b", int(match[4]) if match[4] else None
-        return lambda: kf.PipelineParallel(ranks, schedule=schedule, microbatches=parts)
-    # layouts that split variables need rules, which only the user can give
+        axes = [(name, int(match[place])) for place, name in enumerate(("pipe", "data", "model"), 1) if match[place]]
+        names, sizes = zip(*axes, strict=True)
+        ranks = kf.Placement(np.arange(math.prod(sizes)).reshape(sizes), names)
+        rules = _rules(module, layout) if match[3] else None
+        schedule, parts = match[4] or "1f1b", int(match[5]) if match[5] else None
+        return lambda: kf.PipelineParallel(
+            ranks,
+            schedule=schedule,
+            microbatches=parts,
+            rules=rules and rules(),  # type: ignore[arg-type]
+        )
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:
         raise _unknown(layout, named)
-    if not hasattr(module, "rules"):
-        raise FlowError(
-            f"layout {layout!r} splits variables, and {Path(str(module.__file__)).name} has neither rules() nor "
-            f"distributions(). A skeleton from the model's own paths, to edit and paste into it:\n\n{skeleton(module)}"
-        )
+    rules = _rules(module, layout)
     placement = (
         kf.Placement(range(int(tensor[1])), axis_names=("model",))
         if tensor
         else kf.Placement(np.arange(int(hybrid[1]) * int(hybrid[2])).reshape(int(hybrid[1]), -1), ("data", "model"))  # type: ignore[index]
     )
     zero = int(hybrid[3] or 0) if hybrid else 0
-    return lambda: kf.ModelParallel(placement, rules=_called(module, "rules"), zero=zero)  # type: ignore[arg-type]
+    return lambda: kf.ModelParallel(placement, rules=rules(), zero=zero)  # type: ignore[arg-type]
+
+
+def _rules(module: ModuleType, layout: str) -> Callable[[], object]:
+    """What makes the rules for a layout that splits variables: only the user can give them.
+
+    Raises:
+        FlowError: the program has none (with a skeleton of them).
+    """
+    if not hasattr(module, "rules"):
+        raise FlowError(
+            f"layout {layout!r} splits variables, and {Path(str(module.__file__)).name} has neither rules() nor "
+            f"distributions(). A skeleton from the model's own paths, to edit and paste into it:\n\n{skeleton(module)}"
+        )
+    return lambda: _called(module, "rules")
 
 
 def skeleton(module: ModuleType) -> str:

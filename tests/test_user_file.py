@@ -104,7 +104,7 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
     assert user_file.distribution_maker(tiny, "1") is None
     made = {
         name: user_file.distribution_maker(tiny, name)()
-        for name in ("dp4", "tp2", "2x2", "pp2", "pp2xdp2", "pp2-zbv-m6", "scaled")
+        for name in ("dp4", "tp2", "2x2", "pp2", "pp2xdp2", "pp2xtp2-m4", "pp2-zbv-m6", "scaled")
     }  # type: ignore[misc]
     assert {name: (one.placement.hierarchy, one.placement.axis_names) for name, one in made.items()} == {
         "dp4": ((4,), ("data",)),
@@ -112,6 +112,7 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
         "2x2": ((2, 2), ("data", "model")),
         "pp2": ((2,), ("pipe",)),
         "pp2xdp2": ((2, 2), ("pipe", "data")),
+        "pp2xtp2-m4": ((2, 2), ("pipe", "model")),
         "pp2-zbv-m6": ((2,), ("pipe",)),
         "scaled": ((2,), ("data",)),
     }
@@ -125,7 +126,7 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
 
 def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> None:
     bare = module(build_model=tiny.build_model)
-    for layout in ("tp4", "2x2"):
+    for layout in ("tp4", "2x2", "pp2xtp2"):
         with pytest.raises(kf.FlowError) as error:
             user_file.distribution_maker(bare, layout)
         text = str(error.value)

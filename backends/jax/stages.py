@@ -9,8 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+from jax.sharding import NamedSharding, PartitionSpec
 
+from keras_flow.backends.jax import layouts, partitioning
 from keras_flow.backends.jax.devices import rank_devices
+from keras_flow.current.distribution import Distribution, holding
 from keras_flow.current.variable_layout import keras_layout, stage_rank
 
 
@@ -21,22 +24,27 @@ class _CompiledStage:
         function: of weights, tensors and others; returns what has gradients, and all else.
         rank: whose device computes.
         compiled: whether to compile.
+        split: what lays tensors over the rank and others, which compute together; None for no others.
     """
 
-    def __init__(self, function: Callable[..., Any], rank: int, compiled: bool):
-        self._rank = rank
-        jit = jax.jit if compiled else _as_it_is
-        self._run = jit(function)
-        self._forward = jit(functools.partial(_with_pullback, function))
-        self._backward = jit(_pulled_back)
+    def __init__(self, function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None):
+        self._place = functools.partial(on, rank, split=split)
+
+        def program(function: Callable[..., Any]) -> Callable[..., Any]:
+            whole = function if split is None else functools.partial(_partitioned, split, compiled, function)
+            return jax.jit(whole) if compiled else whole
+
+        self._run = program(function)
+        self._forward = program(functools.partial(_with_pullback, function))
+        self._backward = program(_pulled_back)
 
     def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
         """Compute the stage without gradients."""
-        return self._run(*on(self._rank, (list(weights), list(tensors), others)))
+        return self._run(*self._place((list(weights), list(tensors), others)))
 
     def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
         """Compute the stage; also what its backward pass needs."""
-        (outputs, rest), pullback = self._forward(*on(self._rank, (list(weights), list(tensors), others)))
+        (outputs, rest), pullback = self._forward(*self._place((list(weights), list(tensors), others)))
         return outputs, rest, (pullback, outputs)
 
     def backward(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
@@ -54,12 +62,14 @@ class _CompiledStage:
             for output, gradient in zip(outputs[:-1], given, strict=True)
         ]
         cotangents.append(jnp.full_like(outputs[-1], scale))
-        return self._backward(pullback, on(self._rank, cotangents))
+        return self._backward(pullback, self._place(cotangents))
 
 
-def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> _CompiledStage:
-    """A stage's function as what computes it, and its gradients, on a rank."""
-    return _CompiledStage(function, rank, compiled)
+def stage_program(
+    function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
+) -> _CompiledStage:
+    """A stage's function as what computes it, and its gradients, on a rank or with it on others."""
+    return _CompiledStage(function, rank, compiled, split)
 
 
 def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
@@ -68,9 +78,19 @@ def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Call
     return lambda *values: program(*on(rank, values))
 
 
-def on(rank: int, structure: Any) -> Any:
-    """A structure of arrays on the device of a rank."""
-    return jax.device_put(structure, rank_devices()[rank])
+def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
+    """A structure of arrays on the device of a rank, or with it on others, over which they keep their layout."""
+    if split is None:
+        return jax.device_put(structure, rank_devices()[rank])
+    mesh = layouts.mesh(split.placement)
+
+    def sharding(leaf: Any) -> NamedSharding:
+        before = getattr(leaf, "sharding", None)
+        if isinstance(before, NamedSharding) and before.mesh.axis_names == mesh.axis_names:
+            return NamedSharding(mesh, before.spec)
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.device_put(structure, jax.tree.map(sharding, structure))
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
@@ -88,8 +108,10 @@ def read(variable: keras.Variable) -> jax.Array:
 
 
 def write(variable: keras.Variable, value: jax.Array) -> None:
-    """Give a variable a value that was computed on its device."""
-    variable._value = value
+    """Give a variable a value that was computed on its devices."""
+    layout = keras_layout(variable) if isinstance(value.sharding, NamedSharding) else None
+    # a program of several ranks lays what it returns as XLA likes
+    variable._value = value if layout is None else jax.device_put(value, layout.backend_layout)
 
 
 def apply_gradients(
@@ -110,14 +132,19 @@ def apply_gradients(
     for rank, variables, gradients in parts:
         own = [slot for slot, home in zip(slots, homes, strict=True) if home == rank]
         program = _update_program(optimizer, tuple(variables), tuple(own), tuple(shared), is_compiled)
-        weights, new_slots, new_shared = program(
-            *on(rank, ([read(each) for each in variables], [read(each) for each in own], shared_values, gradients))
-        )
+        values = ([read(each) for each in variables], [read(each) for each in own], shared_values, gradients)
+        weights, new_slots, new_shared = program(*on(rank, values, _split_of(variables)))
         for variable, value in (*zip(variables, weights, strict=True), *zip(own, new_slots, strict=True)):
             write(variable, value)
     # counters and rates: every program has moved them on alike
     for slot, value, before in zip(shared, new_shared, shared_values, strict=True):
         write(slot, jax.device_put(value, before.sharding))
+
+
+def _split_of(variables: Sequence[keras.Variable]) -> Distribution | None:
+    """What lays the variables of a stage over several ranks; None where one has them."""
+    found = keras_layout(variables[0]) if variables else None
+    return None if found is None or found.distribution.has_one_rank else found.distribution
 
 
 def _home(slot: keras.Variable) -> int | None:
@@ -208,5 +235,7 @@ def _added(total: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
     return jax.tree.map(jnp.add, total, more)
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
+def _partitioned(distribution: Distribution, compiled: bool, function: Callable[..., Any], *args: Any) -> Any:
+    """Compute a function under the distribution that splits its stage."""
+    with holding(distribution):
+        return partitioning.partitioned(function, args) if compiled else function(*args)

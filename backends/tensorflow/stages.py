@@ -11,6 +11,7 @@ from keras import tree
 
 from keras_flow.backends.tensorflow import trainer
 from keras_flow.backends.tensorflow.devices import rank_devices
+from keras_flow.current.distribution import Distribution
 
 
 class _GraphStage:
@@ -60,7 +61,9 @@ class _GraphStage:
             return [_dense(each) for each in weights], [_dense(each) for each in tensors]
 
 
-def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> _GraphStage:
+def stage_program(
+    function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
+) -> _GraphStage:
     """A stage's function as what computes it, and its gradients, on a rank."""
     return _GraphStage(function, rank, compiled)
 
@@ -76,7 +79,7 @@ def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Call
     return call
 
 
-def on(rank: int, structure: Any) -> Any:
+def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
     """A structure of tensors on the device of a rank; numbers become tensors, which a graph does not fix."""
     with tf.device(rank_devices()[rank]):
         return tree.map_structure(_here, structure)

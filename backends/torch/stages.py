@@ -15,6 +15,7 @@ from keras import tree
 from keras_flow.backends.structures import described, leaves, made
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.collectives import process_group
+from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import engine_core as core
 
 
@@ -70,7 +71,9 @@ def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
     return tree.map_structure(function, structure) if isinstance(structure, tuple) else function(structure)
 
 
-def stage_program(function: Callable[..., Any], rank: int, compiled: bool) -> _EagerStage:
+def stage_program(
+    function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
+) -> _EagerStage:
     """A stage's function as what computes it, and its gradients."""
     return _EagerStage(function)
 
@@ -85,7 +88,7 @@ def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Call
     return call
 
 
-def on(rank: int, structure: Any) -> Any:
+def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
     """A structure with its arrays as tensors; a process drives one rank."""
     return _mapped(
         lambda leaf: core.convert_to_tensor(leaf) if hasattr(leaf, "shape") and not torch.is_tensor(leaf) else leaf,

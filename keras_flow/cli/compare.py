@@ -21,8 +21,8 @@ def compare(
     layouts: Annotated[
         str,
         typer.Option(
-            help="1, dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or names from distributions(), "
-            "separated by commas."
+            help="1, dpN, tpN, AxB, ppN, ppNxdpM or ppNxtpM (pipelines), dpNz3 (zero=3), or names from "
+            "distributions(), separated by commas."
         ),
     ] = "1,dp4,tp4,2x2",
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,

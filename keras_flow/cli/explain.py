@@ -22,7 +22,9 @@ def explain(
     ],
     layout: Annotated[
         str,
-        typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or a name from distributions()."),
+        typer.Option(
+            help="dpN, tpN, AxB, ppN, ppNxdpM or ppNxtpM (pipelines), dpNz3 (zero=3), or a name from distributions()."
+        ),
     ],
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 32,
     ranks: Annotated[

@@ -21,7 +21,9 @@ def verify(
     ],
     layout: Annotated[
         str,
-        typer.Option(help="dpN, tpN, AxB, ppN or ppNxdpM (pipelines), dpNz3 (zero=3), or a name from distributions()."),
+        typer.Option(
+            help="dpN, tpN, AxB, ppN, ppNxdpM or ppNxtpM (pipelines), dpNz3 (zero=3), or a name from distributions()."
+        ),
     ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     batch_size: Annotated[

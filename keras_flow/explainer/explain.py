@@ -91,7 +91,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     memory_of_calls = []
     for call in list(graph.calls):
         memory_of_calls.append(explained(step, call))
-        _constrain(step, call, distribution)
+        constrain(step, call, distribution)
     blocks = distribution.blocks_of(model)
     memory_of_calls = backward_memory.with_blocks(step, graph.calls, memory_of_calls, blocks)
     tensors = {key: TensorRow(spec.shape, _short(step, key)) for key, spec in graph.tensors.items()}
@@ -284,7 +284,7 @@ def _slot(variable: keras.Variable, distribution: FlowDistribution) -> Slot:
     return layout.given if layout else whole, keras.backend.standardize_dtype(variable.dtype)
 
 
-def _constrain(step: StepCost, call: graphs.LayerCall, distribution: FlowDistribution) -> None:
+def constrain(step: StepCost, call: graphs.LayerCall, distribution: Any) -> None:
     """Change the layout of a call's output where a rule for activations asks for another one, and record the cost."""
     rule = distribution.get_tensor_layout(f"{call.path}/output")
     if rule is None:

@@ -21,7 +21,7 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
 
     Args:
         file: defines `build_model`, and `rules` or `distributions` where the layout needs them.
-        layout: dpN, tpN, AxB, ppN, ppNxdpM, or one of the file's own.
+        layout: dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, or one of the file's own.
         batch_size: rows of a global batch.
         ranks: number of ranks; None takes what the layout's name says, else as many as the file asks for.
 

@@ -47,6 +47,7 @@ class Collective:
         path: the layer that causes it.
         tensor: which tensor.
         why: the reason.
+        stage: of a pipeline, whose ranks take part.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Collective:
     path: str
     tensor: str
     why: str
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -220,8 +222,8 @@ class Explanation:
         for stage, following in itertools.pairwise(self.stages):
             found[following.ranks] += stage.sends // len(stage.ranks)
             found[stage.ranks] += stage.gets_back // len(stage.ranks)
-        for stage, each in zip(self.stages, self.collectives, strict=False):
-            found[stage.ranks] += each.received
+        for each in self.collectives:
+            found[self.stages[each.stage].ranks] += each.received
         return found
 
     def as_json(self) -> dict[str, object]:

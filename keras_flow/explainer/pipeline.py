@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import keras
@@ -30,7 +30,6 @@ from keras_flow.pipelines import cutting
 from keras_flow.pipelines.graph import CallGraph
 from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.pipelines.stages import Stage
-from keras_flow.placements import Placement
 from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, WEIGHTS
 
@@ -74,34 +73,43 @@ def explain_pipeline(
     lanes = len(stages[0].ranks)
     part = -(-batch_size // schedule.microbatches)
     rows = -(-part // lanes)  # of the largest micro-batch on one rank
-    held = _held(pipeline, distribution.blocks_of(model), rows)
-    operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
-    costs = (operations, operations, operations)
-    crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
     owners = owners_of(model)
     placed = [
         (each, distribution.layout_for(each.path, tuple(each.shape), owners.get(id(each))).given)
         for each in model.variables
     ]
-    slots, notes = _slots(model, stages)
+    layouts = {id(each): given.layout for each, given in placed}
+    held, within = _held(pipeline, distribution.blocks_of(model), rows, layouts)
+    operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
+    costs = (operations, operations, operations)
+    crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
+    slots, notes = _slots(model, stages, layouts)
+    lane_axes = [*distribution.placement.axis_names]
+    lane_axes = [name for name in lane_axes if name not in (pipe_axis, *_split_axes(stages))]
     return Explanation(
         model=model.name,
         engine=backend().name,
         placement={name: distribution.placement.axis_size(name) for name in distribution.placement.axis_names},
         batch_size=batch_size,
         variables=[
-            replace(whole.row_of(variable, given), layout=f"B on {_listed(given.layout.placement.ranks)}")
+            replace(row, layout=f"{row.layout} on {_listed(given.layout.placement.ranks)}")
             for variable, given in placed
+            for row in [whole.row_of(variable, given)]
         ],
-        memory=_memory(stages, schedule, held, slots, sum(_bytes(calls, key, batch_size) for key in stages[-1].sent)),
-        collectives=_sums([name for name in distribution.placement.axis_names if name != pipe_axis], stages, lanes),
+        memory=_memory(
+            stages, schedule, held, slots, layouts, sum(_bytes(calls, key, batch_size) for key in stages[-1].sent)
+        ),
+        collectives=[
+            *(_in_each(collective, schedule.microbatches) for collective in within),
+            *_sums(lane_axes, stages, lanes, layouts),
+        ],
         repeated=[],
         warnings=[],
         notes=[_ESTIMATED, *notes],
         stages=[
             StageRow(
                 stage.number,
-                stage.ranks,
+                stage.all_ranks,
                 len(stage.layers),
                 next((layer.path or "" for layer in stage.layers), ""),
                 sum(_size(variable) for variable in (*stage.trainable, *stage.state)),
@@ -117,24 +125,26 @@ def explain_pipeline(
     )
 
 
-def _held(pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int) -> list[_Held]:
-    """What one micro-batch keeps of each stage, by what each of its layers' calls keeps.
+def _held(
+    pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int, layouts: Mapping[int, Layout]
+) -> tuple[list[_Held], list[Collective]]:
+    """What one micro-batch keeps of each stage, by what each of its layers' calls keeps, and what it sends within it.
 
     Args:
         pipeline: the model in stages.
         blocks: layers that are computed again.
         rows: of the micro-batch.
+        layouts: of variables, by their `id`.
     """
     calls, stages = pipeline.graph, pipeline.stages
     graph = graphs.graph_of(pipeline.model, rows, is_leaf)
-    alone = Placement([0])
     step = StepCost(
         graph,
-        {},
+        _split_axes(stages),
         backend().capabilities.traffic,
         backend().capabilities.memory,
-        lambda variable: Layout(alone, {}, tuple(variable.shape)),
-        lambda variable: Layout(alone, {}, tuple(variable.shape)),
+        lambda variable: layouts[id(variable)],
+        lambda variable: layouts[id(variable)],
     )
     for key in graph.inputs:
         step.splits[key] = {}
@@ -148,6 +158,9 @@ def _held(pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int) -> li
         number = stage_of.get(id(call.layer), number)
         of_stage[number][0].append(call)
         of_stage[number][1].append(replace(whole.explained(step, call), variable_gradients=0))
+        if stages[number].split:
+            whole.constrain(step, call, stages[number].split[0])
+    step.settle_input_sums()
     found = []
     for stage, in_stage in zip(stages, of_stage, strict=True):
         memory_of_calls = with_blocks(step, *in_stage, blocks)
@@ -156,11 +169,33 @@ def _held(pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int) -> li
         # computed again, a stage keeps what it received
         received = sum(_bytes(calls, key, rows) for key in stage.received)
         found.append(_Held(received, peak) if pipeline.remat else _Held(kept, peak - kept))
-    return found
+    of_path = {call.path: number for number, (in_stage, _) in enumerate(of_stage) for call in in_stage}
+    return found, [replace(each, stage=of_path[each.path.split(", ")[0]]) for each in step.collectives]
+
+
+def _split_axes(stages: Sequence[Stage]) -> dict[str, int]:
+    """The axes over which the tensors of a stage are split, and the ranks along each."""
+    placement = stages[0].split[0].placement if stages[0].split else None
+    return {} if placement is None else {axis: placement.axis_size(axis) for axis in placement.axis_names}
+
+
+def _in_each(collective: Collective, microbatches: int) -> Collective:
+    """A collective of a micro-batch, as often as a step has it."""
+    return replace(
+        collective,
+        bytes=collective.bytes * microbatches,
+        received=collective.received * microbatches,
+        why=f"{collective.why}, in each of {microbatches} micro-batches",
+    )
 
 
 def _memory(
-    stages: Sequence[Stage], schedule: Schedule, held: Sequence[_Held], slots: Sequence[int], outputs: int
+    stages: Sequence[Stage],
+    schedule: Schedule,
+    held: Sequence[_Held],
+    slots: Sequence[int],
+    layouts: Mapping[int, Layout],
+    outputs: int,
 ) -> dict[int, Memory]:
     """Each rank's bytes: the weights of its stages, and the micro-batches that its list holds at a time."""
     memory: dict[int, Memory] = {}
@@ -178,26 +213,37 @@ def _memory(
                 now -= held[stage].kept
         for lane, rank in enumerate(stages[own[0]].ranks):
             is_home = rank in stages[own[0]].holders
-            trained = sum(_size(variable) for stage in own for variable in stages[stage].trainable)
-            weights = trained + sum(_size(variable) for stage in own for variable in stages[stage].state)
+            trained = sum(_size(variable, layouts) for stage in own for variable in stages[stage].trainable)
+            weights = trained + sum(_size(variable, layouts) for stage in own for variable in stages[stage].state)
             copies, weights = (0, weights) if is_home else (trained, 0)
             of_slots = sum(slots[stage] for stage in own) * is_home
             here = outputs if lane == 0 and stages[-1].number in own else 0
             peak = weights + copies + of_slots + trained + most + here
-            memory[rank] = Memory(weights, of_slots, trained, kept + here, peak)
+            split = stages[own[0]].splits(lane)
+            of_rank = Memory(weights, of_slots, trained, kept + here, peak)
+            memory.update(dict.fromkeys((rank,) if split is None else split.placement.ranks, of_rank))
     return dict(sorted(memory.items()))
 
 
-def _sums(axes: Sequence[str], stages: Sequence[Stage], lanes: int) -> list[Collective]:
+def _sums(axes: Sequence[str], stages: Sequence[Stage], lanes: int, layouts: Mapping[int, Layout]) -> list[Collective]:
     """The sums of each stage's gradients over its ranks."""
     found = []
     for stage in stages if lanes > 1 else ():
-        size = sum(_size(variable) for variable in stage.trainable)
+        size = sum(_size(variable, layouts) for variable in stage.trainable)
         why = f"the ranks {_listed(stage.ranks)} share the rows of stage {stage.number}"
         received = ring("all_reduce", size, lanes)
         found.append(
             Collective(
-                "all_reduce", tuple(axes), lanes, size, received, "gradients", f"stage {stage.number}", "gradients", why
+                "all_reduce",
+                tuple(axes),
+                lanes,
+                size,
+                received,
+                "gradients",
+                f"stage {stage.number}",
+                "gradients",
+                why,
+                stage.number,
             )
         )
     return found
@@ -216,12 +262,15 @@ def _bytes(calls: CallGraph, key: int, rows: int) -> int:
     return cutting.bytes_of(calls.tensors[key]) * rows
 
 
-def _size(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * itemsize(keras.backend.standardize_dtype(variable.dtype))
+def _size(variable: keras.Variable, layouts: Mapping[int, Layout] | None = None) -> int:
+    """Bytes of a variable, or on one rank."""
+    layout = None if layouts is None else layouts[id(variable)]
+    shape = variable.shape if layout is None else layout.local_shape(layout.placement.ranks[0])
+    return math.prod(shape) * itemsize(keras.backend.standardize_dtype(variable.dtype))
 
 
-def _slots(model: keras.Model, stages: Sequence[Stage]) -> tuple[list[int], list[str]]:
-    """Bytes of the optimizer's slots for each stage's weights, and a note where they cannot be counted."""
+def _slots(model: keras.Model, stages: Sequence[Stage], layouts: Mapping[int, Layout]) -> tuple[list[int], list[str]]:
+    """Bytes of the optimizer's slots for each stage's weights on a rank, and a note where they cannot be counted."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return [0] * len(stages), ["the model is not compiled: no optimizer, so no slots are counted"]
@@ -233,7 +282,10 @@ def _slots(model: keras.Model, stages: Sequence[Stage]) -> tuple[list[int], list
             slots, notes = whole.variables_of_copy(optimizer, own)
         if notes:
             return [0] * len(stages), notes
-        found.append(sum(_size(slot) for slot in slots if len(slot.shape)))
+        total = sum(_size(slot) for slot in slots if len(slot.shape))
+        # slots are split as their weights are
+        whole_size = sum(_size(variable) for variable in own)
+        found.append(total * sum(_size(variable, layouts) for variable in own) // max(1, whole_size))
     return found, []
 
 

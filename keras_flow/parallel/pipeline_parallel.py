@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
-from keras_flow import schedules
+from keras_flow import sbp, schedules
 from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
 from keras_flow.current.creator import creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions import models
 from keras_flow.distributions.distribution import FlowDistribution, require_placement
+from keras_flow.distributions.rules import PatternRules
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.parallel import said_ranks
@@ -43,7 +44,8 @@ class PipelineParallel(ExplainedDistribution):
 
     Args:
         placement: the ranks, along `pipe_axis`, and along `batch_axes` where several ranks share a stage: each of them
-            computes some rows of every micro-batch. None takes all of the job as stages.
+            computes some rows of every micro-batch. Along all other axes a stage's tensors are split, as `rules` say.
+            None takes all of the job as stages.
         stages: how many: the model is cut by cost, so that the slowest stage is as fast as it can be. Or for each stage
             the patterns (regular expressions) of its layers' paths. None takes as many as there are ranks, times
             `chunks`.
@@ -53,6 +55,9 @@ class PipelineParallel(ExplainedDistribution):
         chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two.
         pipe_axis: the axis of the placement along which the stages are.
         batch_axes: those along which the rows of a micro-batch are; an axis that the placement does not have is none.
+        rules: as of `kf.ModelParallel`: patterns of variable paths -> how a stage's weights are split over the axes
+            that are neither `pipe_axis` nor `batch_axes`: `{"up/kernel": {"model": kf.sbp.split(1)}}`.
+        activations: the same over layer paths, for layer outputs.
         remat: what is not held for the backward pass but computed again: `"stage"` for a stage's activations, or
             layers, as of `kf.DataParallel`: `"block"` or patterns of their paths. A layer that is chosen is not cut.
         batch_normalization: `"refuse"`, or `"microbatch"`: BatchNormalization takes the statistics of each micro-batch,
@@ -88,6 +93,8 @@ class PipelineParallel(ExplainedDistribution):
         chunks: int | None = None,
         pipe_axis: str = "pipe",
         batch_axes: str | Sequence[str] = "data",
+        rules: Mapping[str, sbp.SbpSpec] | None = None,
+        activations: Mapping[str, sbp.SbpSpec] | None = None,
         remat: str | Sequence[str] | None = None,
         batch_normalization: str = "refuse",
         random: str | None = None,
@@ -96,7 +103,12 @@ class PipelineParallel(ExplainedDistribution):
             world = dry_run.world() or backend().world()
             placement = Placement(range(world.size), axis_names=(pipe_axis,))
         require_placement(placement, type(self).__name__)
-        grid = _grid(placement, pipe_axis, (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes))
+        axes = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
+        grid = _grid(placement, pipe_axis, axes)
+        #: the axes over which the tensors of a stage are split
+        self._split_axes = tuple(name for name in placement.axis_names if name not in (pipe_axis, *axes))
+        if self._split_axes:
+            refused.refuse_split_stages(self._split_axes, rules)
         if isinstance(remat, str) and remat not in ("stage", "block"):
             raise FlowError(
                 f'remat is None, "stage", "block" (the repeated blocks of a model) or a list of regular expressions of '
@@ -107,7 +119,7 @@ class PipelineParallel(ExplainedDistribution):
         self._asked = (schedule, stages, microbatches, chunks)
         self.schedule = asked_schedule.schedule_of(schedule, len(grid), stages, microbatches, chunks)
         self.patterns = None if stages is None or isinstance(stages, int) else [list(each) for each in stages]
-        #: the ranks at each place of the pipe axis
+        #: the ranks at each place of the pipe axis: lane after lane
         self._grid = grid
         #: layer -> the ranks that `kf.scope.placement` said as it was made
         self._said: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
@@ -118,23 +130,45 @@ class PipelineParallel(ExplainedDistribution):
         self._parts: dict[Ranks, FlowDistribution] = {}
         self._ranks_of_layer: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
         self._pipelines: WeakKeyDictionary[keras.Model, StagedModel] = WeakKeyDictionary()
-        super().__init__(placement, random=random, remat=None if self._repeats_stages else remat)
+        super().__init__(
+            placement,
+            rules=PatternRules(rules),
+            activations=PatternRules(activations, "activations"),
+            random=random,
+            remat=None if self._repeats_stages else remat,
+        )
         # what no stage has (counters, metrics) is on every process, and of a process on one rank
         self._home = self
         if backend().capabilities.drives_all_ranks:
-            world, last = backend().world(), self._ranks_of_stage(self.schedule.stages - 1)[:1]
+            world, last = dry_run.world() or backend().world(), self._ranks_of_stage(self.schedule.stages - 1)[:1]
             self._home = self._made_part(world.first_of_each_process((*last, *self.placement.ranks)))
 
     def _part(self, ranks: Ranks) -> FlowDistribution:
-        """What lays the variables of a stage; of several ranks of a process the first has them."""
+        """What lays the variables of a stage; of several lanes of a process the first has them."""
         if ranks not in self._parts:
-            self._parts[ranks] = self._made_part(self._holders(ranks))
+            (first, *_) = self._lanes_of(ranks)
+            self._parts[ranks] = self._made_part(self._holders(ranks)) if first.size == 1 else self._split_part(first)
             self._parts[ranks].stage_rank = ranks[0]
         return self._parts[ranks]
 
+    def _lanes_of(self, ranks: Ranks) -> list[Placement]:
+        """The ranks of each lane of a stage: one, or those that compute it together."""
+        if not self._split_axes:
+            return [Placement([rank]) for rank in ranks]
+        shape = [self.placement.axis_size(axis) for axis in self._split_axes]
+        return [Placement(each, self._split_axes) for each in np.reshape(ranks, (-1, *shape))]
+
+    def _split_part(self, lane: Placement) -> FlowDistribution:
+        """What lays the tensors of a lane of a stage over the ranks that compute it together."""
+        part = _StagePart(lane, rules=self.rules, activations=self.activations, random=self.random)
+        part.whole, part.holders, part.rematerialized = self, lane.ranks, self.rematerialized
+        part._problems, part._warned = self._problems, self._warned  # `check` raises those of all stages together
+        return part
+
     def _holders(self, ranks: Ranks) -> Ranks:
-        """Those of a stage's ranks that hold its variables: of each process one, which the others get copies of."""
-        return (dry_run.world() or backend().world()).first_of_each_process(ranks)
+        """Those of a stage's ranks that hold its variables: of each process a lane, which the others get copies of."""
+        (first, *_) = self._lanes_of(ranks)
+        return first.ranks if first.size > 1 else (dry_run.world() or backend().world()).first_of_each_process(ranks)
 
     def _made_part(self, holders: Ranks) -> FlowDistribution:
         ranks = holders
@@ -153,6 +187,8 @@ class PipelineParallel(ExplainedDistribution):
         made_by = creator()
         ranks = self._ranks_of(layer or (made_by.layer if made_by else None))
         part, source = (self._home, "default") if ranks is None else (self._part(ranks), "its stage")
+        if ranks is not None and self._split_axes:
+            return part.layout_for(path, shape, layer)
         return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
 
     def _ranks_of(self, layer: keras.Layer | None) -> Ranks | None:
@@ -255,7 +291,7 @@ class PipelineParallel(ExplainedDistribution):
     @property
     def parts_of_batch(self) -> int:
         """Micro-batches, times the ranks that share the rows of each."""
-        return self.schedule.microbatches * len(self._grid[0])
+        return self.schedule.microbatches * len(self._lanes_of(self._grid[0]))
 
     # ---- stages
 
@@ -276,14 +312,17 @@ class PipelineParallel(ExplainedDistribution):
         else:
             stage_of_call = cutting.by_cost(calls, schedule.stages)
         cutting.check(calls, stage_of_call, schedule.stages)
-        refused.refuse_rows_that_interact(calls, len(ranks[0]), self.batch_normalization_view, type(self).__name__)
-        made = stages.cut(calls, stage_of_call, ranks)
+        lanes = [self._lanes_of(each) for each in ranks]
+        refused.refuse_rows_that_interact(calls, len(lanes[0]), self.batch_normalization_view, type(self).__name__)
+        made = stages.cut(calls, stage_of_call, [tuple(lane.ranks[0] for lane in each) for each in lanes])
         refused.refuse_shared_state(made)
-        for stage in made:
-            stage.holders = self._holders(stage.ranks)
+        for stage, each, of_stage in zip(made, ranks, lanes, strict=True):
+            stage.holders = self._holders(each)
+            if self._split_axes:
+                stage.split = (self._part(each), *map(self._split_part, of_stage[1:]))
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
-                    self._ranks_of_layer.setdefault(inner, stage.ranks)
+                    self._ranks_of_layer.setdefault(inner, each)
         pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self._repeats_stages)
         return pipeline
 
@@ -299,11 +338,16 @@ class PipelineParallel(ExplainedDistribution):
         return found[0] if found else None
 
     def refuse_ranks(self, ranks: Ranks) -> None:
-        """Refuse ranks that the placement does not have.
+        """Refuse ranks that the placement does not have, or that are no stage's where stages are split.
 
         Raises:
             FlowError: naming those that it has.
         """
+        if self._split_axes and ranks not in self._grid:
+            raise FlowError(
+                f"kf.scope.placement: stages are split over {list(self._split_axes)}, so a stage is on the ranks "
+                f"{' or '.join(map(str, map(list, self._grid)))}, not on {list(ranks)}"
+            )
         for rank in ranks:
             if rank not in self.placement.ranks:
                 raise FlowError(
@@ -331,10 +375,10 @@ class _StagePart(FlowDistribution):
 
 
 def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> list[Ranks]:
-    """The ranks at each place of the pipe axis, in the order of the lanes.
+    """The ranks at each place of the pipe axis: lane after lane, of each those that compute together.
 
     Raises:
-        FlowError: there is no such axis, or there are others.
+        FlowError: there is no such axis.
     """
     names = placement.axis_names
     if pipe_axis not in names:
@@ -342,11 +386,7 @@ def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> 
             f"PipelineParallel takes a placement with the axis {pipe_axis!r}, not {list(names)}: for example "
             f"kf.Placement({list(placement.ranks)}, axis_names=({pipe_axis!r},)), or say pipe_axis="
         )
-    others = [name for name in names if name not in (pipe_axis, *batch_axes)]
-    if others:
-        raise FlowError(
-            f"PipelineParallel: the placement's axis {others[0]!r} is neither pipe_axis={pipe_axis!r} nor of "
-            f"batch_axes={list(batch_axes)}. Stages that are tensor-parallel themselves are not there yet"
-        )
-    ranks = np.moveaxis(np.reshape(placement.ranks, placement.hierarchy), names.index(pipe_axis), 0)
+    outer = (pipe_axis, *(name for name in names if name in batch_axes))
+    order = [*map(names.index, outer), *(number for number, name in enumerate(names) if name not in outer)]
+    ranks = np.transpose(np.reshape(placement.ranks, placement.hierarchy), order)
     return [tuple(map(int, each)) for each in ranks.reshape(len(ranks), -1)]

@@ -65,7 +65,9 @@ class Lanes:
     def add_up(self, stage: Stage, gradients: list[Any] | None) -> None:
         """Begin to sum a stage's gradients over its ranks, when the last lane of this process has computed its own."""
         given = self._given.setdefault(stage.number, [])
-        given.append(gradients or [None] * len(stage.trainable))
+        gradients = gradients or [None] * len(stage.trainable)
+        home = next(lane for lane in self.own if lane.is_own(stage.number))
+        given.append(gradients if len(self.all) == 1 else home.on(home.rank(stage.number), gradients))
         if len(given) == sum(lane.is_own(stage.number) for lane in self.own):
             self._sums[stage.number] = backend().sum_over_ranks(stage.ranks, given, stage.trainable)
 
@@ -83,6 +85,8 @@ class Lanes:
             mine = next((run.blocks for run in runs if run.lane is lane), None)
             if lane.rank(-1) != last.rank:
                 mine = lane.carried(mine, lane.rank(-1), last.rank, lane.number, ("outputs", signature))
+            elif last.split and mine is not None:
+                mine = backend().on(last.rank, mine)
             blocks.append(mine or [])
         for lane in self.own:
             lane.finish()

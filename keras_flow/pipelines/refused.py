@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_flow.backends import row_interaction
+from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines.graph import CallGraph, units
 from keras_flow.pipelines.stages import Stage
@@ -64,6 +65,25 @@ def refuse_own_steps(model: Any) -> None:
                 "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "
                 "kf.ModelParallel"
             )
+
+
+def refuse_split_stages(axes: Sequence[str], rules: object) -> None:
+    """Refuse axes over which stages are split where no rule says how, and engines that cannot do so.
+
+    Raises:
+        FlowError: saying which can.
+    """
+    if rules is None:
+        raise FlowError(
+            f"PipelineParallel: the placement's axis {axes[0]!r} is neither pipe_axis nor of batch_axes, and "
+            f'nothing is split over it. Say rules= as of kf.ModelParallel, for example {{"kernel": {{{axes[0]!r}: '
+            "kf.sbp.split(1)}}, or leave the axis out"
+        )
+    reason = backend().capabilities.refused.get("split stages")
+    if reason is None and backend().world().process_count > 1:
+        reason = "of several processes none has the tensors of another; start one process that drives all ranks"
+    if reason is not None:
+        raise FlowError(f"stages that are split over an axis ({axes[0]!r}) on {backend().name}: {reason}")
 
 
 def refuse_unlike(ranks: Sequence[tuple[int, ...]]) -> None:

@@ -165,7 +165,8 @@ class StagedModel:
         key = (stage.number, rank, part.count, part.rows, training, with_loss, len(stage.trainable))
         if key not in self._programs:
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
-            self._programs[key] = backend().stage_program(function, rank, not self.model.run_eagerly)
+            split = stage.splits(stage.ranks.index(rank))
+            self._programs[key] = backend().stage_program(function, rank, not self.model.run_eagerly, split)
         return self._programs[key]
 
     def _compute(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.pipelines.graph import Call, CallGraph
+
+if TYPE_CHECKING:
+    from keras_flow.current.distribution import Distribution
 
 
 @dataclass
@@ -18,7 +21,7 @@ class Stage:
 
     Attributes:
         number: its place.
-        ranks: those that compute it, each in its lane: a part of the rows of every micro-batch.
+        ranks: those that compute it, one of each lane: a part of the rows of every micro-batch.
         calls: in their order.
         inputs: keys of the model's inputs that it reads.
         received: keys of the tensors that it gets from the stage before, some of them only to hand them on.
@@ -27,6 +30,8 @@ class Stage:
         state: all other variables of its layers.
         layer: what computes the calls.
         holders: those of its ranks that hold its variables; the others get copies for each pass.
+        split: of each lane what lays its tensors over the ranks that compute it together, of which `ranks` has the
+            first; empty where a rank computes a lane alone.
     """
 
     number: int
@@ -39,11 +44,21 @@ class Stage:
     state: list[keras.Variable] = field(default_factory=list)
     layer: StageLayer | None = None
     holders: tuple[int, ...] = ()
+    split: tuple[Distribution, ...] = ()
 
     @property
     def rank(self) -> int:
         """The first of its ranks."""
         return self.ranks[0]
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        """Its ranks, those that compute a lane together too."""
+        return tuple(rank for lane in self.split for rank in lane.placement.ranks) or self.ranks
+
+    def splits(self, lane: int) -> Distribution | None:
+        """What lays the tensors of a lane over the ranks that compute it together; None where one does."""
+        return self.split[lane] if self.split else None
 
     @property
     def layers(self) -> list[keras.Layer]:

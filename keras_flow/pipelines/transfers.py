@@ -34,6 +34,8 @@ class Transfers:
     def __init__(self, stages: Sequence[Stage], lane: int):
         self.number = lane
         self._ranks = [stage.ranks[lane] for stage in stages]
+        #: rank -> what lays tensors over it and others, where these compute a stage together
+        self._split = {stage.ranks[lane]: stage.splits(lane) for stage in stages}
         self.own = set(backend().world().local_ranks)
         self.has_ranks = bool(self.own & set(self._ranks))
         self.is_alone = set(self._ranks) <= self.own and backend().world().process_count == 1
@@ -52,6 +54,10 @@ class Transfers:
     def rank(self, stage: int) -> int:
         """The rank that computes a stage."""
         return self._ranks[stage]
+
+    def on(self, rank: int, structure: Any) -> Any:
+        """Tensors on a rank, or on those that compute its stage with it."""
+        return backend().on(rank, structure, self._split.get(rank))
 
     def begin(self) -> None:
         """Forget what a step that was broken off has left."""
@@ -74,7 +80,7 @@ class Transfers:
         key = (to, received, number)
         value = self._leaving.pop(key)
         if self.is_own(to):
-            self._ready[key] = backend().on(self._ranks[to], value)
+            self._ready[key] = self.on(self._ranks[to], value)
         else:
             pair = (self._ranks[stage], self._ranks[to])
             self._sent.append(backend().send_tensors(value, pair, _tag(key), self._told, (key, signature)))
@@ -125,13 +131,13 @@ class Transfers:
         """The values of variables for a stage of this lane; copies where another rank holds them."""
         if self.is_alone:
             values = [backend().read(variable) for variable in variables]
-            return [backend().on(self.rank(stage.number), value) for value in values] if self.number else values
+            return [self.on(self.rank(stage.number), value) for value in values] if self.number else values
         is_here = bool(self.own & set(stage.holders))
         values = [
             backend().read(each) if is_here else keras.ops.empty(tuple(each.shape), each.dtype) for each in variables
         ]
         if len(stage.holders) == len(backend().world().first_of_each_process(stage.ranks)) or not values:
-            return backend().on(self.rank(stage.number), values)
+            return self.on(self.rank(stage.number), values)
         return backend().from_process_of(stage.rank, values, True, stage.ranks)
 
     def gradients_at_home(
@@ -157,7 +163,7 @@ class Transfers:
                 mine = found.pop((id(variable), user), None)
                 value = self.carried(None if mine is None else [mine[1]], user, home, len(tied) + number)
                 if value is not None:
-                    before = backend().on(home, [found[id(variable), home][1]])
+                    before = self.on(home, [found[id(variable), home][1]])
                     found[id(variable), home] = (variable, backend().add(before, value)[0])
         self.finish()
         return [(rank, variable, gradient) for (_, rank), (variable, gradient) in found.items()]
@@ -177,7 +183,7 @@ class Transfers:
         """
         key = key or ("tied", number, source, to)
         if source in self.own and to in self.own:
-            return backend().on(to, value)
+            return self.on(to, value)
         if source in self.own:
             self._sent.append(backend().send_tensors(value, (source, to), _FIRST_TIED + number, self._told, key))
         elif to in self.own:

@@ -65,7 +65,7 @@ def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "qq4")
     assert code == 1
     assert (
-        "keras-flow: unknown layout 'qq4': it is 1, dpN, tpN, AxB, ppN, ppNxdpM, dpNz1 or AxBz3 (zero=), "
+        "keras-flow: unknown layout 'qq4': it is 1, dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, dpNz1 or AxBz3 (zero=), "
         "or one of distributions(): ['dp3', 'scaled']"
     ) in err
     assert "Traceback" not in out + err

@@ -69,6 +69,26 @@ def test_several_ranks_of_a_stage() -> None:
     assert found.received == found.collectives[0].received + 1024
 
 
+def test_stages_that_are_split() -> None:
+    rules = {"(first|third)/kernel": {"model": kf.sbp.split(1)}, "(second|last)/kernel": {"model": kf.sbp.split(0)}}
+    stages = [["first", "second"], ["third", "last"]]
+    found = _explained([[0, 1], [2, 3]], ("pipe", "model"), microbatches=4, rules=rules, stages=stages)
+    assert [row.ranks for row in found.stages] == [(0, 1), (2, 3)]
+    # the kernels' halves, and biases whole
+    weights = 4 * (8 * 16 // 2 + 16 + 16 * 16 // 2 + 16)
+    assert {found.memory[rank].weights for rank in (0, 1)} == {weights}
+    assert {found.memory[rank].slots for rank in (0, 1)} == {2 * weights}
+    assert [row.layout for row in found.variables if row.path.endswith("kernel")] == [
+        "S(1) on 0, 1",
+        "S(0) on 0, 1",
+        "S(1) on 2, 3",
+        "S(0) on 2, 3",
+    ]
+    # a pair of layers sums its outputs once forward and its input's gradient once backward: 8 rows in 4 micro-batches
+    sums = {(each.stage, each.phase): each.bytes for each in found.collectives if each.kind == "all_reduce"}
+    assert sums == {(0, "forward"): 4 * 8 * 16 * 4, (1, "forward"): 4 * 8 * 8 * 4, (1, "backward"): 4 * 8 * 16 * 4}
+
+
 def test_within_a_rank_nothing_is_sent() -> None:
     found = _explained([0, 1], schedule="zbv")
     assert [row.ranks for row in found.stages] == [(0,), (1,), (1,), (0,)]

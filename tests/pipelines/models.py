@@ -267,15 +267,22 @@ SOME = ("dropout", "skips", "two_outputs", "masked_weights", "tied_norm", "regul
 def pipeline(name: str) -> kf.PipelineParallel:
     """A pipeline by the name of its schedule: on four ranks, on two, or as `+2x2` on two stages of two ranks.
 
-    In two processes of two ranks `+2x2` gives each process a stage, and `+across` each a lane.
+    In two processes of two ranks `+2x2` gives each process a stage, and `+across` each a lane. `+split` are two stages
+    whose weights are split over two ranks, `+lanes` stages of two lanes on one place of the pipe axis, each split.
     """
     if name == "central":
         return kf.CentralStorage(random="logical")
     schedule, _, more = name.partition("+")
     ranks = min(4 if schedule == "1f1b" else 2, kf.env.get_world_size())
-    lanes = {"2x2": [[0, 2], [1, 3]], "across": [[0, 1], [2, 3]]}.get(more)
+    grids = {
+        "2x2": kf.Placement([[0, 2], [1, 3]], ("data", "pipe")),
+        "across": kf.Placement([[0, 1], [2, 3]], ("data", "pipe")),
+        "split": kf.Placement([[0, 1], [2, 3]], ("pipe", "model")),
+        "lanes": kf.Placement([[[0, 1], [2, 3]]], ("pipe", "data", "model")),
+    }
     return kf.PipelineParallel(
-        kf.Placement(lanes, axis_names=("data", "pipe")) if lanes else kf.Placement(range(ranks), axis_names=("pipe",)),
+        grids.get(more) or kf.Placement(range(ranks), axis_names=("pipe",)),
+        rules={"(kernel|embeddings)$": {"model": kf.sbp.split(1)}} if more in ("split", "lanes") else None,
         microbatches=4,
         schedule=schedule,
         remat={"remat": "stage", "blocks": "block"}.get(more),

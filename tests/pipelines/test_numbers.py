@@ -28,6 +28,10 @@ def test_stages_on_two_ranks(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "tied_norm", "short_batch"), ("1f1b+2x2",)) == []
 
 
+def test_stages_that_are_split(on_ranks: Any) -> None:
+    assert on_ranks("jax")(_off, ("skips",), ("1f1b+split", "interleaved+lanes")) == []
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
@@ -69,7 +73,8 @@ def test_mixed_precision(engine: str, policy: str, on_ranks: Any) -> None:
 def test_every_case(engine: str, on_ranks: Any) -> None:
     from tests.pipelines import models
 
-    assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b", "1f1b+2x2"), timeout=3600.0) == []
+    split = ("1f1b+split", "interleaved+lanes") if engine == "jax" else ()
+    assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b", "1f1b+2x2", *split), timeout=3600.0) == []
 
 
 def _resumed(folder: str) -> list[str]:

@@ -92,6 +92,54 @@ def test_stages_on_several_ranks() -> None:
     assert [kf.layout_of(weight).layout.placement.ranks for weight in model.weights] == [(0,), (0,), (1,), (1,)]
 
 
+_SPLIT = kf.Placement([[0, 1], [2, 3]], axis_names=("pipe", "model"))
+
+
+def test_weights_are_split_over_the_ranks_of_their_stage() -> None:
+    rules = {"kernel": {"model": kf.sbp.split(1)}}
+    with kf.PipelineParallel(_SPLIT, rules=rules).scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(2)])
+        model.compile("adam", "mse")
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    for number, layer in enumerate(model.layers):
+        slots = [slot for slot in model.optimizer.variables if f"_{layer.name}_kernel_" in f"_{slot.path}_"]
+        for each in (layer.kernel, *slots):
+            layout = kf.layout_of(each).layout
+            assert (layout.placement.ranks, kf.sbp.text(layout.nd_sbp)) == ((2 * number, 2 * number + 1), "S(1)")
+            held = {shard.data.shape for shard in each.value.addressable_shards}
+            assert held == {(layer.kernel.shape[0], layer.kernel.shape[1] // 2)}
+        assert len(slots) == 2
+
+
+def test_split_stages_placed_by_hand() -> None:
+    with kf.PipelineParallel(_SPLIT, rules={"kernel": {"model": kf.sbp.split(1)}}).scope():
+        inputs = keras.Input((4,))
+        with kf.scope.placement("cpu", "0:2-3"):
+            hidden = layers.Dense(8)(inputs)
+        with kf.scope.placement("cpu", "0:0-1"):
+            outputs = layers.Dense(2)(hidden)
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+        assert [kf.layout_of(layer.kernel).layout.placement.ranks for layer in model.layers[1:]] == [(2, 3), (0, 1)]
+        said = r"is on the ranks \[0, 1\] or \[2, 3\], not on \[1\]"
+        with pytest.raises(FlowError, match=said), kf.scope.placement("cpu", "0:1"):
+            pass
+
+
+def test_rules_of_split_stages() -> None:
+    with pytest.raises(FlowError, match=r"axis 'model' is neither pipe_axis nor of batch_axes.*Say rules="):
+        kf.PipelineParallel(_SPLIT)
+    for rules, said in (
+        ({"lost": {"model": kf.sbp.split(1)}}, "rule 'lost' matched no variable"),
+        ({"kernel": {"pipe": kf.sbp.split(1)}}, r"'pipe'.*\['model'\]"),
+    ):
+        with kf.PipelineParallel(_SPLIT, rules=rules).scope(), pytest.raises(kf.LayoutError, match=said):
+            model = _sequence()
+            model.compile("sgd", "mse")
+            model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+
+
 def test_unlike_stages_placed_by_hand() -> None:
     inputs = keras.Input((4,))
     with kf.scope.placement("cpu", "0:0-1"):
