@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _DATA = re.compile(r"dp([1-9]\d*)(?:z([123]))?$")
 _TENSOR = re.compile(r"tp([1-9]\d*)$")
 _PIPE = re.compile(
-    r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:xtp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv))?(?:-m([1-9]\d*))?$"
+    r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:xtp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv|auto))?(?:-m([1-9]\d*))?$"
 )
 _HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?$")
 

@@ -12,7 +12,7 @@ import typer
 from keras_flow.errors import FlowError
 
 #: help of the options of a pipeline's layout
-SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p or zbv."
+SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p, zbv or auto."
 MICROBATCHES = "Of a pipeline: into how many a batch is cut; twice the stages by default."
 
 

@@ -6,9 +6,10 @@ A rank holds what a stage's forward pass keeps, for each micro-batch from F to t
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import keras
@@ -32,6 +33,7 @@ from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.pipelines.stages import Stage
 from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, WEIGHTS
+from keras_flow.units import amount
 
 _ESTIMATED = (
     "activations and peaks are estimates; idle time is that of a schedule in which a stage's backward pass takes twice "
@@ -122,6 +124,62 @@ def explain_pipeline(
         schedule=repr(schedule),
         picture=repr(schedule.draw(costs)),
         idle=schedule.bubble(costs),
+    )
+
+
+def refuse_memory(
+    distribution: FlowDistribution,
+    pipeline: StagedModel,
+    batch_size: int,
+    pipe_axis: str,
+    memory: int,
+    with_microbatches: Callable[[int], Schedule | None],
+) -> None:
+    """Refuse a step whose estimated peak is above what a rank has.
+
+    Args:
+        distribution: it has laid the variables.
+        pipeline: the model in stages.
+        batch_size: rows of the batch.
+        pipe_axis: the axis along which the stages are.
+        memory: bytes of a rank.
+        with_microbatches: gives the schedule with so many micro-batches, or None.
+
+    Raises:
+        FlowError: saying what the rank needs, and what would fit.
+    """
+
+    def needs(remat: bool, schedule: Schedule) -> tuple[int, int, Memory]:
+        changed = copy.copy(pipeline)
+        changed.remat, changed.schedule = remat, schedule
+        found = explain_pipeline(distribution, changed, batch_size, pipe_axis).memory
+        rank = max(found, key=lambda each: found[each].peak)
+        return found[rank].peak, rank, found[rank]
+
+    peak, rank, parts = needs(pipeline.remat, pipeline.schedule)
+    if peak <= memory:
+        return
+    said = pipeline.schedule
+    counts = [said.microbatches]
+    while 2 * counts[-1] <= batch_size:
+        counts.append(2 * counts[-1])
+    advice = "No remat and no more micro-batches make it fit: take more stages, or a smaller batch_size"
+    for count, remat in itertools.product(counts, (False, True)):
+        schedule = said if count == said.microbatches else with_microbatches(count)
+        if schedule is None or (pipeline.remat and not remat):
+            continue
+        found = needs(remat, schedule)[0]
+        if found <= memory:
+            ways = ['remat="stage"'] * (remat and not pipeline.remat) + [f"microbatches={count}"] * (
+                schedule is not said
+            )
+            advice = f"With {' and '.join(ways)} it is {amount(found)}"
+            break
+    raise FlowError(
+        f"memory={memory} ({amount(memory)}): rank {rank} needs about {amount(peak)} for a batch of {batch_size} rows "
+        f"in {said.microbatches} micro-batches by {said.name} (weights {amount(parts.weights)}, "
+        f"slots {amount(parts.slots)}, gradients {amount(parts.gradients)}, "
+        f"activations {amount(parts.activations)}). {advice}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,9 @@ class PipelineParallel(ExplainedDistribution):
             `chunks`.
         microbatches: into how many parts a batch is cut, by the balanced split; None takes twice the stages.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb1p"`, `"zbv"`, a `kf.schedules.Schedule`, or the path of its
-            CSV file.
-        chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two.
+            CSV file. `"auto"` is the shortest that `kf.schedules.auto` finds where a backward pass takes twice a
+            forward pass, and a rank holds as many micro-batches as in `"1f1b"`.
+        chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two, `"auto"` as many at most.
         pipe_axis: the axis of the placement along which the stages are.
         batch_axes: those along which the rows of a micro-batch are; an axis that the placement does not have is none.
         rules: as of `kf.ModelParallel`: patterns of variable paths -> how a stage's weights are split over the axes
@@ -60,6 +62,8 @@ class PipelineParallel(ExplainedDistribution):
         activations: the same over layer paths, for layer outputs.
         remat: what is not held for the backward pass but computed again: `"stage"` for a stage's activations, or
             layers, as of `kf.DataParallel`: `"block"` or patterns of their paths. A layer that is chosen is not cut.
+        memory: bytes of a rank, or None. The first training step of more rows than before is refused where `explain`'s
+            estimate of its peak is above, with what would fit.
         batch_normalization: `"refuse"`, or `"microbatch"`: BatchNormalization takes the statistics of each micro-batch,
             and moves its averages once for each. That is another number than one device's, and stages are on one rank.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
@@ -96,6 +100,7 @@ class PipelineParallel(ExplainedDistribution):
         rules: Mapping[str, sbp.SbpSpec] | None = None,
         activations: Mapping[str, sbp.SbpSpec] | None = None,
         remat: str | Sequence[str] | None = None,
+        memory: int | None = None,
         batch_normalization: str = "refuse",
         random: str | None = None,
     ):
@@ -114,6 +119,8 @@ class PipelineParallel(ExplainedDistribution):
                 f'remat is None, "stage", "block" (the repeated blocks of a model) or a list of regular expressions of '
                 f"layer paths, got {remat!r}"
             )
+        if memory is not None and (not isinstance(memory, int) or memory < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise FlowError(f"memory is a number of bytes of a rank, or None for any; got {memory!r}")
         if batch_normalization not in ("refuse", "microbatch"):
             raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
         self._asked = (schedule, stages, microbatches, chunks)
@@ -123,6 +130,7 @@ class PipelineParallel(ExplainedDistribution):
         self._grid = grid
         #: layer -> the ranks that `kf.scope.placement` said as it was made
         self._said: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
+        self._memory = memory
         self._repeats_stages = remat == "stage"
         self._pipe_axis = pipe_axis
         self.batch_normalization_view = batch_normalization
@@ -324,7 +332,23 @@ class PipelineParallel(ExplainedDistribution):
                 for inner in layer._flatten_layers():
                     self._ranks_of_layer.setdefault(inner, each)
         pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self._repeats_stages)
+        if self._memory is not None:
+            pipeline.look_at_rows = functools.partial(self._refuse_memory, pipeline)
         return pipeline
+
+    def _refuse_memory(self, pipeline: StagedModel, rows: int) -> None:
+        """Refuse a batch that needs more than `memory=` on a rank."""
+        from keras_flow.explainer.pipeline import refuse_memory
+
+        assert self._memory is not None
+        refuse_memory(self, pipeline, rows, self._pipe_axis, self._memory, self._with_microbatches)
+
+    def _with_microbatches(self, microbatches: int) -> schedules.Schedule | None:
+        """The requested schedule with so many micro-batches; None of one that is a value or a file."""
+        given, stages, _, chunks = self._asked
+        if given not in asked_schedule.NAMES:
+            return None
+        return asked_schedule.schedule_of(given, len(self._grid), stages, microbatches, chunks)
 
     def _staged(self, *args: Any) -> StagedModel:
         """What runs the steps of a model that is cut."""

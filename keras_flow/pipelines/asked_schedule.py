@@ -15,6 +15,10 @@ _TABLES = {
     "zb1p": schedules.zb1p,
     "zbv": schedules.zbv,
 }
+#: what `schedule=` may name
+NAMES = (*_TABLES, "auto")
+#: times of F, I and W, from which `"auto"` chooses: every engine computes the whole backward pass as I
+_COSTS = (1.0, 2.0, 0.0)
 
 
 def schedule_of(
@@ -46,13 +50,22 @@ def schedule_of(
             made = _TABLES[given](ranks, parts)
         else:
             made = _TABLES[given](ranks, parts, of_rank)  # type: ignore[call-arg]
+    elif given == "auto":
+        most = chunks or max(1, (count or ranks) // ranks)
+        made = schedules.auto(ranks, microbatches or 2 * ranks, _COSTS, chunks=most)
+        if count not in (None, made.stages):
+            raise FlowError(
+                f'schedule="auto" found {made!r} the shortest of those with up to {most} '
+                f"stage{'s' if most > 1 else ''} on each of {ranks} ranks, and stages= says {count}. Say chunks={most} "
+                "and leave stages= out, or name a schedule"
+            )
     elif isinstance(given, schedules.Schedule):
         made = given
     elif isinstance(given, str | Path) and str(given).endswith(".csv"):
         made = schedules.from_csv(Path(given))
     else:
         raise FlowError(
-            f"schedule={given!r} is none of {', '.join(map(repr, _TABLES))}, no kf.schedules.Schedule and no .csv file"
+            f"schedule={given!r} is none of {', '.join(map(repr, NAMES))}, no kf.schedules.Schedule and no .csv file"
         )
     if made.ranks != ranks:
         raise FlowError(f"the schedule is for {made.ranks} ranks, the placement has {ranks}")

@@ -142,7 +142,7 @@ class Lanes:
             for value in values:
                 total = total + backend().on(rank, value)
             return total
-        (here, *_) = self.own[0].own
+        here = backend().world().local_ranks[0]  # which may be no rank of the placement
         for value in values:
             total = total + backend().on(here, value)
         return backend().sum_over_processes(total)

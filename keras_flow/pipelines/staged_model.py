@@ -13,7 +13,7 @@ and metrics are then computed from the outputs of all rows, as one device does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -51,6 +51,9 @@ class StagedModel:
         self.model, self.graph, self.stages, self.schedule, self.remat = model, graph, list(stages), schedule, remat
         self.lanes = Lanes(self.stages)
         self._trained = self._said_added = False
+        #: is told the rows of a training step that has more than those before; None: nobody asks
+        self.look_at_rows: Callable[[int], None] | None = None
+        self._most_rows = 0
         self._schedules = {schedule.microbatches: schedule}
         self._forward_orders: dict[int, tuple[tuple[Action, ...], ...]] = {}
         self._first_stage: dict[int, int] = {}
@@ -80,6 +83,9 @@ class StagedModel:
                 f"one row at least. Take a larger batch_size, or microbatches={batch.rows}"
             )
         self._trained = True
+        if self.look_at_rows is not None and batch.rows > max(self._most_rows, self.schedule.microbatches - 1):
+            self.look_at_rows(batch.rows)
+            self._most_rows = batch.rows
         optimizer: Any = self.model.optimizer
         scale = loss_scale(optimizer)
         runs = self._passes(batch, training=True, with_loss=True, scale=scale)

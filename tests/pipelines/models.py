@@ -285,6 +285,7 @@ def pipeline(name: str) -> kf.PipelineParallel:
         rules={"(kernel|embeddings)$": {"model": kf.sbp.split(1)}} if more in ("split", "lanes") else None,
         microbatches=4,
         schedule=schedule,
+        chunks=2 if schedule == "auto" else None,
         remat={"remat": "stage", "blocks": "block"}.get(more),
         random="logical",
     )

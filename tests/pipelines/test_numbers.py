@@ -9,7 +9,7 @@ import pytest
 from tests import sampling
 
 ENGINES = ("jax", "tensorflow", "torch")
-SCHEDULES = ("gpipe", "interleaved", "zb1p", "zbv", "1f1b+remat", "zbv+2x2")
+SCHEDULES = ("gpipe", "interleaved", "zb1p", "zbv", "auto", "1f1b+remat", "zbv+2x2")
 
 
 def _off(names: tuple[str, ...], schedules: tuple[str, ...]) -> list[str]:
@@ -40,6 +40,40 @@ def test_schedules(engine: str, on_ranks: Any) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_blocks_computed_again(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("blocks",), ("1f1b+blocks",)) == []
+
+
+def test_processes_without_a_stage(on_ranks: Any) -> None:
+    """On torch a process is a rank: two of four are not of the placement."""
+    assert on_ranks("torch")(_off, ("dense",), ("gpipe",)) == []
+
+
+def _limited(memory: int) -> str:
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+
+    pipe = kf.Placement(range(2), axis_names=("pipe",))
+    with kf.PipelineParallel(pipe, memory=memory, schedule="gpipe", microbatches=4).scope():
+        inner = [keras.layers.Dense(64, "tanh") for _ in range(8)]
+        model = keras.Sequential([keras.Input((8,)), *inner, keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    x, y = np.ones((256, 8), "float32"), np.ones((256, 1), "float32")
+    try:
+        return f"trained {len(model.fit(x, y, batch_size=256, verbose=0).history['loss'])}"
+    except kf.FlowError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_memory_of_a_rank(engine: str, on_ranks: Any) -> None:
+    said = on_ranks(engine)(_limited, 390_000)
+    # rank 1 has four layers of 64 and one of 1, with two slots for each weight
+    assert said.startswith("memory=390000 (390 kB): rank 1 needs about 5"), said
+    assert "256 rows in 4 micro-batches by gpipe (weights 66.82 kB, slots 133.6 kB, gradients 66.82 kB" in said, said
+    assert said.endswith("kB") and 'With remat="stage" and microbatches=8 it is 3' in said, said
+    assert on_ranks(engine)(_limited, 30_000).endswith("take more stages, or a smaller batch_size")
+    assert on_ranks(engine)(_limited, 600_000) == "trained 1"
 
 
 def _mixed(policy: str) -> list[str]:

@@ -260,6 +260,7 @@ def test_a_sequential_without_an_input_is_built_for_its_data() -> None:
         ({"schedule": kf.schedules.gpipe(2, 3), "microbatches": 4}, "is for 3 micro-batches, microbatches=4"),
         ({"remat": "blocks"}, 'remat is None, "stage", "block"'),
         ({"remat": ["("]}, "is not a regular expression"),
+        ({"memory": "10 GB"}, "memory is a number of bytes"),
         ({"batch_normalization": "global"}, 'is "refuse" or "microbatch"'),
         ({"pipe_axis": "stages"}, "takes a placement with the axis 'stages'"),
     ],
