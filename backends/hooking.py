@@ -107,20 +107,23 @@ def declared(*modules: ModuleType) -> tuple[Hook, ...]:
 #: id of a function -> the modules of Keras that have it by value, and its name there
 _Holders: TypeAlias = dict[int, list[tuple[ModuleType, str]]]
 
-_installed: set[tuple[str, str, Callable[..., object]]] = set()
+#: the place, the name and the replacement's name of what is installed: by name, so that a module that is loaded again
+#: does not wrap twice
+_installed: set[tuple[str, str, str]] = set()
 
 
 def install_each(hooks: Iterable[Hook]) -> None:
     """Install hooks that are not in place yet."""
-    new = {
-        key: hook
-        for hook in hooks
-        if (key := (hook.module, hook.name, hook.replacement)) not in _installed and fingerprints.is_there(hook)
-    }
+    keyed = {(hook.module, hook.name, _full_name(hook.replacement)): hook for hook in hooks}
+    new = {key: hook for key, hook in keyed.items() if key not in _installed and fingerprints.is_there(hook)}
     holders = _holders(new.values())
     for key, hook in new.items():
         install_one(hook, holders)
         _installed.add(key)
+
+
+def _full_name(function: Callable[..., object]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def install_one(hook: Hook, holders: _Holders | None = None) -> None:

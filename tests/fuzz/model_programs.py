@@ -75,7 +75,7 @@ def setting(seed: str, ranks: int) -> Setting:
     if is_for_a_pipeline(seed):
         (first, one), batch = _pipeline(drawn, ranks, len({path.rpartition("/")[0] for path in shapes}))
     else:
-        first, one = _distribution(drawn, ranks, shapes)
+        first, one = _distribution(drawn, ranks, shapes, saves_memory(seed))
         batch = 0
     second, other = _distribution(drawn, ranks, shapes)
     batch = batch or drawn.choice([1, 2, 3, 4, 6, 7, 8, 8, 12])
@@ -103,7 +103,23 @@ def _pipeline(drawn: random.Random, ranks: int, layers: int) -> tuple[tuple[Make
     return (make, text), parts + drawn.choice([0, 1, 1, 3, 5])
 
 
-def _distribution(drawn: random.Random, ranks: int, variables: dict[str, tuple[int, ...]]) -> tuple[Make, str]:
+def saves_memory(seed: str) -> bool:
+    """Whether weights, gradients or slots are split further (`zero=`), or layers are computed again (`remat=`)."""
+    return seed.startswith("z")
+
+
+def _memory(drawn: random.Random, variables: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Random `zero=` and `remat=`, one of them at least."""
+    layers = sorted({path.rpartition("/")[0] for path in variables})
+    zero = {"zero": drawn.choice([1, 2, 3, 3]), "zero_min_size": drawn.choice([1, 1, 8])}
+    remat = {"remat": [f"^{path}$" for path in drawn.sample(layers, min(len(layers), drawn.choice([1, 2, 9])))]}
+    return drawn.choice([zero, zero, remat, {**zero, **remat}])
+
+
+def _distribution(
+    drawn: random.Random, ranks: int, variables: dict[str, tuple[int, ...]], saving: bool = False
+) -> tuple[Make, str]:
+    memory = _memory(drawn, variables) if saving else {}
     shapes = [(ranks,), (4,), (2, 2), (1, 4), (4, 1), (2, 1, 2), (3,), (1, 2), (2,), (1, 3), (3, 1)]
     if ranks >= 8:
         shapes += [(2, 4), (4, 2), (2, 2, 2), (2, 3), (5,), (7,), (3, 2)]
@@ -113,11 +129,11 @@ def _distribution(drawn: random.Random, ranks: int, variables: dict[str, tuple[i
         chosen.sort()
     names = ("data", "model", "third")[: len(shape)]
     placement = kf.Placement(np.reshape(chosen, shape).tolist(), axis_names=names)
-    text = f"{np.reshape(chosen, shape).tolist()}"
+    text = f"{np.reshape(chosen, shape).tolist()}" + "".join(f" {name}={value}" for name, value in memory.items())
     if len(shape) == 1 and drawn.random() < 0.7:
-        if keras.backend.backend() == "tensorflow" and drawn.random() < 0.3:
+        if keras.backend.backend() == "tensorflow" and not memory and drawn.random() < 0.3:
             return lambda: kf.DataParallel(placement, strategy="mirrored"), f"DataParallel mirrored {text}"
-        return lambda: kf.DataParallel(placement), f"DataParallel {text}"
+        return lambda: kf.DataParallel(placement, **memory), f"DataParallel {text}"
     batch_axes = names[: drawn.choice([1, 1, min(2, len(names))])]
     if len(names) == 1:
         batch_axes = drawn.choice([("data",), ()])
@@ -129,7 +145,7 @@ def _distribution(drawn: random.Random, ranks: int, variables: dict[str, tuple[i
         if shape and drawn.random() < share
     }
     text = f"ModelParallel {text} batch_axes={batch_axes} rules={rules}"
-    return lambda: kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes), text
+    return lambda: kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes, **memory), text
 
 
 def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
@@ -153,7 +169,8 @@ def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
         options = drawn.compile
         if objects and options.get("metrics") == ["mae"]:
             options = {**options, "metrics": objects}
-        model.compile(keras.optimizers.SGD(0.02), **options)
+        # slots that are split must be seen in the updates
+        model.compile(keras.optimizers.SGD(0.02, momentum=0.9 if saves_memory(seed) else 0.0), **options)
         set_weights(model)
         before = weights_by_place(model)
         first = _rows(drawn, chosen.batch)

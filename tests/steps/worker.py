@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -92,6 +93,7 @@ def counting() -> Iterator[None]:
 def _counted(hook: hooking.Hook) -> Iterator[None]:
     replacement = hook.replacement
 
+    @functools.wraps(replacement)  # what is installed is known by its name
     def counted(*args: Any, **kwargs: Any) -> object:
         _counts["hook calls"] += 1
         return replacement(*args, **kwargs)
