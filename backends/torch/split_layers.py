@@ -121,30 +121,19 @@ def step_with_channels(
     return step, SplitLayer(tuple(rows), inputs.placements, inputs.placements)
 
 
-@hook(
-    "keras.layers.Dense",
-    "call",
-    "layers with split weights on plain tensors, without DTensor's time for each operator",
+#: a hook on `call` of a kind of layers
+_with_split_weights = functools.partial(
+    hook,
+    names="call",
+    why="layers with split weights on plain tensors, without DTensor's time for each operator",
     when=step_with_split,
 )
-@hook(
-    "keras.layers.EinsumDense",
-    "call",
-    "layers with split weights on plain tensors, without DTensor's time for each operator",
-    when=step_with_split,
-)
-@hook(
-    "keras.layers.Conv2D",
-    "call",
-    "layers with split weights on plain tensors, without DTensor's time for each operator",
-    when=step_with_split,
-)
-@hook(
-    "keras.layers.Conv1D",
-    "call",
-    "layers with split weights on plain tensors, without DTensor's time for each operator",
-    when=step_with_split,
-)
+
+
+@_with_split_weights("keras.layers.Dense")
+@_with_split_weights("keras.layers.EinsumDense")
+@_with_split_weights("keras.layers.Conv2D")  # that of all convolutions but Conv1D's
+@_with_split_weights("keras.layers.Conv1D")
 @hook(
     "keras.layers.BatchNormalization",
     "call",
