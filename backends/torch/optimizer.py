@@ -17,6 +17,7 @@ from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import keras_layout
 
 if TYPE_CHECKING:
@@ -66,7 +67,11 @@ def apply(
         laid.distribution.lay_optimizer(optimizer)
     if keras_places.in_stateless_scope():
         return _apply_to_copies(updated, optimizer, grads, trainable_variables)
-    # a variable without a gradient is not updated
+    # Keras's own updates take arrays of NumPy too; a variable without a gradient is not updated
+    grads = [
+        grad if grad is None or isinstance(grad, torch.Tensor) else core.convert_to_tensor(grad, dtype=variable.dtype)
+        for grad, variable in zip(grads, updated, strict=True)
+    ]
     parts = [None if grad is None else slot_parts.part_of(each) for grad, each in zip(grads, updated, strict=True)]
     with implicit_replication(), torch.no_grad():
         reduced = reduce(grads, updated, parts)

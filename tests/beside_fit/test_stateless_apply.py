@@ -14,7 +14,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "momentum": lambda optimizers: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda optimizers: optimizers.Adam(0.1, amsgrad=True, clipnorm=1.0),
     "averages": lambda optimizers: optimizers.AdamW(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "ftrl": lambda optimizers: optimizers.Ftrl(0.1),
 }
+#: given gradients as arrays of NumPy, which those of Keras's updates take that use `keras.ops` alone
+BY_ARRAYS = ("ftrl",)
 #: the optimizer is made in the scope, before it, or was used under another layout
 MADE = ("in", "before", "elsewhere")
 
@@ -84,7 +87,9 @@ def _after_three_steps(name: str, layout: str | None, made: str, zero: int = 0, 
         before = _values([*weights, *slots])
         rng = np.random.default_rng(1)
         for _ in range(3):
-            gradients = [keras.ops.convert_to_tensor(rng.normal(size=each.shape).astype("float32")) for each in trained]
+            gradients: list[Any] = [rng.normal(size=each.shape).astype("float32") for each in trained]
+            if name not in BY_ARRAYS:
+                gradients = [keras.ops.convert_to_tensor(each) for each in gradients]
             if layout:
                 weights, slots = optimizer.stateless_apply(slots, gradients, weights)
             else:
@@ -122,7 +127,7 @@ def _cases(zeros: tuple[int, ...]) -> list[tuple[str, str, str, int, bool]]:
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])  # Keras has none on TensorFlow
 def test_it_gives_the_values_of_apply(engine: str, on_ranks: Any) -> None:
-    assert on_ranks(engine)(_compared, _cases((0,))[::3]) == []
+    assert on_ranks(engine)(_compared, _cases((0,))[::5]) == []
 
 
 @pytest.mark.full
