@@ -111,14 +111,19 @@ def test_every_case(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b", "1f1b+2x2", *split), timeout=3600.0) == []
 
 
-def _resumed(folder: str) -> list[str]:
+_CHAIN = (("pipeline", "2x2"), ("2x2", "data"), ("data", "pipeline"))
+_SPLIT = (("split", "data"), ("data", "split"))
+
+
+def _resumed(folder: str, chain: tuple[tuple[str, str], ...]) -> list[str]:
     import numpy as np
 
     import keras_flow as kf
     from tests.pipelines import models
 
     data = kf.DataParallel(kf.Placement(range(4), axis_names=("data",)), random="logical")
-    ways = {"pipeline": models.pipeline("1f1b"), "2x2": models.pipeline("1f1b+2x2"), "data": data}
+    names = {"pipeline": "1f1b", "2x2": "1f1b+2x2", "split": "1f1b+split"}
+    ways = {way: data if way == "data" else models.pipeline(names[way]) for pair in (("data",), *chain) for way in pair}
 
     def made(way: str) -> Any:
         import keras
@@ -135,7 +140,7 @@ def _resumed(folder: str) -> list[str]:
     whole = made("data")
     fit(whole, 4)
     found = []
-    for one, other in (("pipeline", "2x2"), ("2x2", "data"), ("data", "pipeline")):
+    for one, other in chain:
         first, second = made(one), made(other)
         fit(first, 2)
         kf.checkpoint.save(f"{folder}/{one}", first, step=2)
@@ -154,7 +159,12 @@ def _resumed(folder: str) -> list[str]:
 
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_checkpoint_goes_on_in_another_layout(engine: str, on_ranks: Any, tmp_path: Any) -> None:
-    assert on_ranks(engine)(_resumed, str(tmp_path)) == []
+    assert on_ranks(engine)(_resumed, str(tmp_path), _CHAIN) == []
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_split_stages(on_ranks: Any, tmp_path: Any) -> None:
+    assert on_ranks("jax")(_resumed, str(tmp_path), _SPLIT) == []
 
 
 def _one_gradient_dropped() -> list[str]:
