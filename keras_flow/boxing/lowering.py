@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ from keras_flow.boxing.search import SEARCHED_AXES, cheapest_chain, parts_on_the
 from keras_flow.boxing.step import Step
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
+from keras_flow.sbp import Sbp
 
 if TYPE_CHECKING:
     from keras_flow.boxing.spec import BoxingPlan
@@ -131,7 +132,7 @@ def _around_exchanges(source: Layout, target: Layout) -> Iterator[tuple[Step, ..
                 yield tuple(step for step in steps if step.exchange.source != step.exchange.target)
 
 
-def _with_parts(layout: Layout, pair: tuple[int, int], others: tuple) -> Layout:
+def _with_parts(layout: Layout, pair: tuple[int, int], others: Sequence[Sbp]) -> Layout:
     """The layout with other sbps on all axes but two."""
     of_others = iter(others)
     nd_sbp = [part if axis in pair else next(of_others) for axis, part in enumerate(layout.nd_sbp)]
@@ -159,7 +160,8 @@ def _on_refined(layout: Layout, placement: Placement) -> Layout:
 
 def _prime_factors(size: int) -> list[int]:
     """Prime factors in ascending order, by trial division; `[1]` of 1."""
-    factors, factor = [], 2
+    factors: list[int] = []
+    factor = 2
     while factor <= math.isqrt(size):
         if size % factor == 0:
             factors.append(factor)
