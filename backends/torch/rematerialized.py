@@ -36,7 +36,7 @@ def remat(
         again = contextlib.nullcontext if step is None else functools.partial(computing, step, step.inside)
         layers = rematerialized.layers_of(function)
         as_then = _in_scope(layers) if in_stateless_scope() else _in_place(layers)
-        part = microbatch.current()
+        part, modes = microbatch.current(), [(layer, layer._remat_mode) for layer in layers]
         runs = 0
 
         def run(*inner_args: object, **inner_kwargs: object) -> object:
@@ -44,12 +44,25 @@ def remat(
             runs += 1
             if runs == 1:
                 return function(*inner_args, **inner_kwargs)
-            with again(), microbatch.computing(part), as_then():
+            with again(), microbatch.computing(part), as_then(), _in_modes(modes):
                 return function(*inner_args, **inner_kwargs)
 
         return original(run)(*args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def _in_modes(modes: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Give layers the `_remat_mode` of the first run, by which split ones choose how they are computed."""
+    now = [(layer, layer._remat_mode) for layer, _ in modes]
+    try:
+        for layer, mode in modes:
+            layer._remat_mode = mode
+        yield
+    finally:
+        for layer, mode in now:
+            layer._remat_mode = mode
 
 
 def _in_scope(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]:
