@@ -90,6 +90,9 @@ def _apply_to_copies(
 
     Given values may be whole where a variable is split, or split as it was under another distribution. The variables
     hold them meanwhile, each in its own layout, and are updated as in any other step.
+
+    They hold copies, since updates of Keras work in place. With `ema_overwrite_frequency` the average and the weight
+    that Keras 3.15 returns are one tensor.
     """
     scope = keras_places.get_stateless_scope()
     # a weight may be the optimizer's own too
