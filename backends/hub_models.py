@@ -7,6 +7,7 @@ hooks are installed, and in the others as their first model is made. A model tha
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ _MAKE, _GENERATE, _PRESET, _ADAPTERS = "make_generate_function", "generate", "sa
 _NAMES = (_MAKE, _GENERATE, _PRESET, _ADAPTERS)
 
 
+@functools.cache  # one replacement for all distributions
 def hooks(entry: Callable[..., object]) -> Sequence[Hook]:
     """The hook that finds classes of models that have such methods.
 
