@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from keras_flow.backends.fingerprints import is_public
+
 ENGINES = ("jax", "tensorflow", "torch")
 PAGE = Path(__file__).parents[1] / "docs" / "hooks.md"
 
@@ -23,8 +25,8 @@ while no distribution of keras_flow is active. It is declared above the function
 would make needless.
 """
 _GROUPS = (
-    ("Public names of Keras", lambda name: name.startswith("keras.") and not _is_private(name)),
-    ("Private names of Keras", lambda name: name.startswith("keras:") or name.startswith("keras.")),
+    ("Public names of Keras", is_public),
+    ("Private names of Keras", lambda name: name.startswith(("keras:", "keras."))),
     ("Names of engines", lambda name: True),
 )
 _SAYS = """
@@ -36,11 +38,6 @@ from keras_flow.launch import preemption
 hooks = (*backend().hooks(), *keras_hooks.hooks(), *hooking.declared(callback, positions, preemption))
 json.dump([(fingerprints.name_of(hook), hook.why) for hook in hooks], sys.stdout)
 """
-
-
-def _is_private(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    return last.startswith("_") and not last.endswith("__")
 
 
 def declared(engine: str) -> list[tuple[str, str]]:

@@ -100,6 +100,17 @@ def name_of(place: Place) -> str:
     return f"{place.module}.{place.name}" if place.name else place.module
 
 
+def is_public(name: str) -> bool:
+    """Whether what `name_of` gives is a public name of Keras, whose meaning is documented.
+
+    Example:
+        >>> [is_public(name) for name in ("keras.Layer.__call__", "keras.Model._make_function", "keras:nn.conv")]
+        [True, False, False]
+    """
+    last = name.rpartition(".")[2]
+    return name.startswith("keras.") and (not last.startswith("_") or last.endswith("__"))
+
+
 def original_of(place: Place) -> object:
     """What stands at a place, as its package has it: without hooks.
 

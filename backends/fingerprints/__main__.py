@@ -46,13 +46,10 @@ def count() -> str:
         for engine, table in fingerprints._table().items()
     }
     every = set().union(*wrapped.values())
-    # a public name may be replaced by a subclass, too; what it does stays what is documented
-    public = {name for name in every if name.startswith("keras.") and not name.rpartition(".")[2].startswith("_")}
-    dunder = {name for name in every - public if name.startswith("keras.") and name.endswith("__")}
     return "\n".join(
         [
             *(f"{engine}: {len(names)} names of Keras are wrapped" for engine, names in wrapped.items()),
-            f"all engines: {len(every)} are wrapped, of which {len(public | dunder)} are public",
+            f"all engines: {len(every)} are wrapped, of which {sum(map(fingerprints.is_public, every))} are public",
             f"{len(used)} private names are used and not wrapped",
         ]
     )
