@@ -23,7 +23,7 @@ from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
 from keras_flow.launch.nodes import Nodes, meet
 from keras_flow.launch.output import Shown
-from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
+from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks
 
 #: seconds between two looks at the ranks
 _LOOK_SECONDS = 0.03
@@ -155,8 +155,7 @@ def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, no
         time.sleep(_LOOK_SECONDS)
     if first := _first_failure(folder, ranks.processes):
         raise _explain(job, folder, ranks, first, nodes)
-    for process in ranks.processes:
-        process.output.finish()
+    _wait(OUTPUT_SECONDS, lambda: _looked(nodes) and all(process.output.finish() for process in ranks.processes))
     nodes.done()
     while not nodes.all_done():
         interrupts.check()

@@ -10,6 +10,7 @@ import contextlib
 import queue
 import socket
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -45,16 +46,21 @@ class Nodes(ABC):
         self.left: set[int] = set()
         self._said_left: set[int] = set()
         self._channels: dict[int, Channel] = {}
-        self._heard: dict[int, float] = {}
+        self._silent: dict[int, float] = {}
         self._done: set[int] = set()
         self._lost: set[int] = set()
-        self._said_alive = 0.0
+        self._looked = 0.0
         self._failure: LaunchError | None = None
+        self._telling = threading.Lock()
+        self._leaving = threading.Event()
 
     def __enter__(self) -> Nodes:
+        # a thread, since a launcher that waits for its disk or for its processes' output lives too
+        threading.Thread(target=self._live, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._leaving.set()
         for channel in self._channels.values():
             channel.close()
 
@@ -68,20 +74,20 @@ class Nodes(ABC):
         Raises:
             LaunchError: a process failed there, or a host is gone.
         """
+        # of a longer time between two looks only so much counts: then it was this launcher that stood still
         now = time.monotonic()
-        if now - self._said_alive > _ALIVE_SECONDS:
-            self._said_alive = now
-            self._tell({"alive": True})
+        passed, self._looked = min(now - self._looked, _ALIVE_SECONDS), now
         for node, channel in list(self._channels.items()):
+            self._silent[node] = self._silent.get(node, 0.0) + passed
             try:
                 while (message := channel.receive()) is not None:
-                    self._heard[node] = now
+                    self._silent[node] = 0.0
                     self._take(node, message)
             except ConnectionError as error:
                 if node not in self._done:
                     self._lose(node, str(error))
-        for node, heard in self._heard.items():
-            if node not in self._done and now - heard > _GONE_SECONDS:
+        for node, seconds in self._silent.items():
+            if node not in self._done and seconds > _GONE_SECONDS:
                 self._lose(node, f"no sign of life for {_GONE_SECONDS:g} s")
         if self._failure is not None:
             raise self._failure
@@ -107,6 +113,7 @@ class Nodes(ABC):
 
     def _begin_anew(self) -> None:
         """Forget what was said of the attempt before."""
+        self._silent.clear()
         self._done.clear()
         self.left.clear()
         self._said_left.clear()
@@ -124,8 +131,12 @@ class Nodes(ABC):
     def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
         for node, channel in self._channels.items():
             if node != but:
-                with contextlib.suppress(ConnectionError):  # `look` notices it
+                with self._telling, contextlib.suppress(ConnectionError):  # `look` notices it
                     channel.send(message)
+
+    def _live(self) -> None:
+        while not self._leaving.wait(_ALIVE_SECONDS):
+            self._tell({"alive": True})
 
     def _lose(self, node: int, why: str) -> None:
         name = self.names.get(node, "?")
@@ -202,7 +213,6 @@ class FirstNode(Nodes):
                 if message is None:
                     raise LaunchError(f"host {node} ({name}) is not ready to begin.")
                 self._take(node, message)
-            self._heard[node] = time.monotonic()
         self._ready.clear()
         self._begin_anew()
         self._failure = None
@@ -220,7 +230,6 @@ class FirstNode(Nodes):
                 del self._channels[node]
             raise self._refused(f"two hosts said --node_rank {node} (the second is {name}), or it is out of range.")
         self.names[node] = name
-        self._heard[node] = time.monotonic()
         differing = [what for what in facts if facts[what] != theirs.get(what)]
         if differing:
             pairs = "; ".join(f"{what}: {facts[what]} on host 0, {theirs.get(what)} there" for what in differing)
@@ -300,7 +309,6 @@ class OtherNode(Nodes):
                 raise LaunchError(f"host 0 does not begin the job: {message['refused']}")
             if "begin" in message:
                 self._take(0, message)
-                self._heard[0] = time.monotonic()
                 return int(message["begin"])
 
     def _take(self, node: int, message: dict[str, Any]) -> None:

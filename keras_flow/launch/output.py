@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +95,12 @@ class RankOutput:
                 pump.start()
                 self._pumps.append(pump)
 
-    def finish(self, seconds: float = 2.0) -> None:
-        """Wait until everything is passed on. A grandchild that keeps the pipe open is not waited for for long."""
+    def finish(self, seconds: float = 0.0) -> bool:
+        """Wait until everything is passed on; False where it is not after these seconds: a grandchild has the pipe."""
+        until = time.monotonic() + seconds
         for pump in self._pumps:
-            pump.join(seconds)
+            pump.join(max(0.0, until - time.monotonic()))
+        return not any(pump.is_alive() for pump in self._pumps)
 
     def kept(self) -> str:
         """The last lines that were not shown."""

@@ -23,6 +23,8 @@ from keras_flow.launch.output import RankOutput, Shown
 _GRACE_SECONDS = 2.0
 #: seconds that a killed rank may take to be gone
 _GONE_SECONDS = 5.0
+#: seconds in which the last lines of processes that have left are passed on
+OUTPUT_SECONDS = 2.0
 #: seconds that processes with `kf.on_preemption` have before they are killed, unless KERAS_FLOW_GRACE says so
 _DEFAULT_GRACE = 30.0
 
@@ -227,8 +229,9 @@ class Ranks:
         until = time.monotonic() + _GONE_SECONDS
         while self.running() and time.monotonic() < until:
             time.sleep(0.02)
+        until = time.monotonic() + OUTPUT_SECONDS
         for process in self.processes:
-            process.output.finish()
+            process.output.finish(until - time.monotonic())
 
     def _tell_guardian(self, line: str) -> None:
         assert self._guardian is not None and self._guardian.stdin is not None

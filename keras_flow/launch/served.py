@@ -19,7 +19,7 @@ from keras_flow.launch.environment import free_port
 from keras_flow.launch.failure import RankError, left_how
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.output import Shown
-from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
+from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks
 
 _LOOK_SECONDS = 0.05
 
@@ -115,7 +115,7 @@ def launch(
                 does = "started again" if number in now else "the others go on"
                 print(f"keras-flow: {names[number]} failed: {how}; {does}", file=sys.stderr)
             time.sleep(_LOOK_SECONDS)
-        now[0].output.finish()
+        now[0].output.finish(OUTPUT_SECONDS)
         if code:
             raise _failed(code, failure.read(folder, 0))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from keras_flow.launch import nodes
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job
 from keras_flow.launch.nodes import meet
@@ -117,7 +118,8 @@ def test_all_hosts_start_again(tmp_path: Path) -> None:
     at = port()
     launchers = [node(script, number, at, "--all-output", "--max_restarts", "1") for number in (0, 1)]
     outputs = [programs.finish(launcher, 40) for launcher in launchers]
-    assert [code for code, _, _ in outputs] == [0, 0], outputs
+    # all of what they said, which pytest shortens
+    assert [code for code, _, _ in outputs] == [0, 0], "\n".join(f"{code}\n{out}\n{err}" for code, out, err in outputs)
     for _, out, err in outputs:
         assert len(re.findall("attempt 1", out)) == 2
         assert "restart 1 of 1" in err
@@ -139,6 +141,49 @@ def test_a_host_that_is_quicker_to_start_again() -> None:
                     with pytest.raises(RankError, match="rank 2 failed"):
                         first.look()
                 assert threads.submit(first.begin, 4000 + attempt).result(20) == begun.result(20) == 4000 + attempt
+
+
+def test_a_host_that_stood_still_does_not_blame_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own time without a look, as of a machine that was suspended, is no silence of another host."""
+    monkeypatch.setattr(nodes, "_GONE_SECONDS", 1.5)
+    monkeypatch.setattr(nodes, "_ALIVE_SECONDS", 0.5)
+    at = port()
+    jobs = [Job(2, ["true"], 60.0, nodes=2, node=number, host="127.0.0.1", port=at) for number in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        hosts = [threads.submit(meet, job, b"a secret") for job in jobs]
+        # the other one is not entered: it gives no sign of life
+        first, other = (host.result(20) for host in hosts)
+        with first:
+            begun = threads.submit(other.begin, 0)
+            first.begin(4000)
+            begun.result(20)
+            first.look()
+            time.sleep(2)
+            first.look()
+            with pytest.raises(RankError, match="no sign of life"):
+                for _ in range(40):
+                    time.sleep(0.1)
+                    first.look()
+        with other:
+            pass
+
+
+def test_output_that_stays_open_on_one_host(tmp_path: Path) -> None:
+    """What a process leaves behind keeps its output open: it is waited for once, and the host is not taken for gone."""
+    script = programs.write(
+        tmp_path,
+        "import os, subprocess, sys\n"
+        "if os.environ['GROUP_RANK'] == '1':\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'], start_new_session=True)\n",
+    )
+    at = port()
+    arguments = ["--nproc_per_node", "3", "--max_restarts", "0"]
+    launchers = [node(script, number, at, *arguments) for number in (0, 1)]
+    began = time.monotonic()
+    outputs = [programs.finish(launcher, 40) for launcher in launchers]
+    assert [code for code, _, _ in outputs] == [0, 0], outputs
+    # twelve seconds where each process's streams were waited for one after the other
+    assert time.monotonic() - began < 10
 
 
 def test_hosts_that_differ(tmp_path: Path) -> None:
