@@ -335,9 +335,12 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def receive_tensors(
-        self, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
+        self, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object, split: Distribution | None = None
     ) -> Callable[[], Any]:
-        """Begin to receive what a rank of another process sends; returns what waits for it and gives it."""
+        """Begin to receive what a rank of another process sends; returns what waits for it and gives it.
+
+        `split`: what lays tensors over the rank and others, each of which gets its part of what is split.
+        """
         ...
 
     def sum_over_processes(self, value: Any) -> Any:
@@ -345,7 +348,11 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def sum_over_ranks(
-        self, ranks: tuple[int, ...], given: Sequence[list[Any]], weights: Sequence[keras.Variable]
+        self,
+        ranks: tuple[int, ...],
+        given: Sequence[list[Any]],
+        weights: Sequence[keras.Variable],
+        split: Distribution | None = None,
     ) -> Callable[[], list[Any]]:
         """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums.
 
@@ -353,6 +360,7 @@ class Backend(TensorEngine, Protocol):
             ranks: those of the stage.
             given: of each of them that this process drives its gradients, None for those that there are not.
             weights: whose they are.
+            split: what lays them over a rank and others, where ranks compute a lane together.
         """
         ...
 

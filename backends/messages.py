@@ -11,6 +11,7 @@ import keras
 
 from keras_flow.backends import mail, meeting
 from keras_flow.backends.active import backend, tensor_engine
+from keras_flow.current.distribution import Distribution
 
 #: numbers of messages: those of a pipeline's stages are not negative
 _TOLD, _ADDED = -1, -2
@@ -23,7 +24,9 @@ def send_tensors(
     return mail.post((*pair, tag), tensors)
 
 
-def receive_tensors(pair: tuple[int, int], tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
+def receive_tensors(
+    pair: tuple[int, int], tag: int, told: dict[object, Any], key: object, split: Distribution | None = None
+) -> Callable[[], Any]:
     """What waits for a letter, and gives what it holds on the device of the rank that gets it."""
     return lambda: backend().on(pair[1], mail.letter((*pair, tag)))
 
@@ -40,7 +43,10 @@ def sum_over_processes(value: Any) -> Any:
 
 
 def sum_over_ranks(
-    ranks: tuple[int, ...], given: Sequence[list[Any]], weights: Sequence[keras.Variable]
+    ranks: tuple[int, ...],
+    given: Sequence[list[Any]],
+    weights: Sequence[keras.Variable],
+    split: Distribution | None = None,
 ) -> Callable[[], list[Any]]:
     """Sum the gradients of a stage on its first rank in each process.
 

@@ -48,14 +48,14 @@ from keras_flow.backends.torch.random import random_words as random_words
 from keras_flow.backends.torch.random import reorder as reorder
 from keras_flow.backends.torch.replica import make_replica as make_replica
 from keras_flow.backends.torch.saving import write_alone as write_alone
+from keras_flow.backends.torch.stage_messages import from_process_of as from_process_of
+from keras_flow.backends.torch.stage_messages import receive_tensors as receive_tensors
+from keras_flow.backends.torch.stage_messages import send_tensors as send_tensors
 from keras_flow.backends.torch.stages import add as add
 from keras_flow.backends.torch.stages import apply_gradients as apply_gradients
 from keras_flow.backends.torch.stages import compiled as compiled
-from keras_flow.backends.torch.stages import from_process_of as from_process_of
 from keras_flow.backends.torch.stages import on as on
 from keras_flow.backends.torch.stages import read as read
-from keras_flow.backends.torch.stages import receive_tensors as receive_tensors
-from keras_flow.backends.torch.stages import send_tensors as send_tensors
 from keras_flow.backends.torch.stages import stage_program as stage_program
 from keras_flow.backends.torch.stages import step_function as step_function
 from keras_flow.backends.torch.stages import sum_over_processes as sum_over_processes

@@ -27,7 +27,6 @@ capabilities = Capabilities(
         scattered_bytes=8 << 20,  # two buckets
     ),
     refused={
-        "split stages": "a stage has one rank in each lane; JAX in one process splits them",
         "string inputs": "torch has no string tensors",
         "jit_compile=True": (
             "RuntimeError: During the backward, we encountered a tensor subclass where we guessed its metadata "

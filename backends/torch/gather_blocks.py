@@ -133,6 +133,9 @@ def _own_blocks(tensor: torch.Tensor, variable: keras.Variable | None = None) ->
             else:
                 yield (), local
         return
+    home = None if variable is None else stage_rank(variable)
+    if home is not None and home not in tensor.device_mesh.mesh:
+        return  # another lane of the stage has the same, and answers
     coordinates = tensor.device_mesh.get_coordinate()
     assert coordinates is not None
     # of ranks with equal pieces, the one at index 0 of each broadcast axis sends

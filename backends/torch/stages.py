@@ -1,22 +1,29 @@
-"""Stages of a pipeline on torch: autograd on this rank, activations by messages of `torch.distributed`."""
+"""Stages of a pipeline on torch: autograd on this rank, or on DTensors of the ranks that compute a lane together."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import torch
 import torch.distributed as torch_distributed
 from keras import tree
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.structures import described, leaves, made
-from keras_flow.backends.torch import layouts
+from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.collectives import process_group
-from keras_flow.current.distribution import Distribution
+from keras_flow.backends.torch.layers import pin
+from keras_flow.backends.torch.stage_messages import local
+from keras_flow.backends.torch.step import RunningStep, running
+from keras_flow.backends.torch.variables import from_logical, to_logical
+from keras_flow.current.distribution import Distribution, holding
 from keras_flow.current.keras_places import engine_core as core
+from keras_flow.current.variable_layout import keras_layout
 
 
 class _EagerStage:
@@ -24,21 +31,25 @@ class _EagerStage:
 
     Args:
         function: of weights, tensors and others; returns what has gradients, and all else.
+        split: what lays tensors over this rank and others, which compute together; None for no others.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self._function = function
+    def __init__(self, function: Callable[..., Any], split: Distribution | None):
+        self._function, self._place = function, functools.partial(on, 0, split=split)
+        self._within = functools.partial(_within, split)
 
     def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
         """Compute the stage without gradients."""
-        with torch.no_grad():
-            return self._function(list(weights), list(tensors), on(0, others))
+        with torch.no_grad(), self._within():
+            outputs, rest = self._function(list(weights), list(tensors), self._place(others))
+            return [pin(output) for output in outputs], rest
 
     def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
         """Compute the stage; also what its backward pass needs."""
         sources = [value.detach().requires_grad_() for value in (*weights, *tensors)]
-        with torch.enable_grad():
-            outputs, rest = self._function(sources[: len(weights)], sources[len(weights) :], on(0, others))
+        with torch.enable_grad(), self._within():
+            outputs, rest = self._function(sources[: len(weights)], sources[len(weights) :], self._place(others))
+            outputs: list[Any] = [pin(output) for output in outputs]  # no partial sum leaves a stage
         rest = _mapped(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, rest)
         return [output.detach() for output in outputs], rest, (outputs, sources, len(weights))
 
@@ -56,10 +67,31 @@ class _EagerStage:
         used = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
         if not used:
             return [None] * weights, [None] * (len(sources) - weights)
-        found = torch.autograd.grad(
-            [output for output, _ in used], sources, [gradient for _, gradient in used], allow_unused=True
-        )
-        return list(found[:weights]), list(found[weights:])
+        with self._within():
+            found = torch.autograd.grad(
+                [output for output, _ in used], sources, [gradient for _, gradient in used], allow_unused=True
+            )
+            by_received = [
+                _laid(gradient, source) for gradient, source in zip(found[weights:], sources[weights:], strict=True)
+            ]
+        return list(found[:weights]), by_received
+
+
+@contextlib.contextmanager
+def _within(split: Distribution | None) -> Iterator[None]:
+    """Compute logical tensors under the distribution that splits a stage."""
+    if split is None:
+        yield
+        return
+    with holding(split), running(RunningStep(split, consistent=True)):
+        yield
+
+
+def _laid(value: Any, like: torch.Tensor) -> Any:
+    """A tensor in the layout of another; None as it is."""
+    if not isinstance(value, DTensor) or not isinstance(like, DTensor) or value.placements == like.placements:
+        return value
+    return value.redistribute(like.device_mesh, like.placements)
 
 
 def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
@@ -75,7 +107,7 @@ def stage_program(
     function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
 ) -> _EagerStage:
     """A stage's function as what computes it, and its gradients."""
-    return _EagerStage(function)
+    return _EagerStage(function, split)
 
 
 def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
@@ -89,19 +121,36 @@ def compiled(function: Callable[..., Any], rank: int, is_compiled: bool) -> Call
 
 
 def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
-    """A structure with its arrays as tensors; a process drives one rank."""
-    return _mapped(
-        lambda leaf: core.convert_to_tensor(leaf) if hasattr(leaf, "shape") and not torch.is_tensor(leaf) else leaf,
-        structure,
-    )
+    """A structure with its arrays as tensors, whole ones; or as DTensors of the ranks that compute a lane together."""
+    mesh = None if split is None else layouts.mesh(split.placement)
+
+    def put(leaf: Any) -> Any:
+        if not hasattr(leaf, "shape"):
+            return leaf
+        if torch.is_tensor(leaf):
+            return to_logical(leaf) if mesh is None else leaf
+        tensor = core.convert_to_tensor(leaf)
+        return tensor if mesh is None or not tensor.ndim else from_logical(tensor, mesh, layouts.replicated(mesh))
+
+    return _mapped(put, structure)
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     """The sums of gradients, one by one; None for those that there are not."""
     return [
-        other if one is None else one if other is None else one.add_(other)
+        other if one is None else one if other is None else _added(one, other)
         for one, other in zip(total, more, strict=True)
     ]
+
+
+def _added(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if not isinstance(one, DTensor) or not isinstance(other, DTensor):
+        return one.add_(other)
+    if one.placements != other.placements:
+        one = local_tensors.summed(one)
+        other = local_tensors.summed(other).redistribute(one.device_mesh, one.placements)
+    one._local_tensor.add_(other._local_tensor)  # summands add up as well
+    return one
 
 
 def read(variable: keras.Variable) -> torch.Tensor:
@@ -127,7 +176,9 @@ def apply_gradients(
     """
     pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True) if pair[1] is not None]
     if pairs:
-        with torch.no_grad():
+        found = keras_layout(pairs[0][0])
+        split = found.distribution if found is not None and isinstance(pairs[0][0]._value, DTensor) else None
+        with torch.no_grad(), _within(split):
             optimizer.apply([gradient for _, gradient in pairs], [variable for variable, _ in pairs])
         return
     # a rank without weights that are trained: its counters move on as those of the others do
@@ -147,68 +198,7 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
     return lambda data: step(data[0])
 
 
-# ---- messages
-
-
-def send_tensors(
-    tensors: Any, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
-) -> Callable[[], None]:
-    """Begin to send a structure of tensors to a rank; returns what waits until it has left.
-
-    Args:
-        tensors: None, or lists of tensors, some of which may be None.
-        pair: who sends them, and who gets them.
-        tag: tells messages apart that are on their way between two ranks.
-        told: the keys whose shapes were told.
-        key: messages of one key have the same shapes, which are told with the first.
-    """
-    flat = [leaf.contiguous() for leaf in leaves(tensors)]
-    works, sent = [], []
-    if key not in told:
-        told[key] = True
-        text = json.dumps(described(tensors)).encode()
-        header = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        sent += [torch.tensor([len(text)]), header]
-    sent += flat
-    for leaf in sent:
-        works.append(torch_distributed.isend(leaf, pair[1], tag=tag))
-
-    def wait() -> None:
-        for work in works:
-            work.wait()
-        sent.clear()
-
-    return wait
-
-
-def receive_tensors(pair: tuple[int, int], tag: int, told: dict[object, Any], key: object) -> Callable[[], Any]:
-    """Begin to receive what a rank sends; returns what waits for it and gives it."""
-    rank = pair[0]
-    if key in told:
-        return _coming(told[key], rank, tag)
-
-    def first() -> Any:
-        length = torch.zeros(1, dtype=torch.int64)
-        torch_distributed.recv(length, rank, tag=tag)
-        header = torch.zeros(int(length), dtype=torch.uint8)
-        torch_distributed.recv(header, rank, tag=tag)
-        told[key] = json.loads(bytes(header.tolist()).decode())
-        return _coming(told[key], rank, tag)()
-
-    return first
-
-
-def _coming(told: Any, rank: int, tag: int) -> Callable[[], Any]:
-    """Begin to receive tensors of known shapes; what waits for them."""
-    tensors = made(told, _empty)
-    works: list[Any] = [torch_distributed.irecv(leaf, rank, tag=tag) for leaf in leaves(tensors)]
-
-    def wait() -> Any:
-        for work in works:
-            work.wait()
-        return tensors
-
-    return wait
+# ---- sums over ranks
 
 
 def sum_over_processes(value: Any) -> Any:
@@ -220,7 +210,10 @@ def sum_over_processes(value: Any) -> Any:
 
 
 def sum_over_ranks(
-    ranks: tuple[int, ...], given: Sequence[list[Any]], weights: Sequence[keras.Variable]
+    ranks: tuple[int, ...],
+    given: Sequence[list[Any]],
+    weights: Sequence[keras.Variable],
+    split: Distribution | None = None,
 ) -> Callable[[], list[Any]]:
     """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums.
 
@@ -228,8 +221,10 @@ def sum_over_ranks(
         ranks: those of the stage.
         given: those of this process's rank; None for those that there are not.
         weights: whose they are.
+        split: what lays them over this rank and others, where ranks compute a lane together.
     """
-    (own,) = given
+    (own,), mesh = given, None if split is None else layouts.mesh(split.placement)
+    own = [_settled(*each, mesh) for each in zip(own, weights, strict=True)]
     if len(ranks) == 1:
         return lambda: own
     kinds = {weight.dtype: [n for n, each in enumerate(weights) if each.dtype == weight.dtype] for weight in weights}
@@ -237,7 +232,7 @@ def sum_over_ranks(
     for dtype, numbers in kinds.items():
         # a rank that had no rows has none. So a number for each says whether there is one
         there = torch.tensor([float(own[n] is not None) for n in numbers], dtype=core.to_torch_dtype(dtype))
-        parts = [_zeros(weights[n]) if own[n] is None else own[n] for n in numbers]
+        parts = [_zeros(weights[n], mesh) if own[n] is None else local(own[n]) for n in numbers]
         flat.append((numbers, torch.cat([part.reshape(-1) for part in (*parts, there.to(core.get_device()))])))
     works: list[Any] = [
         torch_distributed.all_reduce(each, group=process_group(ranks), async_op=True) for _, each in flat
@@ -248,45 +243,41 @@ def sum_over_ranks(
         for work, (numbers, joined) in zip(works, flat, strict=True):
             work.wait()
             counts = joined[-len(numbers) :].tolist()
-            shapes = [tuple(weights[n].shape) for n in numbers]
+            shapes = [_shape(weights[n], mesh) for n in numbers]
             parts = joined[: -len(numbers)].split([math.prod(shape) for shape in shapes])
             for n, count, part, shape in zip(numbers, counts, parts, shapes, strict=True):
-                sums[n] = part.reshape(shape) if count else None
+                sums[n] = _of_weight(part.reshape(shape), weights[n], mesh) if count else None
         return sums
 
     return wait
 
 
-def _zeros(weight: keras.Variable) -> torch.Tensor:
-    return torch.zeros(tuple(weight.shape), dtype=core.to_torch_dtype(weight.dtype), device=core.get_device())
+def _settled(gradient: Any, weight: keras.Variable, mesh: DeviceMesh | None) -> Any:
+    """A gradient in the layout of its weight: summed and gathered once for a step."""
+    if mesh is None or gradient is None:
+        return gradient
+    placements = _placements(weight)
+    if not isinstance(gradient, DTensor):
+        return from_logical(gradient, mesh, placements)
+    return gradient if gradient.placements == placements else gradient.redistribute(mesh, placements)
 
 
-def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
-    """A structure of tensors of the process that drives a rank, in all processes.
-
-    Args:
-        rank: who has it.
-        value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
-        is_like: whether all processes know the shapes.
-        ranks: those whose processes get it; None for all.
-    """
-    mine, group = layouts.this_rank() == rank, None if ranks is None else process_group(ranks)
-    if not is_like:
-        text = json.dumps(described(value)).encode() if mine else b""
-        length = torch.tensor([len(text)])
-        torch_distributed.broadcast(length, rank, group)
-        header = (
-            torch.frombuffer(bytearray(text), dtype=torch.uint8)
-            if mine
-            else torch.zeros(int(length), dtype=torch.uint8)
-        )
-        torch_distributed.broadcast(header, rank, group)
-        value = value if mine else made(json.loads(bytes(header.tolist()).decode()), _empty)
-    flat = [leaf.contiguous() if mine else torch.empty_like(leaf) for leaf in tree.flatten(value)]
-    for leaf in flat:
-        torch_distributed.broadcast(leaf, rank, group)
-    return tree.pack_sequence_as(value, flat)
+def _placements(weight: keras.Variable) -> layouts.TorchPlacements:
+    layout = keras_layout(weight)
+    assert layout is not None  # a pipeline lays all weights of its stages
+    return layouts.engine_layout(layout.layout)
 
 
-def _empty(dtype: str, shape: list[int]) -> torch.Tensor:
-    return torch.empty(shape, dtype=core.to_torch_dtype(dtype), device=core.get_device())
+def _shape(weight: keras.Variable, mesh: DeviceMesh | None) -> tuple[int, ...]:
+    """The shape of what this rank has of a weight."""
+    if mesh is None:
+        return tuple(weight.shape)
+    return tuple(part.stop - part.start for part in layouts.local_slices(weight.shape, mesh, _placements(weight)))
+
+
+def _zeros(weight: keras.Variable, mesh: DeviceMesh | None) -> torch.Tensor:
+    return torch.zeros(_shape(weight, mesh), dtype=core.to_torch_dtype(weight.dtype), device=core.get_device())
+
+
+def _of_weight(local: torch.Tensor, weight: keras.Variable, mesh: DeviceMesh | None) -> torch.Tensor:
+    return local if mesh is None else local_tensors.from_local(local, weight.shape, mesh, _placements(weight))

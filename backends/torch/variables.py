@@ -226,7 +226,7 @@ def _absent(variable: keras.Variable) -> torch.Tensor:
 
 def from_rank(variable: keras.Variable, rank: int) -> torch.Tensor:
     """The value that one rank has, on all; a collective."""
-    stored = variable._value.detach()
+    stored: torch.Tensor = to_logical(variable._value.detach())
     value = torch.empty_like(stored, device=core.get_device()) if stored.is_meta else stored.clone().contiguous()
     if torch_distributed.is_initialized():
         torch_distributed.broadcast(value, rank)
@@ -255,10 +255,10 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
 def is_split_over_processes(variable: keras.Variable) -> bool:
     """Whether ranks hold parts of a variable; one outside of the placement, which has a whole copy, says so too."""
     value, layout = variable._value, keras_layout(variable)
-    if isinstance(value, DTensor):
-        return any(part.is_shard() for part in value.placements)
     if stage_rank(variable) is not None:
         return True
+    if isinstance(value, DTensor):
+        return any(part.is_shard() for part in value.placements)
     if layout is None or value is None or layouts.is_member(layout.distribution.placement) or _stays_plain(variable):
         return False
     has_parts = len(layout.distribution.placement.ranks) > 1 and value.is_floating_point()

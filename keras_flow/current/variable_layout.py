@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import keras
+import numpy as np
 
 from keras_flow import sbp
 from keras_flow.errors import FlowError
@@ -72,7 +73,12 @@ class KerasLayout(keras.distribution.TensorLayout):
         holders, own = self.distribution.holders, self.given.layout
         if not holders or holders == own.placement.ranks:
             return self.given
-        return replace(self.given, layout=Layout(Placement(list(holders), type=own.placement.type), {}, own.shape))
+        lane, ranks = own.placement, np.asarray(holders)
+        if lane.size == 1:
+            return replace(self.given, layout=Layout(Placement(ranks, type=lane.type), {}, own.shape))
+        # ranks that compute a lane together have parts, and each lane has all of them
+        lanes = Placement(ranks.reshape(-1, *lane.hierarchy), ("lane", *lane.axis_names), lane.type)
+        return replace(self.given, layout=Layout(lanes, (sbp.broadcast, *own.nd_sbp), own.shape))
 
     @property
     def backend_layout(self) -> object:

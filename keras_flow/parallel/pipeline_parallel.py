@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import keras
-import numpy as np
 
 from keras_flow import sbp, schedules
 from keras_flow.backends.active import backend
@@ -25,6 +24,7 @@ from keras_flow.layout import Layout
 from keras_flow.parallel import said_ranks
 from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.pipelines import asked_schedule, cutting, graph, refused, stages
+from keras_flow.pipelines.stage_ranks import Ranks, StageRanks
 from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.placements import Placement
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from keras_flow.explainer.explanation import Explanation
-
-#: the ranks of a stage
-Ranks = tuple[int, ...]
 
 
 class PipelineParallel(ExplainedDistribution):
@@ -109,11 +106,9 @@ class PipelineParallel(ExplainedDistribution):
             placement = Placement(range(world.size), axis_names=(pipe_axis,))
         require_placement(placement, type(self).__name__)
         axes = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
-        grid = _grid(placement, pipe_axis, axes)
-        #: the axes over which the tensors of a stage are split
-        self._split_axes = tuple(name for name in placement.axis_names if name not in (pipe_axis, *axes))
-        if self._split_axes:
-            refused.refuse_split_stages(self._split_axes, rules)
+        self._ranks = StageRanks(placement, pipe_axis, axes)
+        if self._ranks.split_axes:
+            refused.refuse_split_stages(self._ranks.split_axes, rules)
         if isinstance(remat, str) and remat not in ("stage", "block"):
             raise FlowError(
                 f'remat is None, "stage", "block" (the repeated blocks of a model) or a list of regular expressions of '
@@ -124,10 +119,8 @@ class PipelineParallel(ExplainedDistribution):
         if batch_normalization not in ("refuse", "microbatch"):
             raise FlowError(f'batch_normalization is "refuse" or "microbatch", got {batch_normalization!r}')
         self._asked = (schedule, stages, microbatches, chunks)
-        self.schedule = asked_schedule.schedule_of(schedule, len(grid), stages, microbatches, chunks)
+        self.schedule = asked_schedule.schedule_of(schedule, len(self._ranks.places), stages, microbatches, chunks)
         self.patterns = None if stages is None or isinstance(stages, int) else [list(each) for each in stages]
-        #: the ranks at each place of the pipe axis: lane after lane
-        self._grid = grid
         #: layer -> the ranks that `kf.scope.placement` said as it was made
         self._said: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
         self._memory = memory
@@ -154,29 +147,17 @@ class PipelineParallel(ExplainedDistribution):
     def _part(self, ranks: Ranks) -> FlowDistribution:
         """What lays the variables of a stage; of several lanes of a process the first has them."""
         if ranks not in self._parts:
-            (first, *_) = self._lanes_of(ranks)
-            self._parts[ranks] = self._made_part(self._holders(ranks)) if first.size == 1 else self._split_part(first)
+            lane, holders = self._ranks.lane_here(ranks), self._ranks.holders(ranks)
+            self._parts[ranks] = self._made_part(holders) if lane.size == 1 else self._split_part(lane, holders)
             self._parts[ranks].stage_rank = ranks[0]
         return self._parts[ranks]
 
-    def _lanes_of(self, ranks: Ranks) -> list[Placement]:
-        """The ranks of each lane of a stage: one, or those that compute it together."""
-        if not self._split_axes:
-            return [Placement([rank]) for rank in ranks]
-        shape = [self.placement.axis_size(axis) for axis in self._split_axes]
-        return [Placement(each, self._split_axes) for each in np.reshape(ranks, (-1, *shape))]
-
-    def _split_part(self, lane: Placement) -> FlowDistribution:
+    def _split_part(self, lane: Placement, holders: Ranks) -> FlowDistribution:
         """What lays the tensors of a lane of a stage over the ranks that compute it together."""
         part = _StagePart(lane, rules=self.rules, activations=self.activations, random=self.random)
-        part.whole, part.holders, part.rematerialized = self, lane.ranks, self.rematerialized
+        part.whole, part.holders, part.rematerialized = self, holders, self.rematerialized
         part._problems, part._warned = self._problems, self._warned  # `check` raises those of all stages together
         return part
-
-    def _holders(self, ranks: Ranks) -> Ranks:
-        """Those of a stage's ranks that hold its variables: of each process a lane, which the others get copies of."""
-        (first, *_) = self._lanes_of(ranks)
-        return first.ranks if first.size > 1 else (dry_run.world() or backend().world()).first_of_each_process(ranks)
 
     def _made_part(self, holders: Ranks) -> FlowDistribution:
         ranks = holders
@@ -195,7 +176,7 @@ class PipelineParallel(ExplainedDistribution):
         made_by = creator()
         ranks = self._ranks_of(layer or (made_by.layer if made_by else None))
         part, source = (self._home, "default") if ranks is None else (self._part(ranks), "its stage")
-        if ranks is not None and self._split_axes:
+        if ranks is not None and self._ranks.split_axes:
             return part.layout_for(path, shape, layer)
         return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
 
@@ -212,7 +193,7 @@ class PipelineParallel(ExplainedDistribution):
         return ranks
 
     def _ranks_of_stage(self, stage: int) -> Ranks:
-        return self._grid[self.schedule.rank_of[stage]]
+        return self._ranks.places[self.schedule.rank_of[stage]]
 
     def adopt(self, model: keras.Model, *others: object) -> bool:
         """Cut the model into stages, and bring each variable to those of its stage; whether any moved."""
@@ -299,7 +280,7 @@ class PipelineParallel(ExplainedDistribution):
     @property
     def parts_of_batch(self) -> int:
         """Micro-batches, times the ranks that share the rows of each."""
-        return self.schedule.microbatches * len(self._lanes_of(self._grid[0]))
+        return self.schedule.microbatches * len(self._ranks.lanes(self._ranks.places[0]))
 
     # ---- stages
 
@@ -320,14 +301,18 @@ class PipelineParallel(ExplainedDistribution):
         else:
             stage_of_call = cutting.by_cost(calls, schedule.stages)
         cutting.check(calls, stage_of_call, schedule.stages)
-        lanes = [self._lanes_of(each) for each in ranks]
+        lanes = [self._ranks.lanes(each) for each in ranks]
         refused.refuse_rows_that_interact(calls, len(lanes[0]), self.batch_normalization_view, type(self).__name__)
-        made = stages.cut(calls, stage_of_call, [tuple(lane.ranks[0] for lane in each) for each in lanes])
+        made = stages.cut(calls, stage_of_call, [self._ranks.shown(each) for each in lanes])
         refused.refuse_shared_state(made)
         for stage, each, of_stage in zip(made, ranks, lanes, strict=True):
-            stage.holders = self._holders(each)
-            if self._split_axes:
-                stage.split = (self._part(each), *map(self._split_part, of_stage[1:]))
+            stage.holders = self._ranks.holders(each)
+            if of_stage[0].size > 1:
+                here = self._part(each)
+                stage.split = tuple(
+                    here if lane.ranks == here.placement.ranks else self._split_part(lane, stage.holders)
+                    for lane in of_stage
+                )
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._ranks_of_layer.setdefault(inner, each)
@@ -348,7 +333,7 @@ class PipelineParallel(ExplainedDistribution):
         given, stages, _, chunks = self._asked
         if given not in asked_schedule.NAMES:
             return None
-        return asked_schedule.schedule_of(given, len(self._grid), stages, microbatches, chunks)
+        return asked_schedule.schedule_of(given, len(self._ranks.places), stages, microbatches, chunks)
 
     def _staged(self, *args: Any) -> StagedModel:
         """What runs the steps of a model that is cut."""
@@ -367,10 +352,11 @@ class PipelineParallel(ExplainedDistribution):
         Raises:
             FlowError: naming those that it has.
         """
-        if self._split_axes and ranks not in self._grid:
+        axes, places = self._ranks.split_axes, self._ranks.places
+        if axes and ranks not in places:
             raise FlowError(
-                f"kf.scope.placement: stages are split over {list(self._split_axes)}, so a stage is on the ranks "
-                f"{' or '.join(map(str, map(list, self._grid)))}, not on {list(ranks)}"
+                f"kf.scope.placement: stages are split over {list(axes)}, so a stage is on the ranks "
+                f"{' or '.join(map(str, map(list, places)))}, not on {list(ranks)}"
             )
         for rank in ranks:
             if rank not in self.placement.ranks:
@@ -396,21 +382,3 @@ class _StagePart(FlowDistribution):
     """What lays the variables of a stage on its ranks; other processes have nothing of them."""
 
     is_of_all_processes = False
-
-
-def _grid(placement: Placement, pipe_axis: str, batch_axes: tuple[str, ...]) -> list[Ranks]:
-    """The ranks at each place of the pipe axis: lane after lane, of each those that compute together.
-
-    Raises:
-        FlowError: there is no such axis.
-    """
-    names = placement.axis_names
-    if pipe_axis not in names:
-        raise FlowError(
-            f"PipelineParallel takes a placement with the axis {pipe_axis!r}, not {list(names)}: for example "
-            f"kf.Placement({list(placement.ranks)}, axis_names=({pipe_axis!r},)), or say pipe_axis="
-        )
-    outer = (pipe_axis, *(name for name in names if name in batch_axes))
-    order = [*map(names.index, outer), *(number for number, name in enumerate(names) if name not in outer)]
-    ranks = np.transpose(np.reshape(placement.ranks, placement.hierarchy), order)
-    return [tuple(map(int, each)) for each in ranks.reshape(len(ranks), -1)]

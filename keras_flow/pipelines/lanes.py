@@ -42,6 +42,8 @@ class Lanes:
         all: each lane's transfers.
         own: those of which this process has ranks.
         is_alone: whether it has all.
+        counts: whether what this process's lanes add to a sum is counted: of ranks that compute a lane together, the
+            first's.
     """
 
     def __init__(self, stages: Sequence[Stage]):
@@ -49,6 +51,7 @@ class Lanes:
         self.all = [Transfers(stages, lane) for lane in range(len(stages[0].ranks))]
         self.own = [lane for lane in self.all if lane.has_ranks]
         self.is_alone = all(lane.is_alone for lane in self.all)
+        self.counts = stages[0].rank == stages[0].root
         self._given: dict[int, list[list[Any]]] = {}
         self._sums: dict[int, Callable[[], list[Any]]] = {}
         self._compared = 0
@@ -69,7 +72,9 @@ class Lanes:
         home = next(lane for lane in self.own if lane.is_own(stage.number))
         given.append(gradients if len(self.all) == 1 else home.on(home.rank(stage.number), gradients))
         if len(given) == sum(lane.is_own(stage.number) for lane in self.own):
-            self._sums[stage.number] = backend().sum_over_ranks(stage.ranks, given, stage.trainable)
+            self._sums[stage.number] = backend().sum_over_ranks(
+                stage.ranks, given, stage.trainable, stage.splits(home.number)
+            )
 
     def gradients(self) -> dict[int, list[Any]]:
         """The sums, when all are there: for each stage of this process one for each of its trainable weights."""
@@ -83,14 +88,14 @@ class Lanes:
         blocks: list[list[Any]] = []
         for lane in self.all:
             mine = next((run.blocks for run in runs if run.lane is lane), None)
-            if lane.rank(-1) != last.rank:
+            if last.split and mine is not None:
+                mine = backend().on(lane.rank(-1), mine)  # whole
+            if lane.rank(-1) != last.rank and self.counts:
                 mine = lane.carried(mine, lane.rank(-1), last.rank, lane.number, ("outputs", signature))
-            elif last.split and mine is not None:
-                mine = backend().on(last.rank, mine)
             blocks.append(mine or [])
         for lane in self.own:
             lane.finish()
-        if not self.all[0].is_own(-1):
+        if not (self.all[0].is_own(-1) and self.counts):
             return [], []
         # a micro-batch's rows are spread over the lanes; those at the end have none where it has fewer rows than lanes
         rows = [
@@ -143,8 +148,8 @@ class Lanes:
                 total = total + backend().on(rank, value)
             return total
         here = backend().world().local_ranks[0]  # which may be no rank of the placement
-        for value in values:
-            total = total + backend().on(here, value)
+        for value in [backend().on(here, value) for value in values]:  # whole: all ranks of a lane take part
+            total = total + value if self.counts else total
         return backend().sum_over_processes(total)
 
     def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:

@@ -80,8 +80,8 @@ def refuse_split_stages(axes: Sequence[str], rules: object) -> None:
             "kf.sbp.split(1)}}, or leave the axis out"
         )
     reason = backend().capabilities.refused.get("split stages")
-    if reason is None and backend().world().process_count > 1:
-        reason = "of several processes none has the tensors of another; start one process that drives all ranks"
+    if reason is None and backend().capabilities.drives_all_ranks and backend().world().process_count > 1:
+        reason = "of several processes none has the tensors of another; drive all ranks by one, or use torch"
     if reason is not None:
         raise FlowError(f"stages that are split over an axis ({axes[0]!r}) on {backend().name}: {reason}")
 

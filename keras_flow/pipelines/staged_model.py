@@ -108,7 +108,7 @@ class StagedModel:
         if blocks:
             known = {key: joined(rows, [None]) for key, *rows in zip(self.last.sent, *blocks, strict=True)}
             outputs = filled(self.graph.outputs, known)
-        return self.lanes.from_rank(self.last.rank, outputs)
+        return self.lanes.from_rank(self.last.root, outputs)
 
     def _passes(self, batch: CutBatch, **settings: Any) -> list[Pass]:
         """A pass of each lane of this process."""
@@ -266,7 +266,7 @@ class StagedModel:
         if self.lanes.is_alone:
             return logs  # type: ignore[return-value]
         own = [backend().read(variable) for variable in variables]
-        for variable, value in zip(variables, self.lanes.from_rank(self.last.rank, own, is_like=True), strict=True):
+        for variable, value in zip(variables, self.lanes.from_rank(self.last.root, own, is_like=True), strict=True):
             backend().write(variable, value)
         return model.get_metrics_result()
 

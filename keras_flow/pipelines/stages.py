@@ -21,7 +21,8 @@ class Stage:
 
     Attributes:
         number: its place.
-        ranks: those that compute it, one of each lane: a part of the rows of every micro-batch.
+        ranks: those that compute it, one of each lane: a part of the rows of every micro-batch. Where ranks compute a
+            lane together it is the first, and in a process that is one of them the one of its own place.
         calls: in their order.
         inputs: keys of the model's inputs that it reads.
         received: keys of the tensors that it gets from the stage before, some of them only to hand them on.
@@ -31,7 +32,7 @@ class Stage:
         layer: what computes the calls.
         holders: those of its ranks that hold its variables; the others get copies for each pass.
         split: of each lane what lays its tensors over the ranks that compute it together, of which `ranks` has the
-            first; empty where a rank computes a lane alone.
+            one; empty where a rank computes a lane alone.
     """
 
     number: int
@@ -55,6 +56,11 @@ class Stage:
     def all_ranks(self) -> tuple[int, ...]:
         """Its ranks, those that compute a lane together too."""
         return tuple(rank for lane in self.split for rank in lane.placement.ranks) or self.ranks
+
+    @property
+    def root(self) -> int:
+        """The first of all its ranks: what all processes are told comes from it."""
+        return self.all_ranks[0]
 
     def splits(self, lane: int) -> Distribution | None:
         """What lays the tensors of a lane over the ranks that compute it together; None where one does."""

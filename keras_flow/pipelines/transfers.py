@@ -91,7 +91,8 @@ class Transfers:
         if not self.is_own(source):
             key = (stage, kind, number)
             pair = (self._ranks[source], self._ranks[stage])
-            self._coming[key] = backend().receive_tensors(pair, _tag(key), self._heard, (key, signature))
+            split = self._split[pair[1]]
+            self._coming[key] = backend().receive_tensors(pair, _tag(key), self._heard, (key, signature), split)
 
     def has(self, stage: int, kind: str, number: int) -> bool:
         """Whether a rank of this process has sent it."""
@@ -136,7 +137,7 @@ class Transfers:
         values = [
             backend().read(each) if is_here else keras.ops.empty(tuple(each.shape), each.dtype) for each in variables
         ]
-        if len(stage.holders) == len(backend().world().first_of_each_process(stage.ranks)) or not values:
+        if len(stage.holders) == len(backend().world().first_of_each_process(stage.all_ranks)) or not values:
             return self.on(self.rank(stage.number), values)
         return backend().from_process_of(stage.rank, values, True, stage.ranks)
 
@@ -187,7 +188,8 @@ class Transfers:
         if source in self.own:
             self._sent.append(backend().send_tensors(value, (source, to), _FIRST_TIED + number, self._told, key))
         elif to in self.own:
-            return backend().receive_tensors((source, to), _FIRST_TIED + number, self._heard, key)()
+            split = self._split.get(to)
+            return backend().receive_tensors((source, to), _FIRST_TIED + number, self._heard, key, split)()
         return None
 
     def _tied(self, stages: Sequence[Stage]) -> list[tuple[keras.Variable, int, list[int]]]:

@@ -264,11 +264,16 @@ CASES: dict[str, tuple[Any, ...]] = {
 SOME = ("dropout", "skips", "two_outputs", "masked_weights", "tied_norm", "regularized", "short_batch")
 
 
+#: placements of pipelines whose stages are split
+SPLIT = ("split", "lanes", "2x2x2")
+
+
 def pipeline(name: str) -> kf.PipelineParallel:
     """A pipeline by the name of its schedule: on four ranks, on two, or as `+2x2` on two stages of two ranks.
 
     In two processes of two ranks `+2x2` gives each process a stage, and `+across` each a lane. `+split` are two stages
-    whose weights are split over two ranks, `+lanes` stages of two lanes on one place of the pipe axis, each split.
+    whose weights are split over two ranks, `+lanes` stages of two lanes on one place of the pipe axis, each split, and
+    `+2x2x2` two stages of two such lanes, on eight ranks.
     """
     if name == "central":
         return kf.CentralStorage(random="logical")
@@ -279,10 +284,11 @@ def pipeline(name: str) -> kf.PipelineParallel:
         "across": kf.Placement([[0, 1], [2, 3]], ("data", "pipe")),
         "split": kf.Placement([[0, 1], [2, 3]], ("pipe", "model")),
         "lanes": kf.Placement([[[0, 1], [2, 3]]], ("pipe", "data", "model")),
+        "2x2x2": kf.Placement(np.arange(8).reshape(2, 2, 2), ("pipe", "data", "model")),
     }
     return kf.PipelineParallel(
         grids.get(more) or kf.Placement(range(ranks), axis_names=("pipe",)),
-        rules={"(kernel|embeddings)$": {"model": kf.sbp.split(1)}} if more in ("split", "lanes") else None,
+        rules={"(kernel|embeddings)$": {"model": kf.sbp.split(1)}} if more in SPLIT else None,
         microbatches=4,
         schedule=schedule,
         chunks=2 if schedule == "auto" else None,

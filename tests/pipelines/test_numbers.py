@@ -9,6 +9,8 @@ import pytest
 from tests import sampling
 
 ENGINES = ("jax", "tensorflow", "torch")
+#: those on which a stage may be split over several ranks
+SPLITTING = ("jax", "torch")
 SCHEDULES = ("gpipe", "interleaved", "zb1p", "zbv", "auto", "1f1b+remat", "zbv+2x2")
 
 
@@ -28,8 +30,9 @@ def test_stages_on_two_ranks(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "tied_norm", "short_batch"), ("1f1b+2x2",)) == []
 
 
-def test_stages_that_are_split(on_ranks: Any) -> None:
-    assert on_ranks("jax")(_off, ("skips",), ("1f1b+split", "interleaved+lanes")) == []
+@pytest.mark.parametrize("engine", SPLITTING)
+def test_stages_that_are_split(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_off, ("skips",), ("1f1b+split", "interleaved+lanes")) == []
 
 
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
@@ -107,7 +110,7 @@ def test_mixed_precision(engine: str, policy: str, on_ranks: Any) -> None:
 def test_every_case(engine: str, on_ranks: Any) -> None:
     from tests.pipelines import models
 
-    split = ("1f1b+split", "interleaved+lanes") if engine == "jax" else ()
+    split = ("1f1b+split", "interleaved+lanes") if engine in SPLITTING else ()
     assert on_ranks(engine)(_off, tuple(models.CASES), ("1f1b", "1f1b+2x2", *split), timeout=3600.0) == []
 
 
@@ -163,8 +166,9 @@ def test_a_checkpoint_goes_on_in_another_layout(engine: str, on_ranks: Any, tmp_
 
 
 @pytest.mark.full
-def test_a_checkpoint_of_split_stages(on_ranks: Any, tmp_path: Any) -> None:
-    assert on_ranks("jax")(_resumed, str(tmp_path), _SPLIT) == []
+@pytest.mark.parametrize("engine", SPLITTING)
+def test_a_checkpoint_of_split_stages(engine: str, on_ranks: Any, tmp_path: Any) -> None:
+    assert on_ranks(engine)(_resumed, str(tmp_path), _SPLIT) == []
 
 
 def _one_gradient_dropped() -> list[str]:

@@ -74,7 +74,20 @@ def test_several_ranks_in_each(engine: str, two_processes: TwoProcesses, on_rank
     assert two_processes(engine, 4).on_each(_off, expected, ways, timeout=1200.0) == [[], []]
 
 
-def _kept(folder: str) -> dict[str, Any]:
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ["jax", "torch"])
+def test_stages_of_split_lanes(engine: str, tmp_path: Path, on_ranks: Any) -> None:
+    """Each of eight ranks is of a stage, of a lane, and has a part of its weights."""
+    expected = on_ranks(engine)(_alone, ("dropout", "tied_norm", "short_batch", "masked_weights"))
+    pool = Pool(engine, tmp_path, ranks=8)
+    try:
+        assert pool(_off, expected, ("1f1b+2x2x2",), timeout=1200.0) == []
+    finally:
+        pool.close()
+
+
+def _kept(folder: str, way: str) -> dict[str, Any]:
     import keras
     import numpy as np
 
@@ -82,7 +95,7 @@ def _kept(folder: str) -> dict[str, Any]:
     from keras_flow.backends.active import backend
     from tests.pipelines import models
 
-    distribution = models.pipeline("1f1b")
+    distribution = models.pipeline(way)
     keras.utils.set_random_seed(3)
     with distribution.scope():
         model, other = models.dense(), models.dense()
@@ -135,7 +148,7 @@ def _loaded(folder: str) -> Any:
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, tmp_path: Path) -> None:
     """A process has the weights of its stage alone, and a file has all."""
-    first, second = two_processes(engine, 2).on_each(_kept, str(tmp_path))
+    first, second = two_processes(engine, 2).on_each(_kept, str(tmp_path), "1f1b")
     loaded = on_ranks(engine)(_loaded, str(tmp_path))
     for found in (first, second):
         assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
@@ -143,6 +156,21 @@ def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, t
             assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
     assert 0 < sum(first["held"]) < sum(first["sizes"])
     assert [a + b for a, b in zip(first["held"], second["held"], strict=True)] == first["sizes"]
+
+
+def test_what_is_kept_of_split_stages(on_ranks: Any, tmp_path: Path) -> None:
+    """On torch a rank has its part of its stage's weights; biases are whole on both ranks of a stage."""
+    each = on_ranks("torch").on_each(_kept, str(tmp_path), "1f1b+split")
+    loaded = on_ranks("torch")(_loaded, str(tmp_path))
+    sizes = each[0]["sizes"]
+    for found in each:
+        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
+        for weights in loaded:
+            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+    kernels, biases = [8 * 5, 8 * 8, 8 * 6], [8, 8, 6, 3]  # that of the last layer has three columns: it is whole
+    assert sizes == [kernels[0], 8, kernels[1], 8, kernels[2], 6, 6 * 3, 3]
+    assert sum(map(sum, (found["held"] for found in each))) == sum(kernels) + 2 * (6 * 3 + sum(biases))
+    assert all(0 < sum(found["held"]) < sum(sizes) / 2 for found in each)
 
 
 def _killed_while_it_trains() -> None:
