@@ -226,7 +226,8 @@ def _absent(variable: keras.Variable) -> torch.Tensor:
 
 def from_rank(variable: keras.Variable, rank: int) -> torch.Tensor:
     """The value that one rank has, on all; a collective."""
-    stored: torch.Tensor = to_logical(variable._value.detach())
+    own: torch.Tensor = variable._value.detach()
+    stored = to_logical(own)
     value = torch.empty_like(stored, device=core.get_device()) if stored.is_meta else stored.clone().contiguous()
     if torch_distributed.is_initialized():
         torch_distributed.broadcast(value, rank)
