@@ -79,11 +79,11 @@ class _EagerStage:
 
 @contextlib.contextmanager
 def _within(split: Distribution | None) -> Iterator[None]:
-    """Compute logical tensors under the distribution that splits a stage."""
+    """Compute under what splits a stage: logical tensors, or plain ones where slots alone are split."""
     if split is None:
         yield
         return
-    with holding(split), running(RunningStep(split, consistent=True)):
+    with holding(split), running(RunningStep(split, consistent=not split.mirrored_view)):
         yield
 
 
@@ -177,7 +177,7 @@ def apply_gradients(
     pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True) if pair[1] is not None]
     if pairs:
         found = keras_layout(pairs[0][0])
-        split = found.distribution if found is not None and isinstance(pairs[0][0]._value, DTensor) else None
+        split = None if found is None or found.distribution.has_one_rank else found.distribution
         with torch.no_grad(), _within(split):
             optimizer.apply([gradient for _, gradient in pairs], [variable for variable, _ in pairs])
         return

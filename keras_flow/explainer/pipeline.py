@@ -86,6 +86,8 @@ def explain_pipeline(
     costs = (operations, operations, operations)
     crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
     slots, notes = _slots(model, stages, layouts)
+    if distribution.zero_stage:
+        slots = [-(-each // lanes) for each in slots]
     lane_axes = [*distribution.placement.axis_names]
     lane_axes = [name for name in lane_axes if name not in (pipe_axis, *_split_axes(stages))]
     return Explanation(

@@ -65,6 +65,8 @@ class PipelineParallel(ExplainedDistribution):
             and moves its averages once for each. That is another number than one device's, and stages are on one rank.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
             the micro-batches.
+        zero: 1 splits the optimizer's slots over the ranks that share a stage's rows, on torch; 0: each has all.
+        zero_min_size: weights with fewer elements keep whole slots.
 
     Raises:
         FlowError: a placement with other axes, a schedule that does not fit the ranks, stages that cannot be cut.
@@ -100,6 +102,8 @@ class PipelineParallel(ExplainedDistribution):
         memory: int | None = None,
         batch_normalization: str = "refuse",
         random: str | None = None,
+        zero: int = 0,
+        zero_min_size: int = 1024,
     ):
         if placement is None:
             world = dry_run.world() or backend().world()
@@ -109,6 +113,7 @@ class PipelineParallel(ExplainedDistribution):
         self._ranks = StageRanks(placement, pipe_axis, axes)
         if self._ranks.split_axes:
             refused.refuse_split_stages(self._ranks.split_axes, rules)
+        self._zero = refused.zero_of(zero, zero_min_size, self._ranks)
         if isinstance(remat, str) and remat not in ("stage", "block"):
             raise FlowError(
                 f'remat is None, "stage", "block" (the repeated blocks of a model) or a list of regular expressions of '
@@ -138,6 +143,7 @@ class PipelineParallel(ExplainedDistribution):
             random=random,
             remat=None if self._repeats_stages else remat,
         )
+        self.zero_stage = zero  # of its parts
         # what no stage has (counters, metrics) is on every process, and of a process on one rank
         self._home = self
         if backend().capabilities.drives_all_ranks:
@@ -164,9 +170,8 @@ class PipelineParallel(ExplainedDistribution):
         if backend().capabilities.drives_all_ranks:
             own = backend().world().local_ranks
             ranks = ([rank for rank in holders if rank in own] or holders)[:1]
-        part = _StagePart(Placement(list(ranks)), random=self.random)
-        part.holders = holders
-        part.whole, part.mirrored_view = self, True
+        part = _StagePart(Placement(list(ranks), ("lane",)), random=self.random, **self._zero)
+        part.whole, part.mirrored_view, part.holders = self, True, holders
         return part
 
     # ---- where variables are
@@ -307,6 +312,8 @@ class PipelineParallel(ExplainedDistribution):
         refused.refuse_shared_state(made)
         for stage, each, of_stage in zip(made, ranks, lanes, strict=True):
             stage.holders = self._ranks.holders(each)
+            if self._zero:
+                self._part(each).ensure_entered()  # groups are made by all processes
             if of_stage[0].size > 1:
                 here = self._part(each)
                 stage.split = tuple(

@@ -11,6 +11,7 @@ from keras_flow.backends import row_interaction
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines.graph import CallGraph, units
+from keras_flow.pipelines.stage_ranks import StageRanks
 from keras_flow.pipelines.stages import Stage
 
 
@@ -84,6 +85,32 @@ def refuse_split_stages(axes: Sequence[str], rules: object) -> None:
         reason = "of several processes none has the tensors of another; drive all ranks by one, or use torch"
     if reason is not None:
         raise FlowError(f"stages that are split over an axis ({axes[0]!r}) on {backend().name}: {reason}")
+
+
+def zero_of(stage: int, min_size: int, ranks: StageRanks) -> dict[str, Any]:
+    """What a stage's part is told of `zero=`; refuses what a pipeline cannot split.
+
+    Raises:
+        FlowError: saying what to do.
+    """
+    if stage == 0:
+        return {}
+    if stage != 1:
+        raise FlowError(
+            f"PipelineParallel(zero={stage!r}): a pipeline splits slots alone, zero=1. Split weights and gradients "
+            "of a stage by rules= over an axis of their own, or take kf.ModelParallel"
+        )
+    if backend().capabilities.drives_all_ranks:
+        raise FlowError(
+            f"PipelineParallel(zero=1) on {backend().name}: a process has slots once, on the first of its ranks in a "
+            "stage. Leave zero= out, or use torch"
+        )
+    if ranks.split_axes or len(ranks.places[0]) == 1:
+        raise FlowError(
+            "PipelineParallel(zero=1) splits slots over the ranks that share the rows of a stage, which are not split "
+            'otherwise: take a placement with the axes ("pipe", "data")'
+        )
+    return {"zero": 1, "zero_min_size": min_size, "batch_axes": ("lane",)}
 
 
 def refuse_unlike(ranks: Sequence[tuple[int, ...]]) -> None:

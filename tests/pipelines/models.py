@@ -273,7 +273,7 @@ def pipeline(name: str) -> kf.PipelineParallel:
 
     In two processes of two ranks `+2x2` gives each process a stage, and `+across` each a lane. `+split` are two stages
     whose weights are split over two ranks, `+lanes` stages of two lanes on one place of the pipe axis, each split, and
-    `+2x2x2` two stages of two such lanes, on eight ranks.
+    `+2x2x2` two stages of two such lanes, on eight ranks. `+zero` is `+2x2` with slots split over the ranks of a stage.
     """
     if name == "central":
         return kf.CentralStorage(random="logical")
@@ -281,6 +281,7 @@ def pipeline(name: str) -> kf.PipelineParallel:
     ranks = min(4 if schedule == "1f1b" else 2, kf.env.get_world_size())
     grids = {
         "2x2": kf.Placement([[0, 2], [1, 3]], ("data", "pipe")),
+        "zero": kf.Placement([[0, 2], [1, 3]], ("data", "pipe")),
         "across": kf.Placement([[0, 1], [2, 3]], ("data", "pipe")),
         "split": kf.Placement([[0, 1], [2, 3]], ("pipe", "model")),
         "lanes": kf.Placement([[[0, 1], [2, 3]]], ("pipe", "data", "model")),
@@ -294,6 +295,8 @@ def pipeline(name: str) -> kf.PipelineParallel:
         chunks=2 if schedule == "auto" else None,
         remat={"remat": "stage", "blocks": "block"}.get(more),
         random="logical",
+        zero=int(more == "zero"),
+        zero_min_size=1,
     )
 
 
@@ -338,12 +341,13 @@ def off(
         for schedule in schedules:
             other = trained(pipeline(schedule), name)
             for key, value in one.items():
-                if list(keras.tree.flatten(value)) and (distance := _distance(value, other[key])) > 2e-5:
-                    found.append(f"{name}, {schedule}: {key} are off by {distance:.1e}")
+                if list(keras.tree.flatten(value)) and (far := distance(value, other[key])) > 2e-5:
+                    found.append(f"{name}, {schedule}: {key} are off by {far:.1e}")
     return found
 
 
-def _distance(one: Any, other: Any) -> float:
+def distance(one: Any, other: Any) -> float:
+    """How far the numbers of two structures are apart, relative to the largest of each array above 1."""
     keras.tree.assert_same_structure(one, other)
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return max(

@@ -35,6 +35,36 @@ def test_stages_that_are_split(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("skips",), ("1f1b+split", "interleaved+lanes")) == []
 
 
+def test_slots_that_are_split(on_ranks: Any) -> None:
+    assert on_ranks("torch")(_off, ("adam", "tied_norm", "short_batch"), ("1f1b+zero",)) == []
+
+
+def _by_hand(way: str) -> list[str]:
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    found = []
+    for distribution in (kf.DataParallel(kf.Placement([0]), random="logical"), models.pipeline(way)):
+        keras.utils.set_random_seed(3)
+        with distribution.scope():
+            model = models.dropout()
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        given: dict[str, Any] = {"sample_weight": models.WEIGHTS, "return_dict": True}
+        logs = [model.train_on_batch(models.X, models.Y, **given) for _ in range(3)]
+        logs.append(model.test_on_batch(models.X, models.Y, **given))
+        numbers = [float(each[name]) for each in logs for name in sorted(each)]
+        found.append({"logs": numbers, "predictions": model.predict_on_batch(models.X), "weights": model.get_weights()})
+    one, other = found
+    return [key for key, value in one.items() if models.distance(value, other[key]) > 2e-5]
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_steps_on_batches_by_hand(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_by_hand, "1f1b") == []
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
@@ -116,6 +146,7 @@ def test_every_case(engine: str, on_ranks: Any) -> None:
 
 _CHAIN = (("pipeline", "2x2"), ("2x2", "data"), ("data", "pipeline"))
 _SPLIT = (("split", "data"), ("data", "split"))
+_ZERO = (("zero", "data"), ("data", "zero"))
 
 
 def _resumed(folder: str, chain: tuple[tuple[str, str], ...]) -> list[str]:
@@ -125,7 +156,7 @@ def _resumed(folder: str, chain: tuple[tuple[str, str], ...]) -> list[str]:
     from tests.pipelines import models
 
     data = kf.DataParallel(kf.Placement(range(4), axis_names=("data",)), random="logical")
-    names = {"pipeline": "1f1b", "2x2": "1f1b+2x2", "split": "1f1b+split"}
+    names = {"pipeline": "1f1b", "2x2": "1f1b+2x2", "split": "1f1b+split", "zero": "1f1b+zero"}
     ways = {way: data if way == "data" else models.pipeline(names[way]) for pair in (("data",), *chain) for way in pair}
 
     def made(way: str) -> Any:
@@ -169,6 +200,11 @@ def test_a_checkpoint_goes_on_in_another_layout(engine: str, on_ranks: Any, tmp_
 @pytest.mark.parametrize("engine", SPLITTING)
 def test_a_checkpoint_of_split_stages(engine: str, on_ranks: Any, tmp_path: Any) -> None:
     assert on_ranks(engine)(_resumed, str(tmp_path), _SPLIT) == []
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_split_slots(on_ranks: Any, tmp_path: Any) -> None:
+    assert on_ranks("torch")(_resumed, str(tmp_path), _ZERO) == []
 
 
 def _one_gradient_dropped() -> list[str]:

@@ -121,6 +121,9 @@ def _kept(folder: str, way: str) -> dict[str, Any]:
         ),
         "held": list(held.values()),
         "sizes": [weight.size for weight in before],
+        "slots": sum(
+            sum(map(np.size, backend().shards(slot).values())) for slot in model.optimizer.variables if len(slot.shape)
+        ),
         "explained": "1f1b" in explained,
         "set": _set(model, before),
     }
@@ -156,6 +159,19 @@ def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, t
             assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
     assert 0 < sum(first["held"]) < sum(first["sizes"])
     assert [a + b for a, b in zip(first["held"], second["held"], strict=True)] == first["sizes"]
+
+
+def test_what_is_kept_of_split_slots(on_ranks: Any, tmp_path: Path) -> None:
+    """With `zero=1` ranks that share the rows of a stage have its weights whole, and each a part of Adam's slots."""
+    each = on_ranks("torch").on_each(_kept, str(tmp_path), "1f1b+zero")
+    loaded = on_ranks("torch")(_loaded, str(tmp_path))
+    sizes = each[0]["sizes"]
+    for found in each:
+        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
+        for weights in loaded:
+            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+    assert sum(sum(found["held"]) for found in each) == 2 * sum(sizes)
+    assert sum(found["slots"] for found in each) == 2 * (sum(sizes) + 3)  # a bias of 3 does not divide
 
 
 def test_what_is_kept_of_split_stages(on_ranks: Any, tmp_path: Path) -> None:
