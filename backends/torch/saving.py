@@ -93,7 +93,8 @@ def to_array(
     if asking is None:
         reading_dtensors.meet_to_read(tensor)
     value = (variables.to_logical(tensor.detach()) if asking is None else asking.whole(tensor)).cpu().numpy()
-    return value.astype(dtype) if dtype is not None else value
+    # NumPy 2 leaves it to this method: the value may be in the memory of a weight, which is trained further
+    return np.array(value, dtype) if copy else np.asarray(value, dtype)
 
 
 def of_stage(value: object, *args: object, **kwargs: object) -> int | None:

@@ -209,8 +209,9 @@ class GlobalTensor:
     # ---- conversions of Python and numpy
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
-        """The logical values, for `np.asarray(x)`."""
-        return np.asarray(self.numpy(), dtype)  # type: ignore[call-overload]
+        """The logical values, for `np.asarray(x)`; a copy for `np.array(x)`, which NumPy 2 leaves to this method."""
+        make = np.array if copy else np.asarray
+        return make(self.numpy(), dtype)  # type: ignore[call-overload]
 
     def __len__(self) -> int:
         """Length of the first dim."""

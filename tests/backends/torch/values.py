@@ -58,6 +58,27 @@ def values_that_are_read_are_those_of_the_whole_tensor() -> None:
 
 
 @check
+def an_array_of_a_weight_is_a_copy() -> None:
+    """`np.array(x)` copies: a program keeps with it what weights were before an epoch."""
+    import keras
+
+    import keras_flow as kf
+
+    for rules in ({}, {"kernel": {"model": "S(1)"}}):
+        mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+        with kf.ModelParallel(mesh, rules=rules, batch_axes="data").scope():
+            layer = keras.layers.Dense(4)
+            layer.build((None, 3))
+            kept = [
+                np.array(value) for value in (layer.kernel, layer.kernel.value.detach(), kf.global_tensor(layer.kernel))
+            ]
+            before = np.asarray(keras.ops.convert_to_numpy(layer.kernel)).copy()
+            layer.kernel.assign(layer.kernel + 1.0)
+            for value in kept:
+                np.testing.assert_array_equal(value, before)
+
+
+@check
 def a_mean_of_ranks_is_no_global_tensor() -> None:
     """A DTensor whose summands are averaged, or compared, would be read as their sum."""
     import torch
