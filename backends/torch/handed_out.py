@@ -20,7 +20,7 @@ from keras import tree
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves
-from keras_flow.backends.torch import variables
+from keras_flow.backends.torch import variables, wrapped_modules
 from keras_flow.current import models
 from keras_flow.current.keras_places import (
     compute_output_spec,
@@ -94,7 +94,8 @@ def _several(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obj
     if settings not in known:
         positional, named = cast("tuple[tuple, dict]", tree.map_structure(_spec, (args, kwargs)))
         try:
-            known[settings] = len(tree.flatten(compute_output_spec(layer.call, *positional, **named))) > 1
+            with wrapped_modules.kept_state(layer):
+                known[settings] = len(tree.flatten(compute_output_spec(layer.call, *positional, **named))) > 1
         except Exception:  # Python that asks for values: then they are computed on plain tensors
             known[settings] = True
     return known[settings]

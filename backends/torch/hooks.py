@@ -27,6 +27,7 @@ from keras_flow.backends.torch import (
     step,
     trainer,
     variables,
+    wrapped_modules,
 )
 
 
@@ -41,4 +42,5 @@ def hooks() -> tuple[Hook, ...]:
         *declared(mirrored, step, rematerialized, layers, shapes, split_layers, losses),
         *metrics.hooks(),
         *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
+        *declared(wrapped_modules),
     )

@@ -28,6 +28,7 @@ from keras_flow.backends.torch import (
     rowwise_calls,
     split_rows,
     variables,
+    wrapped_modules,
 )
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import RunningStep, running
@@ -144,6 +145,7 @@ def new_source(_: object, original: Callable[..., object], iterator: Any, *args:
 def retrack(model: keras.Layer) -> None:
     """Tell torch's modules of replaced parameters: Keras hands them over once; `zero_grad` misses new ones."""
     for layer in model._flatten_layers():
+        wrapped_modules.hand_over(layer)
         tracked = layer.__dict__.get("_modules", {}).get("_torch_params")
         # built later, or a layer without weights
         if tracked is None:

@@ -83,6 +83,7 @@ FILES = {
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
     "simulated": (("torch",), "ranks that one process plays; on the others it has virtual devices"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
+    "wrapped_modules": (("torch",), "others have no modules of their own that Keras wraps with shared weights"),
     "believed_rules": (("torch",), "the rules of DTensor that are right"),
     "reading_dtensors": (("torch",), "values that an eager program reads"),
     "whole": (("torch",), "operators whose rules are not right"),
