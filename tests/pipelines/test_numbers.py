@@ -275,6 +275,30 @@ def _a_stage_steps_early() -> list[str]:
         passes.Pass._add = added  # type: ignore[method-assign]
 
 
+def _counted_by_each_rank() -> list[str]:
+    from keras_flow.pipelines import lanes
+    from tests.pipelines import models
+
+    right = lanes.Lanes.sum_on
+
+    def by_each(of: Any, rank: int, values: Any) -> Any:
+        counts, of.counts = of.counts, True
+        try:
+            return right(of, rank, values)
+        finally:
+            of.counts = counts
+
+    lanes.Lanes.sum_on = by_each  # type: ignore[method-assign]
+    try:
+        return models.off(("tied_norm",), ("1f1b+split",))
+    finally:
+        lanes.Lanes.sum_on = right  # type: ignore[method-assign]
+
+
+def test_a_norm_that_each_rank_of_a_lane_counts_is_seen(on_ranks: Any) -> None:
+    assert any("weights are off" in text for text in on_ranks("torch")(_counted_by_each_rank))
+
+
 @pytest.mark.parametrize(
     "fault", [_one_gradient_dropped, _means_of_means, _tied_counted_once_more, _a_stage_steps_early]
 )
