@@ -111,31 +111,48 @@ class Lanes:
             is_short: a lane may have had no rows; its seeds have stood still.
         """
         if len(self.all) > 1:
-            for stage in self._stages:
+            problems = [
                 self._agree_on_state(stage, [run for run in runs if stage.number in run.state], is_short)
+                for stage in self._stages
+            ]
+            self._raise_on_all([text for text in problems if text])
         for run in runs[:1] if self.is_alone else runs:
             run.keep_state()
         self._compared += 1
 
-    def _agree_on_state(self, stage: Stage, runs: Sequence[Pass], is_short: bool) -> None:
-        """Compare a stage's state between its ranks; all get that of the first."""
-        of_layers = any(not is_seed(variable.path) for variable in stage.state)
-        if not (of_layers or (is_short and stage.state)) or not runs:
-            return
+    def _raise_on_all(self, problems: Sequence[str]) -> None:
+        """Raise what some processes found, on all of them: the others would wait for these."""
+        if not self.is_alone:
+            if not any(map(_has_own_state, self._stages)):
+                return
+            found = backend().sum_over_processes(keras.ops.convert_to_tensor(float(len(problems)), "float32"))
+            if not problems and float(keras.ops.convert_to_numpy(found)):
+                problems = [
+                    "a layer has state that depends on the rows that it sees, which another process names, where "
+                    "ranks of its stage see different ones. Give the stage one rank"
+                ]
+        if problems:
+            raise FlowError(problems[0])
+
+    def _agree_on_state(self, stage: Stage, runs: Sequence[Pass], is_short: bool) -> str:
+        """Compare a stage's state between its ranks; all get that of the first. Returns what is wrong with it."""
+        if not (_has_own_state(stage) or (is_short and stage.state)) or not runs:
+            return ""
         first = runs[0].state[stage.number]
         if not self.is_alone:
             first = backend().from_process_of(stage.rank, first, True, stage.ranks)
         elif self._compared >= _COMPARED:
-            return
+            return ""
         for run in runs:
             for variable, one, other in zip(stage.state, first, run.state[stage.number], strict=True):
                 if not is_seed(variable.path) and not _is_equal(one, other):
-                    raise FlowError(
+                    return (
                         f"a layer of stage {stage.number} has state that depends on the rows that it sees "
                         f"({variable.path}), and the ranks {list(stage.ranks)} of the stage see different ones. Give "
                         "the stage one rank, or keep such state out of the model"
                     )
             run.state[stage.number] = first
+        return ""
 
     # ---- numbers for all ranks
 
@@ -162,6 +179,11 @@ def in_turn(works: Sequence[Generator[None]]) -> None:
     left = list(works)
     while left:
         left = [work for work in left if next(work, StopIteration) is not StopIteration]
+
+
+def _has_own_state(stage: Stage) -> bool:
+    """Whether its layers have state besides seeds."""
+    return any(not is_seed(variable.path) for variable in stage.state)
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -161,6 +161,36 @@ def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, t
     assert [a + b for a, b in zip(first["held"], second["held"], strict=True)] == first["sizes"]
 
 
+def _state_of_rows() -> str:
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+
+    class LastMean(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            self.seen.assign(keras.ops.mean(x))
+            return x
+
+    with kf.PipelineParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("pipe", "data"))).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), LastMean(), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        try:
+            model.fit(np.arange(32.0).reshape(8, 4), np.ones((8, 2)), verbose=0)
+        except kf.FlowError as error:
+            return str(error)
+    return ""
+
+
+def test_state_that_depends_on_rows_is_refused_on_all_ranks(on_ranks: Any) -> None:
+    """One rank sees that its own differs; the others must not wait for it."""
+    found = on_ranks("torch").on_each(_state_of_rows, timeout=60.0)
+    assert all("has state that depends on the rows that it sees" in text for text in found)
+
+
 def test_what_is_kept_of_split_slots(on_ranks: Any, tmp_path: Path) -> None:
     """With `zero=1` ranks that share the rows of a stage have its weights whole, and each a part of Adam's slots."""
     each = on_ranks("torch").on_each(_kept, str(tmp_path), "1f1b+zero")
