@@ -27,6 +27,10 @@ ROWS = {"divides": 12, "uneven": 11, "few": 3, "one": 1}
 RULES: dict[str, int | None] = {"none": None, "last": -1, "first": 0}
 #: weights are split over the rows' axes, whatever their size
 ZERO = "zero=3"
+#: two stages along the last axis; on (2,2) each has two lanes of rows
+PIPELINE = "pipeline"
+#: modules of names that a layer of the sweep's own applies to all rows: a stage sees those of a micro-batch
+_OF_ALL_ROWS = ("ops", "program", "random")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Setting:
         mesh: a name in `MESHES`.
         rows: a name in `ROWS`.
         rules: a name in `RULES`.
-        strategy: of `kf.DataParallel`, `ZERO`, or empty for the default.
+        strategy: of `kf.DataParallel`, `ZERO`, `PIPELINE`, or empty for the default.
     """
 
     mesh: str
@@ -55,13 +59,18 @@ class Setting:
         """Whether it is `kf.DataParallel`: a placement of one axis and no rules."""
         return len(MESHES[self.mesh][1]) == 1 and self.rules == "none"
 
+    def takes(self, name: str) -> bool:
+        """Whether a name is trained under it."""
+        return self.strategy != PIPELINE or name.partition(".")[0] not in _OF_ALL_ROWS
 
-def covering(number: int, mirrored: bool = False) -> list[Setting]:
+
+def covering(number: int, mirrored: bool = False, pipeline: bool = False) -> list[Setting]:
     """The settings of the group with this number.
 
     Args:
         number: turns the pairs of meshes, rows and rules.
         mirrored: whether the engine has `strategy="mirrored"`.
+        pipeline: whether a pipeline is among them.
     """
     rows, rules = list(ROWS), list(RULES)
     odd = number % 2
@@ -73,6 +82,10 @@ def covering(number: int, mirrored: bool = False) -> list[Setting]:
             settings.append(Setting(mesh, rows[(number + place) % len(rows)], rule))
     rules = ("last", "first")[odd]
     settings.append(Setting("(2,2)", "divides", rules, ZERO) if number % 3 else Setting("(4,)", "uneven", "none", ZERO))
+    if pipeline:
+        settings.append(
+            Setting(("(2,2)", "two of four")[number // 2 % 2], ("uneven", "divides")[odd], "none", PIPELINE)
+        )
     if mirrored:
         settings.append(Setting("(4,)", ("divides", "uneven")[odd], "none", "mirrored"))
     return settings

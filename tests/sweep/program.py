@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 from keras import layers as L
 
 from tests.one_device import one_device
-from tests.sweep.design import MESHES, ROWS, RULES, ZERO, Setting
+from tests.sweep.design import MESHES, PIPELINE, ROWS, RULES, ZERO, Setting
 from tests.sweep.piece import Piece
 
 #: the update of a variable may differ from one device by this share of its largest element
@@ -80,12 +82,22 @@ def distribution(setting: Setting) -> Any:
 
     ranks, axes, batch_axes = MESHES[setting.mesh]
     placement = kf.Placement(ranks, axis_names=axes)
+    if setting.strategy == PIPELINE:
+        return kf.PipelineParallel(placement, pipe_axis=axes[-1], batch_axes=axes[:-1], microbatches=3)
     zero = {"zero": 3, "zero_min_size": 1} if setting.strategy == ZERO else {}
     if setting.is_data_parallel:
         return kf.DataParallel(placement, strategy=None if zero else setting.strategy or None, **zero)
     dim = RULES[setting.rules]
     rules = None if dim is None else {"kernel|embeddings": {"model": kf.sbp.split(dim)}}
     return kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes, **zero)
+
+
+@contextlib.contextmanager
+def draws_of(strategy: str) -> Iterator[None]:
+    """Inside, draws are by logical index where a pipeline's are compared: by rows, whatever its micro-batches are."""
+    given = {"KERAS_FLOW_RANDOM": "logical"} if strategy == PIPELINE else {}
+    with mock.patch.dict(os.environ, given):
+        yield
 
 
 def run(pieces: Sequence[Piece], rows: str, chosen: Any = None) -> Numbers:

@@ -50,11 +50,12 @@ def tasks_of(backend: str, names: Sequence[str], group: int = GROUP) -> list[Tas
     """All tasks of a backend; optimizers train a model alone."""
     alone = [name for name in names if name.startswith("optimizers.")]
     together = [name for name in names if name not in alone]
-    return [
-        Task(one, setting)
+    tasks = [
+        Task(tuple(name for name in one if setting.takes(name)), setting)
         for number, one in enumerate([*grouped(together, group), *((name,) for name in alone)])
-        for setting in covering(number, mirrored=backend == "tensorflow")
+        for setting in covering(number, mirrored=backend == "tensorflow", pipeline=True)
     ]
+    return [task for task in tasks if task.names]
 
 
 class Sweep:

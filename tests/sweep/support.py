@@ -15,14 +15,15 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 from tests.sweep import results
+from tests.sweep.design import PIPELINE
 from tests.sweep.results import NOT_COMPARED, STATES, Result
 from tests.sweep.runner import BACKENDS, all_names, read
 
 #: the least share of names that run natively
 NATIVE = {"jax": 0.97, "tensorflow": 0.92, "torch": 0.92}
 _BAD = ("wrong", "crash")
-#: rows of the table: backend, and the strategy where one is asked for by name
-_ROWS = (*((name, "") for name in BACKENDS), ("tensorflow", "mirrored"))
+#: rows of the table: backend, and the strategy where one is asked for by name; pipelines are such a row
+_ROWS = (*((name, "") for name in BACKENDS), ("tensorflow", "mirrored"), *((name, PIPELINE) for name in BACKENDS))
 #: names of one reason that the page lists
 _LISTED = 60
 

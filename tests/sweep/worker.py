@@ -75,7 +75,8 @@ def train(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
     setting = design.Setting(**values)
     half = len(names) // 2
     halves = [names[:half], names[half:]] if half else []
-    reference, error = _reference(names, setting.rows, references)
+    with program.draws_of(setting.strategy):
+        reference, error = _reference(names, setting, references)
     if error:
         if not halves:
             yield [_line(names[0], setting, state="one device", error=error)]
@@ -86,7 +87,8 @@ def train(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
     numbers: Any = None
     state, error = "", ""
     try:
-        numbers = program.run([PIECES[name] for name in names], setting.rows, program.distribution(setting))
+        with program.draws_of(setting.strategy):
+            numbers = program.run([PIECES[name] for name in names], setting.rows, program.distribution(setting))
     except Exception as failure:
         state, error = "refused" if isinstance(failure, FlowError) else "crash", _text(failure)
     state, error = _first_that_says((state, error))
@@ -126,18 +128,18 @@ def train(names: tuple[str, ...], values: dict[str, str], references: dict[Any, 
 _explained: dict[str, set[str]] = {}
 
 
-def _reference(names: tuple[str, ...], rows: str, references: dict[Any, Any]) -> tuple[Any, str]:
+def _reference(names: tuple[str, ...], setting: Any, references: dict[Any, Any]) -> tuple[Any, str]:
     """The numbers of one device, computed once by the first process and known to all; or the error that it raised."""
     import keras_flow as kf
-    from tests.sweep import program
+    from tests.sweep import design, program
     from tests.sweep.cases import PIECES
 
-    key = (names, rows)
+    key = (names, setting.rows, setting.strategy == design.PIPELINE)
     if key not in references:
         made, error = None, ""
         if kf.env.process_index() == 0:
             try:
-                made = program.run([PIECES[name] for name in names], rows)
+                made = program.run([PIECES[name] for name in names], setting.rows)
             except Exception as failure:
                 error = _text(failure)
         references[key] = _of_all_processes((made, error))[0]
