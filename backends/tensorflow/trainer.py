@@ -168,6 +168,8 @@ def make_function(
     It runs `steps_per_execution` steps.
     """
     _refuse_jit(model)
+    if step == model.train_step:
+        _refuse_saved_models(model)
     profiled_programs.remember(model)
     return in_turn(model, Steps(model, step, distribution))
 
@@ -298,6 +300,18 @@ def _refuse_jit(model: keras.Model) -> None:
             f"distribution: {capabilities.refused['jit_compile=True']}. Use jit_compile='auto' (it means False here), "
             "or the jax backend, which compiles every step with XLA"
         )
+
+
+def _refuse_saved_models(model: keras.Model) -> None:
+    """The functions of a SavedModel hold its own variables: those of the layer are others, once they are laid."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.TFSMLayer) and layer.trainable_variables:
+            raise FlowError(
+                f"layer {layer.name!r} of model {model.name!r} computes with the variables of the SavedModel "
+                f"{str(layer.filepath)!r}, which no distribution can lay over ranks, so it would not be trained. Set "
+                "`trainable = False` on it before `compile` to use it as it is, or save its model with "
+                "model.save('m.keras') and load that with keras.models.load_model"
+            )
 
 
 # ---- what the interface asks

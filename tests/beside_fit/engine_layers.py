@@ -117,7 +117,7 @@ def functions() -> dict[str, Callable[[], Any]]:
 
 def kinds(engine: str) -> list[str]:
     """The names of what is wrapped on an engine."""
-    return {"torch": list(modules()), "jax": list(functions()), "tensorflow": ["a SavedModel", *functions()]}[engine]
+    return {"torch": list(modules()), "jax": list(functions()), "tensorflow": ["a SavedModel"]}[engine]
 
 
 def _saved_model() -> Any:
@@ -125,7 +125,22 @@ def _saved_model() -> Any:
     with one_device():
         inner = keras.Sequential([L.Input((6,)), L.Dense(8, "tanh")])
         inner.export(folder, verbose=False)
-    return L.TFSMLayer(str(folder), call_endpoint="serve")
+    return L.TFSMLayer(str(folder), call_endpoint="serve", trainable=False)
+
+
+def refusal_of_training() -> str:
+    """What `fit` says where the layer around a SavedModel would be trained."""
+    with _distribution("dp4").scope():
+        layer = _saved_model()
+        layer.trainable = True
+        model = keras.Sequential([L.Input((6,)), layer, L.Dense(3)])
+        model.compile("sgd", "mse")
+        found = model.predict(np.ones((5, 6)), verbose=0)
+        try:
+            model.fit(np.ones((5, 6)), np.ones((5, 3)), verbose=0)
+        except kf.FlowError as error:
+            return f"{found.shape} {error}"
+    return ""
 
 
 def _agreed(value: str) -> str:
@@ -143,7 +158,7 @@ def _made(engine: str, kind: str, as_module: bool) -> Any:
     return functions()[kind]() if kind in functions() else _saved_model()
 
 
-class _Around(keras.Model):
+class Around(keras.Model):
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.body, self.flat, self.out = body, L.Flatten(), L.Dense(3, name="o")
@@ -169,7 +184,7 @@ def _run(engine: str, kind: str, made: str, rows: int) -> Generator[Any, Any, No
     with scope:
         if made == "attribute":
             body = _made(engine, kind, engine == "torch")
-            model = _Around(body)
+            model = Around(body)
         else:
             body = early or _made(engine, kind, False)
             model = keras.Sequential([L.Input((6,)), body, L.Flatten(), L.Dense(3, name="o")])

@@ -37,6 +37,12 @@ def test_a_sample_of_all(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_outcomes, engine, sample) == []
 
 
+def test_a_saved_model_is_not_trained(on_ranks: Any) -> None:
+    said = on_ranks("tensorflow")(engine_layers.refusal_of_training)
+    assert said.startswith("(5, 3) layer 'tfsm_layer' of model ")
+    assert "would not be trained. Set `trainable = False` on it before `compile`" in said
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("layout", engine_layers.LAYOUTS)
