@@ -126,7 +126,8 @@ class Lanes:
             if not any(map(_has_own_state, self._stages)):
                 return
             found = backend().sum_over_processes(keras.ops.convert_to_tensor(float(len(problems)), "float32"))
-            if not problems and float(keras.ops.convert_to_numpy(found)):
+            total: Any = keras.ops.convert_to_numpy(found)
+            if not problems and float(total):
                 problems = [
                     "a layer has state that depends on the rows that it sees, which another process names, where "
                     "ranks of its stage see different ones. Give the stage one rank"
