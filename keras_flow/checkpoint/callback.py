@@ -30,9 +30,9 @@ class Checkpoint(keras.callbacks.Callback):
     rows, history, and what other callbacks count. On the same layout the numbers are equal to the last bit.
 
     Args:
-        directory: of checkpoints; the folder of one is `step-N`, after N updates.
-        save_freq: `"epoch"`, or a number of batches.
-        keep: how many of the newest checkpoints stay; None: all.
+        directory: directory of checkpoints. A checkpoint's folder is `step-N`, after N updates.
+        save_freq: `"epoch"`, or a number of batches: 2 saves every two batches.
+        keep: how many of the newest checkpoints to keep; None: all.
         asynchronous: copy the values, and write them in a thread while training goes on. The next save waits for it.
         resume: go on from the newest checkpoint of the directory. `fit` of an empty directory begins as ever.
         monitor: a log, for `save_best_only`.

@@ -43,7 +43,7 @@ def export(
     """Write a checkpoint in a format of other programs.
 
     Args:
-        directory: of checkpoints, or the folder of one.
+        directory: directory of checkpoints, or one checkpoint's folder.
         out: a file for `"keras"` and `"safetensors"`, a folder for `"orbax"` and `"dcp"`; it is written whole or not
             at all.
         format: one of these four; None: by the ending of `out`.

@@ -59,7 +59,7 @@ def load(
     Keras has numbered layers of a class otherwise (`dense_2` for `dense`), by their order.
 
     Args:
-        directory: of checkpoints, or the folder of one.
+        directory: directory of checkpoints, or one checkpoint's folder.
         model: a built model; an optimizer that it is compiled with is built.
         step: the number of a checkpoint, or `"latest"`.
         strict: everything is in both, with one shape; otherwise the rest is left as it is, and named in `left_out`.

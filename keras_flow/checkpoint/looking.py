@@ -19,7 +19,7 @@ def inspect(directory: str | os.PathLike[str], *, step: int | str = "latest") ->
     """Return the manifest of a checkpoint: names, shapes, dtypes, layouts, and where `fit` was.
 
     Args:
-        directory: of checkpoints, or the folder of one.
+        directory: directory of checkpoints, or one checkpoint's folder.
         step: the number of a checkpoint, or `"latest"`.
 
     Raises:
@@ -54,7 +54,7 @@ def read_tensor(
     """Read a tensor of a checkpoint, or a part of it, with NumPy alone.
 
     Args:
-        directory: of checkpoints, or the folder of one.
+        directory: directory of checkpoints, or one checkpoint's folder.
         name: of the tensor, as `inspect` shows it.
         index: one slice for each dim; None: all of it.
         step: the number of a checkpoint, or `"latest"`.

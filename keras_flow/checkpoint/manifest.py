@@ -212,7 +212,7 @@ def read(directory: Place, step: int | str = "latest") -> tuple[Place, Manifest]
     """Find a checkpoint; its folder and its manifest.
 
     Args:
-        directory: of checkpoints, or the folder of one.
+        directory: directory of checkpoints, or one checkpoint's folder.
         step: its number, or `"latest"`.
 
     Raises:

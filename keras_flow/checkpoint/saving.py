@@ -51,7 +51,7 @@ class Saved:
         path: its folder.
         step: its number.
         bytes: bytes that this process writes.
-        blocked_seconds: for how long the program was kept.
+        blocked_seconds: how long the program was blocked.
     """
 
     path: Place
@@ -93,13 +93,13 @@ def save(
     Nothing is gathered: each rank writes what it holds, and what several hold is written once.
 
     Args:
-        directory: of checkpoints; this one is its folder `step-N`. All processes see it. It may be in a store:
-            `"s3://bucket/run"`.
+        directory: directory of checkpoints, which all processes see. This checkpoint becomes its folder `step-N`. It
+            may be in a store: `"s3://bucket/run"`.
         model: a built model. Its optimizer is saved too, by the names of its variables.
-        step: the number of the checkpoint; None: how many updates the optimizer has made.
+        step: number of the checkpoint; None: how many updates the optimizer has made.
         asynchronous: write the values of now in a thread. An error is raised by `wait`.
-        keep: how many of the newest checkpoints stay; None: all.
-        extra: what `load` gives back beside it, as JSON has it.
+        keep: how many of the newest checkpoints to keep; None: all.
+        extra: values for the program, as JSON has them; `load` returns them.
 
     Returns:
         A handle: `.wait()`, `.bytes`, `.blocked_seconds`.

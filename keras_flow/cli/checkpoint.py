@@ -13,7 +13,9 @@ import typer
 
 
 def checkpoint(
-    directory: Annotated[str, typer.Argument(help="A directory of checkpoints, or the folder of one.", metavar="DIR")],
+    directory: Annotated[
+        str, typer.Argument(help="Directory of checkpoints, or one checkpoint's folder.", metavar="DIR")
+    ],
     step: Annotated[int | None, typer.Option(help="The number of a checkpoint; else the newest.")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all of it and compare the hash of each chunk.")

@@ -30,8 +30,13 @@ def compare(
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Steps to train; default: whole epochs.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Epochs to train.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Epochs to train; default: 1, or as many as --steps needs."),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Rows of a global batch; default: 64.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and of the order of samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("compare-out"),
     skip_missing: Annotated[

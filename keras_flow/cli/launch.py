@@ -35,7 +35,7 @@ def launch(
             "--ranks",
             min=1,
             metavar="N",
-            help="Number of ranks of this host, where the processes are not counted.",
+            help="Ranks on this host: processes on torch, virtual devices of one process on JAX and TensorFlow.",
         ),
     ] = None,
     nproc_per_node: Annotated[

@@ -26,9 +26,7 @@ def verify(
         ),
     ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
-    batch_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Rows that are verified, from the first on.")
-    ] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many rows to verify, from the first.")] = 64,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     tolerance: Annotated[
