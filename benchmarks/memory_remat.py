@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
             found = kf.run(measure, devices=RANKS, args=(given.blocks, given.rounds, folder))
         Path(given.out).write_text(json.dumps(found))
         return 0
-    print("| engine | peak of a step, MB | with remat | of it | seconds of a step, of those without |")
+    print("| engine | peak of a step, MB | peak with remat, MB | ratio of peaks | ratio of seconds of a step |")
     print("|---|---|---|---|---|")
     for backend in given.backends.split(","):
         with tempfile.TemporaryDirectory() as folder:
