@@ -159,10 +159,10 @@ def rates(seconds: float, rounds: int) -> dict[str, Any]:
     return found
 
 
-def moved(rows: int, batch: int) -> dict[str, float]:
+def moved(rows: int, batch: int, partition: str | int = "auto") -> dict[str, float]:
     """In a chief: bytes over the loopback device in a step that reads `batch` rows of a table of so many."""
     keras.utils.set_random_seed(0)
-    with kf.ParameterServer("sync").scope():
+    with kf.ParameterServer("sync", partition=partition).scope():
         table = keras.layers.Embedding(rows, 4)
         model = keras.Sequential(
             [keras.Input((1,), dtype="int32"), table, keras.layers.Flatten(), keras.layers.Dense(1)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from keras_flow.backends import logical_random
 from keras_flow.backends.initializers import constant_of, is_drawn
@@ -22,41 +22,54 @@ def creating_values() -> bool:
     return _creating.get()
 
 
-def constant(
-    initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dtensor.Layout
-) -> list[np.ndarray] | None:
-    """The components of a new variable whose elements are all the same; None for other initialisers.
+#: gives the elements of a new variable in a block of it
+Block: TypeAlias = Callable[[tuple[slice, ...]], np.ndarray]
 
-    Here and below components are in the order of `dtensor.pack`.
-    """
-    if layout.is_fully_replicated() or constant_of(initializer) is None:
+
+def constant(initializer: Callable, dtype: str) -> Block | None:
+    """The blocks of a new variable whose elements are all the same; None for other initialisers."""
+    if constant_of(initializer) is None:
         return None
-    local = tuple(
-        length if spec == dtensor.UNSHARDED else length // layout.mesh.dim_size(spec)
-        for length, spec in zip(shape, layout.sharding_specs, strict=True)
-    )
-    with making_values():
-        return [np.asarray(initializer(local, dtype=dtype))] * layout.mesh.num_local_devices()
+    made: dict[tuple[int, ...], np.ndarray] = {}
+
+    def block(index: tuple[slice, ...]) -> np.ndarray:
+        lengths = _lengths(index)
+        with making_values():
+            return made.setdefault(lengths, np.asarray(initializer(lengths, dtype=dtype)))
+
+    return block
 
 
-def drawn(initializer: Callable, shape: tuple[int, ...], dtype: str, layout: dtensor.Layout) -> list[np.ndarray] | None:
-    """The components of a new variable, each drawn alone; None where the whole is made and cut.
+def drawn(initializer: Callable, shape: tuple[int, ...], dtype: str) -> Block | None:
+    """The blocks of a new variable, each drawn alone; None where the whole is made and cut.
 
     That is a stock draw, and what a user's own initialiser makes, or Orthogonal.
     """
-    if layout.is_fully_replicated() or not is_drawn(initializer) or logical_random.drawing() is None:
+    if not is_drawn(initializer) or logical_random.drawing() is None:
         return None
     with making_values():
         fill = logical_random.draw_block(initializer, shape, dtype)
-        # ranks that hold the same block share one draw
-        blocks = {
-            index: fill(
-                [slice(*part) for part in index],
-                np.empty([stop - start for start, stop in index], tf.as_dtype(dtype).as_numpy_dtype),
-            )
-            for index in dict.fromkeys(_blocks(shape, layout))
-        }
-    return [blocks[index] for index in _blocks(shape, layout)]
+
+    def block(index: tuple[slice, ...]) -> np.ndarray:
+        with making_values():
+            return fill(list(index), np.empty(_lengths(index), tf.as_dtype(dtype).as_numpy_dtype))
+
+    return block
+
+
+def block_of(initializer: Callable, shape: tuple[int, ...], dtype: str, is_split: bool = True) -> Block:
+    """The blocks of a new variable, made the cheapest way; where it is not split its value is made as a whole."""
+    block = (constant(initializer, dtype) or drawn(initializer, shape, dtype)) if is_split else None
+    if block is not None:
+        return block
+    with making_values():  # the whole value, once, in host memory
+        value = initializer(shape, dtype=dtype)
+        whole = value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+    return whole.astype(tf.as_dtype(dtype).as_numpy_dtype).__getitem__
+
+
+def _lengths(index: Sequence[slice]) -> tuple[int, ...]:
+    return tuple(each.stop - each.start for each in index)
 
 
 @contextmanager
@@ -69,16 +82,3 @@ def making_values() -> Iterator[None]:
             yield
     finally:
         _creating.reset(token)
-
-
-def _blocks(shape: tuple[int, ...], layout: dtensor.Layout) -> list[tuple[tuple[int, int], ...]]:
-    """Start and stop along each dim of the block of each rank, in the order of `dtensor.pack`."""
-    blocks = []
-    for where in layout.mesh.local_device_locations():
-        block = []
-        for length, spec in zip(shape, layout.sharding_specs, strict=True):
-            size = length // (1 if spec == dtensor.UNSHARDED else layout.mesh.dim_size(spec))
-            start = 0 if spec == dtensor.UNSHARDED else where[spec] * size
-            block.append((start, start + size))
-        blocks.append(tuple(block))
-    return blocks

@@ -22,6 +22,7 @@ from keras_flow.backends.tensorflow import (
     replica_math,
     slices,
     substitutes,
+    tables,
     trainer,
     variables,
     windows,
@@ -35,7 +36,7 @@ def hooks() -> tuple[Hook, ...]:
         *reading_sources.hooks(reading.READER),
         *declared(rematerialized, layers, optimizer, random),
         *declared(operations, graph_operations, substitutes, slices, convolutions, windows),
-        *declared(images, counting, linear_algebra),
+        *declared(images, counting, linear_algebra, tables),
         *declared(mirrored_strategy, mirrored_step, replica_math, shared_files),
         # asked before what is above on the same functions
         *declared(logical_random),

@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Cluster, RemoteValueImpl
 
-from keras_flow.backends.tensorflow import devices
+from keras_flow.backends.tensorflow import devices, tables
 
 #: threads of a worker's executor: with fewer, the servers of one host may wait for each other without end
 _THREADS = 4
@@ -67,13 +68,20 @@ class WorkerProgram:
         self.graph = tf.function(self._compute, autograph=False)
 
     def _compute(self, others: Any) -> list[Any]:
-        weights = [_read(variable) for variable in self._variables]
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
+        parts = [_read(variable) for variable in self._variables]
+        found = {id(variable): read for variable, read in zip(self._variables, parts, strict=True) if len(read) > 1}
+        with (
+            tables.reading(found),
+            tf.Graph.device(tf.compat.v1.get_default_graph(), _where_it_reads),
+            tf.GradientTape() as tape,
+        ):
+            tape.watch(parts)
+            # of a table the whole is computed where something other than a lookup asks for it
+            weights = [read[0] if len(read) == 1 else tf.concat(read, 0) for read in parts]
             outputs, rest = self._function(weights, [], others)
             loss = outputs[-1] * tf.cast(others["scale"], outputs[-1].dtype)
-        gradients = tape.gradient(loss, weights) if self._learns else []
-        self._structure = [_parts(gradients), rest]
+        gradients: Any = tape.gradient(loss, parts) if self._learns else []
+        self._structure = [[[_parts(each) for each in read] for read in gradients], rest]
         # what a coordinator hands on has no None
         return [leaf for leaf in tree.flatten(self._structure) if leaf is not None]
 
@@ -82,25 +90,47 @@ class WorkerProgram:
         known = iter(found)
         flat = [None if leaf is None else next(known) for leaf in tree.flatten(self._structure)]
         gradients, rest = tree.pack_sequence_as(self._structure, flat)
-        return [_joined(each) for each in gradients], rest
+        return [_joined(*pair) for pair in zip(gradients, self._variables, strict=False)], rest
 
 
-def _read(variable: keras.Variable) -> tf.Tensor:
-    with tf.device(variable._value.device):
-        return variable._value.read_value()
+def _read(variable: keras.Variable) -> list[tf.Tensor]:
+    """The value of a variable, read on its server; the parts of a table."""
+    read = []
+    for part in variable._value.variables if isinstance(variable._value, tables.ServedTable) else [variable._value]:
+        with tf.device(part.device):
+            read.append(part.read_value())
+    return read
 
 
-def _parts(gradients: Sequence[Any]) -> list[Any]:
-    """Gradients as tensors: of a table's used rows alone the rows and their numbers."""
-    return [
-        {"rows": each.values, "numbers": each.indices} if isinstance(each, tf.IndexedSlices) else each
-        for each in gradients
-    ]
+#: operations that give less than they read, or as much: rows of a table, a value in another dtype
+_READS = ("GatherV2", "GatherNd", "Cast", "Identity", "Shape")
 
 
-def _joined(gradient: Any) -> Any:
-    is_rows = isinstance(gradient, dict)
-    return tf.IndexedSlices(gradient["rows"], gradient["numbers"]) if is_rows else gradient
+def _where_it_reads(operation: tf.Operation) -> str:
+    """Device of an operation of a worker: rows of a table are taken on its server, so that they alone are sent."""
+    device = operation.inputs[0].device if operation.type in _READS else ""
+    return device if tf.DeviceSpec.from_string(device).job == "ps" else ""
+
+
+def _parts(gradient: Any) -> Any:
+    """A gradient as tensors: that of a table as the rows that were used, and their numbers."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    numbers, at = tf.unique(gradient.indices)
+    return {"rows": tf.math.unsorted_segment_sum(gradient.values, at, tf.size(numbers)), "numbers": numbers}
+
+
+def _joined(parts: Sequence[Any], variable: keras.Variable) -> Any:
+    """The gradient of a variable, of those of its parts; None where there is none."""
+    if any(part is None for part in parts):
+        return None
+    begins = [0] if len(parts) == 1 else [index[0].start for index in variable._value.indices()]
+    if not isinstance(parts[0], dict):
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    # what is fetched is of NumPy
+    rows = tf.concat([part["rows"] for part in parts], 0)
+    numbers = tf.concat([part["numbers"] + begin for part, begin in zip(parts, begins, strict=True)], 0)
+    return tf.IndexedSlices(rows, numbers, tf.constant(variable.shape, numbers.dtype))
 
 
 class Coordinator:
@@ -139,7 +169,9 @@ class Coordinator:
             return found[0] if found else None
         if all(isinstance(each, tf.IndexedSlices) for each in found):
             parts = ([each.values for each in found], [each.indices for each in found])
-            return tf.IndexedSlices(*(tf.concat(part, 0) for part in parts))
+            # a row once: optimizers square what is in them
+            whole = _parts(tf.IndexedSlices(*(tf.concat(part, 0) for part in parts)))
+            return tf.IndexedSlices(whole["rows"], whole["numbers"], found[0].dense_shape)
         return tf.add_n([tf.convert_to_tensor(each) for each in found])
 
     @staticmethod
@@ -176,7 +208,11 @@ def _updating(optimizer: Any) -> Iterator[None]:
 
     def update(gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
         for gradient, variable in zip(gradients, variables, strict=True):
-            with tf.device(getattr(variable, "_value", variable).device):
+            value = getattr(variable, "_value", variable)
+            if isinstance(value, tables.ServedTable) and tables.updates_by_element(inner):
+                tables.update(inner, gradient, variable, rate)
+                continue
+            with tf.device(value.device):
                 inner.update_step(gradient, variable, rate)
 
     inner.__dict__["_backend_update_step"] = update

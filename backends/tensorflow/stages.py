@@ -141,7 +141,8 @@ def apply_gradients(
         def update(gradients: Any) -> None:
             optimizer.apply(gradients, variables)
 
-        programs[key] = tf.function(update, autograph=False)
+        # the rows of a table that a batch uses are as many as it likes
+        programs[key] = tf.function(update, autograph=False, reduce_retracing=True)
     programs[key](gradients)
 
 

@@ -16,7 +16,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from keras_flow.backends import meeting, messages, shared_files, weights_files
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes
+from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes, tables
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.current.distribution import Distribution
@@ -304,19 +304,18 @@ def initialize_with_initializer(
     if is_elsewhere(placed, world().local_ranks):
         _set_absent(variable, placed)
         return None
+    if tables.is_table(placed):
+        tables.make(variable, creation.block_of(initializer, tuple(variable._shape), variable._dtype), placed)
+        return None
     # MirroredStrategy and one rank have variables of TensorFlow's own
     if not mirrored_strategy.works_by_dtensor(placed.distribution):
         return mirrored_strategy.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     shape, dtype = tuple(variable._shape), variable._dtype
-    # three ways, the cheapest first: equal elements, draws in blocks, the whole value cut
-    components = creation.constant(initializer, shape, dtype, layout)
-    if components is None:
-        components = creation.drawn(initializer, shape, dtype, layout)
-    if components is None:
-        with creation.making_values():  # the whole value, once, in host memory
-            value = _host(initializer(shape, dtype=dtype))
-        components = cut(value.astype(tf.as_dtype(dtype).as_numpy_dtype), layout)
+    block = creation.block_of(initializer, shape, dtype, is_split=not layout.is_fully_replicated())
+    blocks: dict[str, np.ndarray] = {}  # ranks that hold the same block share it
+    indices = [_index(shape, layout, where) for where in layout.mesh.local_device_locations()]
+    components = [blocks.setdefault(str(index), block(index)) for index in indices]
     _set_value(variable, pack(components, layout, dtype), placed)
     return None
 
@@ -339,6 +338,9 @@ def initialize(
     placed = _layout_for(variable, distribution)
     if is_elsewhere(placed, world().local_ranks):
         _set_absent(variable, placed)
+        return None
+    if tables.is_table(placed):
+        tables.make(variable, _host(value).__getitem__, placed)
         return None
     if not mirrored_strategy.works_by_dtensor(placed.distribution):
         return mirrored_strategy.create(original, variable, value, placed)
@@ -601,6 +603,9 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
             to_host(variable)  # the process that will have it asks
         _set_absent(variable, layout)
         return
+    if tables.is_table(layout):
+        tables.make(variable, to_host(variable).__getitem__, layout)
+        return
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
@@ -622,6 +627,9 @@ def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarra
     target = variable._value
     if isinstance(target, AbsentVariable):
         return
+    if isinstance(target, tables.ServedTable):
+        target.fill(part)
+        return
     if not isinstance(target, dtensor.DVariable):
         variable.assign(part(tuple(slice(0, length) for length in variable.shape)))
         return
@@ -638,6 +646,8 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
         return {}
     if mirrored_strategy.is_mirrored_variable(value):
         return mirrored_strategy.shards(variable)
+    if isinstance(value, tables.ServedTable):
+        return value.shards()
     if placed is None or not isinstance(value, dtensor.DVariable):
         return {0 if placed is None else placed.distribution.placement.ranks[0]: to_host(value)}
     parts = dtensor.unpack(value.read_value())

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.optimizer_slots import slots_of
 from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling, slot_parts
 from keras_flow.backends.torch.gathering import whole
 from keras_flow.backends.torch.slot_parts import Scatter, SlotPart
@@ -169,17 +170,8 @@ def backend_update_step(
             if rows is None:
                 original(optimizer, [pieces[index] for index in indices], chosen, learning_rate)
                 continue
-            with holding([(each, each._value[rows]) for each in (*chosen, *_slots(optimizer, *chosen))]):
+            with holding([(each, each._value[rows]) for each in (*chosen, *slots_of(optimizer, *chosen))]):
                 original(optimizer, [pieces[index][rows] for index in indices], chosen, learning_rate)
-
-
-def _slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
-    """The optimizer's variables for one of the model's: Keras keeps lists in the order of the model's variables."""
-    # Adafactor's rows and columns have other shapes than the variable, and are left out here
-    index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
-    lists = [slots for slots in vars(optimizer).values() if isinstance(slots, list) and len(slots) == count]
-    same_shape = [slots[index] for slots in lists if getattr(slots[index], "shape", None) == variable.shape]
-    return [each for each in same_shape if each is not variable]
 
 
 def _blocks(pieces: Sequence[torch.Tensor]) -> Iterator[tuple[list[int], slice | None]]:

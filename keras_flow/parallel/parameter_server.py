@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import keras
 
-from keras_flow import schedules
+from keras_flow import sbp, schedules
 from keras_flow.backends.active import backend
 from keras_flow.current.creator import creator
 from keras_flow.current.joining import joining_seconds, waiting_seconds
@@ -49,6 +52,9 @@ class ParameterServer(PipelineParallel):
         servers: how many the job has; None takes those that it has.
         staleness: of `"async"`: how many updates may come between the sending of a batch and the update with its
             gradient; 0 is one batch after the other, None any number.
+        partition: into how many parts the rows of a variable are divided, each part on a server of its own: a number
+            for all variables, `"min_size:256KiB"` for as many as leave that many bytes for each, `"auto"` for that. Of
+            a divided `Embedding` a worker gets the rows that it uses, as of a whole one.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`.
 
     Raises:
@@ -68,6 +74,7 @@ class ParameterServer(PipelineParallel):
         mode: str = "sync",
         servers: int | None = None,
         staleness: int | None = None,
+        partition: str | int = "auto",
         *,
         random: str | None = None,
     ):
@@ -93,8 +100,9 @@ class ParameterServer(PipelineParallel):
         self.mode, self.staleness = mode, staleness
         self.workers = len(role.cluster["worker"])
         self._counted = Statistics() if mode == "async" else None
+        self._partition = _Partition(partition, count)
         self._elements_on = dict.fromkeys(range(1, count + 1), 0)
-        self._server_of: dict[str, int] = {}
+        self._servers_of: dict[str, tuple[int, ...]] = {}
         self._watched: WeakSet[keras.Model] = WeakSet()
         parts = self.workers if mode == "sync" else 1
         super().__init__(
@@ -120,13 +128,29 @@ class ParameterServer(PipelineParallel):
         made_by = creator()
         part: FlowDistribution = self._home
         if layer is not None or (made_by is not None and made_by.layer is not None):
-            if path not in self._server_of:
-                server = min(self._elements_on, key=lambda each: (self._elements_on[each], each))
-                self._server_of[path] = server
-                self._elements_on[server] += _elements(shape)
-            part = self._part((self._server_of[path],))
-        source = "default" if part is self._home else f"parameter server {part.placement.ranks[0] - 1}"
-        return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
+            if path not in self._servers_of:
+                self._servers_of[path] = self._least_used(shape)
+            part = self._part(self._servers_of[path])
+        if part is self._home:
+            return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), "default"), part)
+        ranks = part.placement.ranks
+        several = len(ranks) > 1
+        source = f"parameter server{'s' * several} {', '.join(str(rank - 1) for rank in ranks)}"
+        rows = {part.placement.axis_names[0]: sbp.split(0)} if several else {}
+        return KerasLayout(VariableLayout(Layout(part.placement, rows, shape), source), part)
+
+    def _least_used(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The servers that have the fewest elements, as many as a variable has parts."""
+        parts = self._partition.parts(shape)
+        servers = sorted(sorted(self._elements_on, key=lambda each: (self._elements_on[each], each))[:parts])
+        for server in servers:
+            self._elements_on[server] += math.prod(shape) // parts
+        return tuple(servers)
+
+    def _part(self, ranks: tuple[int, ...]) -> FlowDistribution:
+        if len(ranks) > 1 and ranks not in self._parts:
+            self._parts[ranks] = self._split_part(Placement(list(ranks), axis_names=("server",)))
+        return super()._part(ranks)
 
     def adopt(self, model: keras.Model, *others: object) -> bool:
         """Give every variable that a model reaches its server; whether any moved."""
@@ -177,8 +201,43 @@ def _connected() -> Any:
     return engine.connect_servers(role.cluster)  # type: ignore[attr-defined]
 
 
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
+@dataclass(frozen=True)
+class _Partition:
+    """The rule for how many parts a variable's rows are divided into.
+
+    >>> by_size = _Partition("min_size:1KiB", servers=4)
+    >>> by_size.parts((100, 8)), by_size.parts((1000, 8)), by_size.parts((3,))
+    (3, 4, 1)
+
+    Attributes:
+        given: `"auto"`, `"min_size:256KiB"` or a number of parts.
+        servers: how many there are.
+
+    Raises:
+        FlowError: it is none of these.
+    """
+
+    given: str | int
+    servers: int
+
+    def __post_init__(self) -> None:
+        if self._parts_at_most() is None and self._bytes_at_least() is None:
+            raise FlowError(
+                f'partition={self.given!r}: legal is "auto", "min_size:256KiB" (bytes of a part; also B, MiB, '
+                f"GiB), or a number of parts from 1 to {self.servers}, the servers of this job"
+            )
+
+    def _parts_at_most(self) -> int | None:
+        is_number = isinstance(self.given, int) and not isinstance(self.given, bool)
+        return int(self.given) if is_number and 1 <= int(self.given) <= self.servers else None
+
+    def _bytes_at_least(self) -> int | None:
+        text = "min_size:256KiB" if self.given == "auto" else str(self.given)
+        found = re.fullmatch(r"min_size:([1-9]\d*)(B|KiB|MiB|GiB)", text)
+        return int(found[1]) * 1024 ** ("B", "KiB", "MiB", "GiB").index(found[2]) if found else None
+
+    def parts(self, shape: tuple[int, ...]) -> int:
+        """How many parts a variable of this shape has; its elements are counted as four bytes."""
+        rows, least = (shape[0] if shape else 1), self._bytes_at_least()
+        most = self._parts_at_most() or min(self.servers, 4 * math.prod(shape) // (least or 1))
+        return max(1, min(most, rows))

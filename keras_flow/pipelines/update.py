@@ -45,7 +45,7 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
     }
     for rank, variable, gradient in found:
         parts[rank][0].append(variable)
-        parts[rank][1].append(gradient if factor == 1.0 or gradient is None else gradient * factor)
+        parts[rank][1].append(gradient if factor == 1.0 or gradient is None else ops.multiply(gradient, factor))
     backend().apply_gradients(inner, [(rank, *part) for rank, part in parts.items()], not pipeline.model.run_eagerly)
 
 
@@ -61,7 +61,7 @@ def _factor(
     own = 1.0 if optimizer.loss_scale_factor is None else float(optimizer.loss_scale_factor)
     if optimizer.global_clipnorm is None and not judges:
         return True, 1.0
-    squares = [ops.sum(ops.square(ops.cast(gradient, "float32") / scale)) for gradient in gradients]
+    squares = [ops.sum(ops.square(ops.divide(ops.cast(gradient, "float32"), scale))) for gradient in gradients]
     total = float(ops.convert_to_numpy(pipeline.lanes.sum_on(pipeline.last.rank, squares)))
     if judges and not math.isfinite(total):
         return False, 1.0

@@ -49,6 +49,7 @@ FILES = {
     "servers": (("tensorflow",), "its runtime has servers and a coordinator of workers; the others have none"),
     "slices": (("tensorflow",), "slices that DTensor has wrong"),
     "substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "tables": (("tensorflow",), "parts of a variable on servers, which its runtime alone has"),
     "traced_step": (("tensorflow",), "which layer made which operation of a graph"),
     "unpartitioned": (("tensorflow",), "what DTensor says of a step that it cannot partition"),
     "whole_step": (("tensorflow",), "the last resort for such a step"),
@@ -100,6 +101,7 @@ NAMES = {
         "read_kernel convolve_directly": "Keras's convolution in groups is a tf.function of its own",
     },
     "creation": {
+        "block_of Block": "TensorFlow's parts of a table on servers are made as the components on a mesh are",
         "creating_values making_values": "TensorFlow makes values on the host, whatever mesh is current",
         "skip": "of a pipeline's weight one rank alone draws the value; elsewhere a process drives all ranks",
     },

@@ -103,6 +103,75 @@ def _few_rows(distribution: Any) -> list[float]:
     return losses
 
 
+TOKENS = _random.integers(0, 41, (ROWS, 3))  # rows of the table are used several times in a batch
+
+
+def _embedded(distribution: Any, optimizer: Any, table: bool, dtype: str) -> dict[str, Any]:
+    """A model with a table of 41 rows, or with the product that an Embedding stands for, without a sparse gradient."""
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(dtype)
+    with distribution.scope():
+        inputs = keras.Input((3,), dtype="int32")
+        rows = np.linspace(-1, 1, 164).reshape(41, 4)
+        if table:
+            found = keras.layers.Embedding(41, 4, embeddings_initializer=keras.initializers.Constant(rows))(inputs)
+        else:
+            one_hot = keras.layers.CategoryEncoding(41, output_mode="one_hot")(keras.ops.reshape(inputs, (-1, 3, 1)))
+            kernel = keras.initializers.Constant(rows)
+            found = keras.layers.Dense(4, use_bias=False, kernel_initializer=kernel)(one_hot)
+        model = keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(keras.layers.Flatten()(found)))
+        model.compile(optimizer(), "mse")
+    keras.config.set_dtype_policy("float32")
+    logs = model.fit(TOKENS, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
+    return {"model": model, "values": [*logs.values(), *model.get_weights(), model.predict(TOKENS, verbose=0)]}
+
+
+def tables() -> dict[str, Any]:
+    """An Embedding in parts beside the product that it stands for; the bytes of a step."""
+    from benchmarks.parameter_server import moved
+
+    parts = kf.ParameterServer(partition=2)
+    pair = [_embedded(kf.DataParallel(kf.Placement([0])), _OPTIMIZERS["adam"], False, "float32")]
+    pair.append(_embedded(parts, _OPTIMIZERS["adam"], True, "float32"))
+    layout = kf.layout_of(pair[1]["model"].layers[1].embeddings)
+    return {
+        "off": off(*pair),
+        "layout": [str(layout), list(layout.layout.placement.ranks)],
+        "sent": [moved(rows, 32, partition)["sent"] for rows, partition in ((1000, 1), (200_000, 1), (200_000, 2))],
+    }
+
+
+def more_tables() -> dict[str, Any]:
+    """An Embedding, whole and in parts, with more optimizers and dtypes, and its checkpoints."""
+    one, whole, parts = kf.DataParallel(kf.Placement([0])), kf.ParameterServer(), kf.ParameterServer(partition=2)
+    free = kf.ParameterServer("async", staleness=0, partition="min_size:64B")
+    found: dict[str, Any] = {}
+    # of Lamb an update is by the norms of all rows
+    for name, make in {**_OPTIMIZERS, "lamb": lambda: keras.optimizers.Lamb(0.01)}.items():
+        product = _embedded(one, make, False, "float32")
+        found[name] = [off(product, _embedded(each, make, True, "float32")) for each in (whole, parts, free)]
+    product = _embedded(one, _sgd, True, "mixed_bfloat16")
+    found["bfloat16"] = [off(product, _embedded(each, _sgd, True, "mixed_bfloat16")) for each in (whole, parts)]
+    model = _embedded(parts, _OPTIMIZERS["adam"], True, "float32")["model"]
+    kf.checkpoint.save(sys.argv[2] + "/parts", model)
+    for name, other in (("parts to one", one), ("parts to whole", whole)):
+        loaded = _embedded(other, _OPTIMIZERS["adam"], True, "float32")["model"]
+        kf.checkpoint.load(sys.argv[2] + "/parts", loaded)
+        found[name] = _apart(model, loaded)
+        kf.checkpoint.save(sys.argv[2] + "/" + name, loaded)
+        kf.checkpoint.load(sys.argv[2] + "/" + name, model)
+        found[name] += _apart(model, loaded)
+    model.save(sys.argv[2] + "/parts.keras")
+    found["saved"] = _apart(model, keras.models.load_model(sys.argv[2] + "/parts.keras"))
+    return found
+
+
+def _apart(one: Any, other: Any) -> float:
+    """The largest difference of weights and slots."""
+    pairs = zip(one.variables + one.optimizer.variables, other.variables + other.optimizer.variables, strict=True)
+    return max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs)
+
+
 def lost_worker() -> dict[str, Any]:
     """async: a worker is killed; every batch is applied once."""
     distribution = kf.ParameterServer("async", staleness=2)

@@ -19,7 +19,8 @@ _LAUNCH = [sys.executable, "-m", "keras_flow.launch", "--servers", "2", "--worke
 
 
 def _environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", **more}
+    root = str(PROGRAM.parents[2])
+    return {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root, **more}
 
 
 def _run(what: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +41,24 @@ def test_the_numbers_of_one_device(tmp_path: Path) -> None:
     assert (found["jobs"], found["servers"], found["saved"]) == (["job:ps"], ["0", "1"], 0.0)
     served, alone = found["few rows"]
     assert abs(served - alone) < 1e-6
+
+
+def test_tables(tmp_path: Path) -> None:
+    """A worker gets the rows that it uses, from the servers that have them; each counts once for an optimizer."""
+    found = _found(_run("tables", tmp_path))
+    assert found["off"] < 1e-5
+    assert found["layout"] == ["S(0) (from parameter servers 0, 1)", [1, 2]]
+    # of 3.2 MB; other programs of this machine may use the loopback device too
+    few, *many = found["sent"]
+    assert max(many) - few < 400_000, found["sent"]
+
+
+@pytest.mark.full
+def test_more_tables(tmp_path: Path) -> None:
+    found = _found(_run("more_tables", tmp_path))
+    for name in ("sgd", "momentum", "adam", "clipped", "lamb", "bfloat16"):
+        assert max(found[name]) < 1e-5, (name, found[name])
+    assert (found["parts to one"], found["parts to whole"], found["saved"]) == (0.0, 0.0, 0.0)
 
 
 _RUN = """\
