@@ -49,6 +49,4 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
             model = module.build_model()
             if not isinstance(model, keras.Model):
                 raise FlowError(f"build_model() must return a keras.Model, got {type(model).__name__}")
-            explanation = distribution.explain(model, batch_size)
-        distribution.check(model)
-    return explanation
+            return distribution.explain(model, batch_size)

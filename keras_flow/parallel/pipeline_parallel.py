@@ -275,7 +275,9 @@ class PipelineParallel(ExplainedDistribution):
         """
         from keras_flow.explainer.pipeline import explain_pipeline
 
-        return explain_pipeline(self, self._cut(model), batch_size, self._pipe_axis)
+        explanation = explain_pipeline(self, self._cut(model), batch_size, self._pipe_axis)
+        self.check(model)
+        return explanation
 
     def __repr__(self) -> str:
         said = self.schedule

@@ -30,10 +30,13 @@ class ExplainedDistribution(FlowDistribution):
 
         Raises:
             FlowError: the model is not built, or `batch_size` is no number of rows.
+            LayoutError: rules are wrong, or match nothing; as `check` says it.
         """
         from keras_flow.explainer.explain import explain
 
-        return explain(self, model, batch_size)
+        explanation = explain(self, model, batch_size)
+        self.check(model)  # the rules are known to match once the layouts have been asked for
+        return explanation
 
     def verify(
         self,
