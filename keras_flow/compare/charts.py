@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from math import isfinite
 
@@ -106,8 +107,9 @@ def _held(run: RunResult, result: Comparison) -> str:
     chosen = [pair for pair in zip(paths, whole, strict=True) if pair in pairs[:_MOST_VARIABLES]]
     figures = "".join(_variable(run, path, shape) for path, shape in chosen)
     more = f"<p>and {len(paths) - len(chosen)} smaller variables</p>" if len(chosen) < len(paths) else ""
-    mesh = "x".join(map(str, run.hierarchy))
-    title = f"{escape(run.layout)}: {mesh} rank{'' if mesh == '1' else 's'}"
+    count, mesh = math.prod(run.hierarchy), " x ".join(map(str, run.hierarchy))
+    several = f", {mesh}" if len(run.hierarchy) > 1 else ""
+    title = f"{escape(run.layout)}: {count} rank{'s' * (count > 1)}{several}"
     return f'<div class="hold"><h3>{title}</h3><div class="parts">{figures}</div>{more}</div>'
 
 

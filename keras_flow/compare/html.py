@@ -25,8 +25,8 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}d
 .charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}
 .hold{background:var(--panel);border-radius:8px;padding:.6rem .8rem;margin:.6rem 0;overflow-x:auto}
 .hold h3{margin:.1rem 0 .5rem;font-size:.95rem}.hold .parts{display:flex;flex-wrap:wrap;gap:1rem}
-.hold figure{margin:0}.hold figcaption{font-size:.8rem;color:var(--dim);overflow-wrap:anywhere;max-width:170px}
-.scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
+.hold figure{margin:0}.hold figcaption{font-size:.8rem;color:var(--dim);overflow-wrap:anywhere;max-width:190px}
+.scroll{overflow-x:auto;background:linear-gradient(90deg,transparent calc(100% - 1.2rem),var(--panel))}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
 table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
 @media(max-width:520px){body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}dl{display:block}dd{margin-bottom:.4rem}
@@ -61,11 +61,10 @@ same order (seed {result.seed}).</p>
 <p>{nearest(result)} A number over its tolerance is red.</p>
 <dl>{_words(result)}</dl>
 <h2>Loss</h2><p>Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
-<h2>Deviation from one device</h2><p>The deviation of each step's loss, on a logarithmic scale. The red line is the tolerance. A
-deviation of zero is drawn at the bottom.</p><div class="charts">{deviations(result)}</div>
+{_from_one_device(result)}
 {_engines(result)}
 <h2>Time of a step</h2>{step_times(result)}
-<h2>Who holds what</h2><p>Each variable under each layout: a block has the colours and the numbers of the ranks that hold it.</p>
+<h2>Who holds what</h2><p>Each variable under each layout: a block has the colour and the number of the rank that holds it. A block that several ranks hold is grey, with the colours of all of them above.</p>
 {held(result)}
 <h2>Weights across backends</h2><p>The final weights of each run, loaded on each backend and evaluated on one device.</p>
 <div class="scroll">{_evaluations(result)}</div>
@@ -100,6 +99,16 @@ def _known(result: Comparison) -> str:
     )
 
 
+def _from_one_device(result: Comparison) -> str:
+    charts = deviations(result)
+    return (
+        "<h2>Deviation from one device</h2><p>The deviation of each step's loss, on a logarithmic scale. The red line is "
+        f'the tolerance. A deviation of zero is drawn at the bottom.</p><div class="charts">{charts}</div>'
+        if charts
+        else ""
+    )
+
+
 def _engines(result: Comparison) -> str:
     charts = between_engines(result)
     return (
@@ -113,11 +122,14 @@ def _engines(result: Comparison) -> str:
 def _words(result: Comparison) -> str:
     """What the columns of numbers are."""
     nature = " Not judged here: the model draws random numbers." if result.random_layers else ""
+    metric = metric_name(result)
     words = {
+        ", ".join(("loss", *([metric] if metric else []))): "Of the trained model, by <code>evaluate</code> on the "
+        "validation rows, or on all rows where there are none. The curves below show the loss of each step.",
         "Δ loss, Δ weights": "The largest deviation from the run on one device of the same backend.",
         "Δ engine": "The largest deviation of a step's loss from that of the first backend under the same layout."
         + nature,
-        "ms": "The median time of a step, without compilation. More ranks on one CPU are slower: they share its cores.",
+        "ms": "The median time of a step, without compilation. Ranks of one CPU share its cores, so that more of them are usually slower; times on a busy machine vary.",
         "ranks": "Those that held weights, of those that the layout names.",
         "MB/rank": "The most bytes of weights on one rank, read from the engine's live arrays.",
         "MB/step": "What a rank receives in a training step, as <code>keras-flow explain</code> computes it.",

@@ -59,9 +59,18 @@ def show(result: Comparison, console: Console) -> None:
 
 def nearest(result: Comparison) -> str:
     """A sentence on how close the runs came to the tolerance, which is said even where all is well."""
-    worst = max(result.runs, key=lambda run: max(run.loss_share, run.weights_share))
-    share = 100 * max(worst.loss_share, worst.weights_share)
-    return f"The largest deviation is {share:.0f} % of its tolerance ({worst.backend} {worst.layout})."
+    said = []
+    if split := [run for run in result.runs if run.layout != "1"]:
+        worst = max(split, key=lambda run: max(run.loss_share, run.weights_share))
+        share = 100 * max(worst.loss_share, worst.weights_share)
+        said.append(
+            f"The largest deviation from one device is {share:.0f} % of its tolerance ({worst.backend} {worst.layout})."
+        )
+    if judged := [run for run in result.runs if run.between_share is not None]:
+        worst = max(judged, key=lambda run: run.between_share or 0.0)
+        share = 100 * (worst.between_share or 0.0)
+        said.append(f"The largest between engines is {share:.0f} % of its tolerance ({worst.backend} {worst.layout}).")
+    return " ".join(said)
 
 
 def heads(metric: str | None) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ _CELL = 34.0
 #: the length of a tensor's longer side
 _SIDE = 190.0
 _SHEET = 7.0
+#: of what several ranks hold
+_GREY = "#8892a6"
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,17 @@ def _strip(x1: float, y1: float, x2: float, y2: float, ranks: Sequence[int]) -> 
 
 
 def _front(x: float, y: float, wide: float, tall: float, sheets: Sequence[Sequence[int]]) -> list[str]:
-    """The first sheet of a block: a stripe for each rank that holds it, and their numbers; sums as `0 + 2`."""
+    """The first sheet of a block, with the numbers of the ranks that hold it; sums as `0 + 2`.
+
+    What several ranks hold is grey below a seam of their colours: stripes would look like a split.
+    """
     ranks = sheets[0]
     shown = ranks[:8]
-    stripe = wide / len(shown)
-    parts = []
+    stripe, seam = wide / len(shown), tall if len(shown) == 1 else min(6.0, 0.2 * tall)
+    parts = [] if len(shown) == 1 else [box(x, y, wide, tall, _GREY)]
     for at, rank in enumerate(shown):
         parts.append(
-            f"<rect x='{x + at * stripe:.1f}' y='{y:.1f}' width='{stripe:.1f}' height='{tall:.1f}' "
+            f"<rect x='{x + at * stripe:.1f}' y='{y:.1f}' width='{stripe:.1f}' height='{seam:.1f}' "
             f"fill='{colour(rank)}' fill-opacity='.45'/>"
         )
     summands = f"; the sum of {len(sheets)} such sheets" if len(sheets) > 1 else ""
@@ -114,7 +119,8 @@ def _front(x: float, y: float, wide: float, tall: float, sheets: Sequence[Sequen
         words = " + ".join(str(sheet[0]) for sheet in sheets[:4]) + (" + …" if len(sheets) > 4 else "")
     size = min(13.0, tall * 0.6, 1.7 * wide / max(2, len(words)))
     if size >= 5:
-        parts.append(text(x + wide / 2, y + tall / 2 + size / 3, words, size))
+        below = 0.0 if len(shown) == 1 else seam / 2
+        parts.append(text(x + wide / 2, y + tall / 2 + below + size / 3, words, size))
     return parts
 
 

@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_number_is_told_once() -> None:
 def test_table_of_failures() -> None:
     text = " ".join(shown(BAD).split())
     assert "FAILED jax tp2: loss deviates by 7e-05, 7 times the tolerance" in text
-    assert "The largest deviation is 700 % of its tolerance (jax tp2)." in text
+    assert "The largest deviation from one device is 700 % of its tolerance (jax tp2)." in text
     assert "Δ engine is not judged" in text
     assert "All runs agree" not in text
 
