@@ -22,6 +22,7 @@ import numpy as np
 from keras_flow.backends import symbolic
 from keras_flow.errors import FlowError, is_of_user
 from keras_flow.launch import rehearsal
+from keras_flow.layout_names import LAYOUTS
 
 if TYPE_CHECKING:
     import keras
@@ -207,14 +208,11 @@ def check_file(
         needs: functions that the file must define.
 
     Raises:
-        FlowError: no layout is named; one is none of dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM in a file without
-            `distributions`; the file is not Python, or does not define a function that is needed.
+        FlowError: no layout is named; one is none of `LAYOUTS` in a file without `distributions`; the
+            file is not Python, or does not define a function that is needed.
     """
     if not layouts:
-        raise FlowError(
-            "no layout was named: legal are 1, dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, or names from the file's "
-            "distributions()"
-        )
+        raise FlowError(f"no layout was named: legal are 1, {LAYOUTS}, or names from the file's distributions()")
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"), str(file))
     except SyntaxError as error:
@@ -238,7 +236,7 @@ def check_file(
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
     return FlowError(
-        f"unknown layout {layout!r}: it is 1, dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, dpNz1 or AxBz3 (zero=), or {also}; "
+        f"unknown layout {layout!r}: it is 1, {LAYOUTS}, or {also}; "
         "for example dp4, tp4, 2x2 (rows over 2 ranks, variables over 2) or pp2"
     )
 

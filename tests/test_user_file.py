@@ -119,7 +119,7 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
     with pytest.raises(
         kf.FlowError,
-        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz3 \(zero=\), or one of distributions\(\): \['dp3'",
+        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz3 \(zero=1 to 3\), or one of distributions\(\): ",
     ):
         user_file.distribution_maker(tiny, "qq4")
 

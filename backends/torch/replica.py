@@ -26,7 +26,7 @@ def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, 
         # weights are equal already, and Keras's moving statistics are parameters to torch, not buffers:
         # kf.DistributedDataParallel sends both
         init_sync=False,
-        broadcast_buffers=False,
+        forward_sync_buffers=False,
     )
     return Replica(
         wrapped,

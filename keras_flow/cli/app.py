@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -45,7 +46,18 @@ app = typer.Typer(
 def _add(command: Callable[..., None], **settings: Any) -> None:
     """Add a command, whose help has the paragraphs of its docstring and not the lines."""
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.__doc__ or ""))
-    app.command(help=text, **settings)(command)
+    written = "; no report was written" if command is compare else ""
+
+    @functools.wraps(command)
+    def told(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:  # typer would leave without a word
+            print(f"keras-flow: interrupted{written}", file=sys.stderr)
+            # as a shell says it of a program that was interrupted: 128 + SIGINT
+            raise typer.Exit(130) from None
+
+    app.command(help=text, **settings)(told)
 
 
 def _show_version(asked: bool) -> None:
@@ -90,12 +102,9 @@ def main() -> None:
     try:
         app()
     except FlowError as error:
-        print(f"keras-flow: {error}", file=sys.stderr)
+        text = str(error)  # which may begin with the command that it is of
+        print(text if text.startswith("keras-flow ") else f"keras-flow: {text}", file=sys.stderr)
         sys.exit(error.exit_status if isinstance(error, RankError) else 1)
-    except KeyboardInterrupt:
-        print("keras-flow: interrupted; every rank was ended", file=sys.stderr)
-        # as a shell says it of a program that was interrupted: 128 + SIGINT
-        sys.exit(130)
 
 
 if __name__ == "__main__":

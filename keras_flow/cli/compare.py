@@ -10,6 +10,7 @@ import typer
 from keras_flow.backends.engines import that_train
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import FlowError
+from keras_flow.layout_names import LAYOUTS
 
 
 def compare(
@@ -20,10 +21,7 @@ def compare(
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     layouts: Annotated[
         str,
-        typer.Option(
-            help="1, dpN, tpN, AxB, ppN, ppNxdpM or ppNxtpM (pipelines), dpNz3 (zero=3), or names from "
-            "distributions(), separated by commas."
-        ),
+        typer.Option(help=f"1, {LAYOUTS}, or names from distributions(), separated by commas."),
     ] = "1,dp4,tp4,2x2",
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.errors import FlowError
+from keras_flow.layout_names import LAYOUTS
 
 #: help of the options of a pipeline's layout
 SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p, zbv or auto."
@@ -22,9 +23,7 @@ def explain(
     ],
     layout: Annotated[
         str,
-        typer.Option(
-            help="dpN, tpN, AxB, ppN, ppNxdpM or ppNxtpM (pipelines), dpNz3 (zero=3), or a name from distributions()."
-        ),
+        typer.Option(help=f"{LAYOUTS}, or a name from distributions()."),
     ],
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 32,
     ranks: Annotated[

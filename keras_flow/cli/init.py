@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import shlex
@@ -90,7 +91,11 @@ def _count(what: str, default: int) -> int:
 
 def _one_of(what: str, value: str, legal: object) -> str:
     if value not in list(legal):  # type: ignore[call-overload]
-        raise FlowError(f"keras-flow init: {what} {value!r} is none of {', '.join(legal)}")  # type: ignore[arg-type]
+        near = difflib.get_close_matches(value, list(legal), 1)  # type: ignore[call-overload]
+        raise FlowError(
+            f"keras-flow init: {what} {value!r} is none of {', '.join(legal)}"  # type: ignore[arg-type]
+            + (f"; did you mean {near[0]}?" if near else "")
+        )
     return value
 
 

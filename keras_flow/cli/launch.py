@@ -156,7 +156,7 @@ def launch(
         with launcher.job_folder() as folder:
             served.launch(command, servers, workers, stated_timeout(timeout), max_restarts, folder)
         return
-    if counts == (None, None, None) and (late := _late_options(arguments or [])):
+    if late := _late_options(arguments or [], counts == (None, None, None)):
         raise FlowError(
             f"keras-flow launch: {late} stands behind {script}, so that the script is given it. Options of launch "
             f"stand before the script: keras-flow launch {late} ... {script}"
@@ -251,9 +251,14 @@ def _division(devices: int | None, processes: int | None, share: int | None, eng
     return processes, share
 
 
-def _late_options(arguments: list[str]) -> str:
-    """The first of a script's arguments that is an option of launch for the number of ranks; empty: there is none."""
-    options = ("--devices", "--ranks", "--nproc_per_node")
+def _late_options(arguments: list[str], lacks_ranks: bool) -> str:
+    """The first of a script's arguments that is an option of launch; empty: there is none.
+
+    Args:
+        arguments: of the script.
+        lacks_ranks: launch was given no number of ranks, so that one in the script's arguments was meant for it.
+    """
+    options = (*submit.SYSTEMS, *(("--devices", "--ranks", "--nproc_per_node") if lacks_ranks else ()))
     return next((word.partition("=")[0] for word in arguments if word.partition("=")[0] in options), "")
 
 

@@ -12,6 +12,7 @@ import typer
 from keras_flow.backends.engines import that_train
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import FlowError
+from keras_flow.layout_names import LAYOUTS
 
 
 def verify(
@@ -21,9 +22,7 @@ def verify(
     ],
     layout: Annotated[
         str,
-        typer.Option(
-            help="dpN, tpN, AxB, ppN, ppNxdpM or ppNxtpM (pipelines), dpNz3 (zero=3), or a name from distributions()."
-        ),
+        typer.Option(help=f"{LAYOUTS}, or a name from distributions()."),
     ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many rows to verify, from the first.")] = 64,

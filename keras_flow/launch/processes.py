@@ -200,11 +200,14 @@ class Ranks:
 
     def endings(self, first: int) -> dict[int, str]:
         """How each process ended, or that it runs; `first` is the one that failed first."""
-        return {
-            process.rank: "running, then ended by the launcher"
-            if process.poll() is None
-            else left_how(process.code or 0) + (", the first" if process.rank == first else "")
+        how = {
+            process: "running, then ended by the launcher" if process.poll() is None else left_how(process.code or 0)
             for process in self.processes
+        }
+        # the first one may have written its exception down, and wait for the others as it leaves
+        return {
+            each.rank: (text.replace("running", "failed", 1) + ", the first") if each.rank == first else text
+            for each, text in how.items()
         }
 
     def give_time(self) -> None:

@@ -74,7 +74,7 @@ def run(
         >>> kf.run(main, devices=4, args=(8,))
         32
     """
-    ranks = agreed_devices(devices)
+    ranks = agreed_devices(devices, "kf.run")
     if not callable(main):  # pyright: ignore[reportUnnecessaryComparison]
         raise FlowError(f"kf.run takes a function, got {main!r}; for example kf.run(main, devices=4).")
     if not isinstance(args, Sequence) or isinstance(args, str):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -84,19 +84,19 @@ def _facts() -> dict[str, object]:
     }
 
 
-def agreed_devices(devices: int | None) -> int | None:
+def agreed_devices(devices: int | None, asked: str = "kf.init") -> int | None:
     """The number of ranks that the caller asks for or the job was started with; None if neither says.
 
     Raises:
         FlowError: it is no number, or the two disagree.
     """
     if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
-        raise FlowError(f"kf.init was given devices={devices!r}; legal is a whole number of at least 1, or None.")
+        raise FlowError(f"{asked} was given devices={devices!r}; legal is a whole number of at least 1, or None.")
     settings.check()
     announced = active.announced_devices()
     if announced is not None and devices not in (None, announced):
         raise FlowError(
-            f"kf.init was asked for {devices} ranks inside a job of {announced} (kf.run or keras-flow launch said so). "
+            f"{asked} was asked for {devices} ranks inside a job of {announced} (kf.run or keras-flow launch said so). "
             f"Leave devices out, or ask for {announced}."
         )
     return announced or devices

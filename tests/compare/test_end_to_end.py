@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_flow.layout_names import LAYOUTS
 from tests import sampling
 from tests.launch import programs
 
@@ -65,7 +66,6 @@ def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "qq4")
     assert code == 1
     assert (
-        "keras-flow: unknown layout 'qq4': it is 1, dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, dpNz1 or AxBz3 (zero=), "
-        "or one of distributions(): ['dp3', 'scaled']"
+        f"keras-flow: unknown layout 'qq4': it is 1, {LAYOUTS}, or one of distributions(): ['dp3', 'scaled']"
     ) in err
     assert "Traceback" not in out + err
