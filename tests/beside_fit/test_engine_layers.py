@@ -27,7 +27,7 @@ def _all(engine: str) -> list[tuple[str, str, str, int]]:
 
 
 #: of all cases one in so many is run each day
-EVERY = {"jax": 8, "tensorflow": 12, "torch": 24}
+EVERY = {"jax": 8, "tensorflow": 12, "torch": 48}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
