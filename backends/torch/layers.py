@@ -261,7 +261,10 @@ def moments(
     sums = _total(torch.stack([torch.where(keep, inputs, zero).sum(axes), keep.to(inputs.dtype).sum(axes)]), step)
     count = sums[1] + keras.config.epsilon()
     mean = sums[0] / count
-    deviation = _total(torch.where(keep, inputs - mean, zero).square().sum(axes), step)
+    spread = mean  # along the layer's axis, which need not be the last one
+    for axis in sorted(axis % inputs.ndim for axis in axes):
+        spread = spread.unsqueeze(axis)
+    deviation = _total(torch.where(keep, inputs - spread, zero).square().sum(axes), step)
     return mean, deviation / count
 
 

@@ -483,6 +483,34 @@ def a_penalty_on_gradients_is_that_of_one_device() -> None:
 
 
 @check
+def masked_statistics_along_a_middle_axis() -> None:
+    """The layer's axis is as long as the last one, so that a mean along the wrong one fits in silence; and is not."""
+    import keras
+
+    import keras_flow as kf
+
+    split = kf.ModelParallel(kf.Placement([[0, 1]], axis_names=("data", "model")), rules={"norm/": {"model": "S(0)"}})
+
+    def trained(rows: int, length: int) -> Numbers:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((length, 6))
+        hidden = keras.layers.BatchNormalization(axis=1, name="norm")(keras.layers.Masking()(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(hidden)))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x = np.random.default_rng(0).normal(1.0, 2.0, (rows, length, 6)).astype("float32")
+        x[1::2, -2:] = 0.0
+        losses = [model.train_on_batch(x, np.ones((rows, 2), "float32")) for _ in range(2)]
+        return {"losses": np.asarray(losses), **dict(enumerate(model.get_weights()))}
+
+    for rows, length in ((8, 6), (7, 4)):
+        wanted = trained(rows, length)
+        for distribution in (kf.DataParallel(), split):
+            with distribution.scope():
+                found = trained(rows, length)
+            assert not off(wanted, found), (distribution, off(wanted, found))
+
+
+@check
 def one_mask_for_all_rows_is_one_where_ranks_have_one_row() -> None:
     """A noise shape [1, ...] is one mask for all rows, also on a rank that has a single row."""
     import keras
