@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 from math import isfinite
 
@@ -123,9 +124,10 @@ def _variable(run: RunResult, path: str, shape: list[int]) -> str:
         layout = Layout(placement, {}, shape or [1])
     picture = layout.picture(f"{declared or 'B'}", width=150) or ""
     held_shapes = "; ".join(f"rank {rank} holds {run.shapes[rank][path]}" for rank in ranks[:8])
+    name = re.sub("([/_])", r"\1<wbr>", escape(path))  # where a long one is broken
     return (
         f'<figure title="{escape(path)} {shape}: {escape(held_shapes)}">{picture}'
-        f"<figcaption>{escape(path)} {shape}</figcaption></figure>"
+        f"<figcaption>{name} <span>{shape}</span></figcaption></figure>"
     )
 
 

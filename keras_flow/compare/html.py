@@ -25,10 +25,12 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}d
 .charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}
 .hold{background:var(--panel);border-radius:8px;padding:.6rem .8rem;margin:.6rem 0;overflow-x:auto}
 .hold h3{margin:.1rem 0 .5rem;font-size:.95rem}.hold .parts{display:flex;flex-wrap:wrap;gap:1rem}
-.hold figure{margin:0}.hold figcaption{font-size:.8rem;color:var(--dim);overflow-wrap:anywhere;max-width:190px}
-.scroll{overflow-x:auto;background:linear-gradient(90deg,transparent calc(100% - 1.2rem),var(--panel))}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
+.hold figure{margin:0;width:162px}.hold figcaption{font-size:.8rem;color:var(--dim);overflow-wrap:anywhere}
+.hold figcaption span{white-space:nowrap}
+.scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
 table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
-@media(max-width:520px){body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
+@media(max-width:520px){.hold .parts{gap:.6rem}.scroll{background:linear-gradient(90deg,transparent calc(100% - 1.2rem),var(--line))}
+body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}dl{display:block}dd{margin-bottom:.4rem}
 table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
 table.runs tr{display:grid;grid-template-columns:repeat(4,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
