@@ -109,20 +109,26 @@ class Verification:
             )
 
     def __rich__(self) -> Table:
+        from rich import box
         from rich.table import Table
 
         verdict = "the numbers of one device" if self.ok else "[bold red]NOT the numbers of one device[/]"
-        shown = Table(title=f"{self.model} on {self.backend}, {self.distribution}: {verdict}", title_justify="left")
+        title = f"{self.model} on {self.backend}, {self.distribution}: {verdict}"
+        shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in ("quantity", "of", "mode", "batch"):
             shown.add_column(column, overflow="fold")
         shown.add_column("deviation", justify="right")
         shown.add_column("of tolerance", justify="right")
         for row in self.rows[:SHOWN]:
             style = None if row.ok else "red"
-            cells = (row.quantity, row.name, row.mode, row.batch, f"{row.deviation:.2e}", _share(row.share))
-            shown.add_row(*cells, style=style)
+            rows, _, uneven = row.batch.partition(" (")  # told once, below: names need the width
+            cells = (row.quantity, row.name, row.mode, rows + "*" * bool(uneven), f"{row.deviation:.2e}")
+            shown.add_row(*cells, _share(row.share), style=style)
         more = f"and {len(self.rows) - SHOWN} more, each closer than these" if len(self.rows) > SHOWN else ""
-        shown.caption = "\n".join(filter(None, (more, self.note))) or None
+        starred = {row.batch.partition(" (")[2].rstrip(")") for row in self.rows[:SHOWN]} - {""}
+        shown.caption = (
+            "\n".join(filter(None, (*(f"* rows that {each}" for each in sorted(starred)), more, self.note))) or None
+        )
         return shown
 
     def _repr_html_(self) -> str:
