@@ -149,7 +149,7 @@ class ParameterServer(PipelineParallel):
 
     def _part(self, ranks: tuple[int, ...]) -> FlowDistribution:
         if len(ranks) > 1 and ranks not in self._parts:
-            self._parts[ranks] = self._split_part(Placement(list(ranks), axis_names=("server",)))
+            self._parts[ranks] = self._split_part(Placement(list(ranks), axis_names=("server",)), ranks)
         return super()._part(ranks)
 
     def adopt(self, model: keras.Model, *others: object) -> bool:
