@@ -84,7 +84,7 @@ class Parsed(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "rect", "line", "polyline"):
+        if tag not in ("meta", "rect", "line", "polyline", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -117,7 +117,7 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     assert charts[4:6] == ["|Δ loss| to jax, layout 1", "|Δ loss| to jax, layout tp2"]
     assert page.count("tolerance</text>") == 4, "drawn into each chart of deviations"
     assert "m/kernel [8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
-    assert "<figcaption>m/kernel [8, 4]</figcaption>" in page
+    assert "<figcaption>m/<wbr>kernel <span>[8, 4]</span></figcaption>" in page
     assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
     assert "<td>processor cores</td><td>2</td>" in page
     assert "seed_generator" not in page
