@@ -59,17 +59,22 @@ def show(result: Comparison, console: Console) -> None:
 
 def nearest(result: Comparison) -> str:
     """A sentence on how close the runs came to the tolerance, which is said even where all is well."""
+    of_runs: dict[str, dict[str, float]] = {
+        "The largest deviation from one device": {
+            f"{run.backend} {run.layout}": max(run.loss_share, run.weights_share)
+            for run in result.runs
+            if run.layout != "1"
+        },
+        "The largest between engines": {
+            f"{run.backend} {run.layout}": run.between_share for run in result.runs if run.between_share is not None
+        },
+    }
     said = []
-    if split := [run for run in result.runs if run.layout != "1"]:
-        worst = max(split, key=lambda run: max(run.loss_share, run.weights_share))
-        share = 100 * max(worst.loss_share, worst.weights_share)
-        said.append(
-            f"The largest deviation from one device is {share:.0f} % of its tolerance ({worst.backend} {worst.layout})."
-        )
-    if judged := [run for run in result.runs if run.between_share is not None]:
-        worst = max(judged, key=lambda run: run.between_share or 0.0)
-        share = 100 * (worst.between_share or 0.0)
-        said.append(f"The largest between engines is {share:.0f} % of its tolerance ({worst.backend} {worst.layout}).")
+    for what, shares in of_runs.items():
+        if shares:
+            worst = max(shares, key=lambda name: shares[name])
+            amount = f"{100 * shares[worst]:.0f} %" if not shares[worst] < 0.01 else "less than 1 %"
+            said.append(f"{what} is {amount} of its tolerance ({worst}).")
     return " ".join(said)
 
 
