@@ -30,12 +30,14 @@ def constant(initializer: Callable, dtype: str) -> Block | None:
     """The blocks of a new variable whose elements are all the same; None for other initialisers."""
     if constant_of(initializer) is None:
         return None
-    made: dict[tuple[int, ...], np.ndarray] = {}
+    made: dict[tuple[int, ...], np.ndarray] = {}  # blocks of one shape share it
 
     def block(index: tuple[slice, ...]) -> np.ndarray:
         lengths = _lengths(index)
-        with making_values():
-            return made.setdefault(lengths, np.asarray(initializer(lengths, dtype=dtype)))
+        if lengths not in made:
+            with making_values():
+                made[lengths] = np.asarray(initializer(lengths, dtype=dtype))
+        return made[lengths]
 
     return block
 

@@ -313,10 +313,10 @@ def initialize_with_initializer(
     layout = layout_on(placed.layout, view_of(placed.distribution))
     shape, dtype = tuple(variable._shape), variable._dtype
     block = creation.block_of(initializer, shape, dtype, is_split=not layout.is_fully_replicated())
-    blocks: dict[str, np.ndarray] = {}  # ranks that hold the same block share it
     indices = [_index(shape, layout, where) for where in layout.mesh.local_device_locations()]
-    components = [blocks.setdefault(str(index), block(index)) for index in indices]
-    _set_value(variable, pack(components, layout, dtype), placed)
+    # ranks that hold the same block share it
+    blocks = {text: block(index) for text, index in {str(index): index for index in indices}.items()}
+    _set_value(variable, pack([blocks[str(index)] for index in indices], layout, dtype), placed)
     return None
 
 
