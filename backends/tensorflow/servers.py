@@ -72,7 +72,7 @@ class WorkerProgram:
         found = {id(variable): read for variable, read in zip(self._variables, parts, strict=True) if len(read) > 1}
         with (
             tables.reading(found),
-            tf.Graph.device(tf.compat.v1.get_default_graph(), _where_it_reads),
+            tf.compat.v1.get_default_graph().device(_where_it_reads),
             tf.GradientTape() as tape,
         ):
             tape.watch(parts)
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Any], variable: keras.Variable) -> Any:
     """The gradient of a variable, of those of its parts; None where there is none."""
     if any(part is None for part in parts):
         return None
-    begins = [0] if len(parts) == 1 else [index[0].start for index in variable._value.indices()]
+    begins = [0] if len(parts) == 1 else [index[0].start for index in variable._value.indices]
     if not isinstance(parts[0], dict):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     # what is fetched is of NumPy

@@ -9,7 +9,7 @@ Example: a table of 5 rows on 2 servers has the rows 0 to 2 on the first, 3 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -22,7 +22,7 @@ from keras_flow.backends.hooking import hook
 from keras_flow.backends.optimizer_slots import slots_of
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.current.variable_layout import KerasLayout
-from keras_flow.layout import balanced
+from keras_flow.layout import Layout
 
 #: a table's variable -> what a worker's program has read of each part
 _read: ContextVar[dict[int, list[tf.Tensor]] | None] = ContextVar("keras_flow_table_parts", default=None)
@@ -32,17 +32,19 @@ class ServedTable(tf.__internal__.distribute.ShardedVariable):
     """The parts of a variable on servers.
 
     Args:
-        parts: of its rows, in their order.
-        ranks: the servers' ranks.
+        parts: rank -> its rows, in their order.
+        layout: of the variable, over the servers.
         name: of the variable.
         key: by which optimizers find its slots; None for a new one.
     """
 
-    def __init__(self, parts: Sequence[tf.Variable], ranks: Sequence[int], name: str, key: str | None):
-        super().__init__(parts, name)
-        self.ranks = tuple(ranks)
-        self._key = key or parts[0]._unique_id
-        for part in parts:
+    def __init__(self, parts: dict[int, tf.Variable], layout: Layout, name: str, key: str | None):
+        super().__init__(list(parts.values()), name)
+        #: the elements of each part
+        self.indices = [layout.local_slices(rank) for rank in parts]
+        self._of_rank = parts
+        self._key = key or self.variables[0]._unique_id
+        for part in self.variables:
             part._unique_id = self._key
 
     @property
@@ -61,32 +63,22 @@ class ServedTable(tf.__internal__.distribute.ShardedVariable):
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
-    def indices(self) -> Iterator[tuple[slice, ...]]:
-        """The elements of each part."""
-        for number in range(len(self.ranks)):
-            yield _index(tuple(self.shape), len(self.ranks), number)
-
     def fill(self, part_of: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
         """Give each part its elements."""
-        for part, index in zip(self.variables, self.indices(), strict=True):
+        for part, index in zip(self.variables, self.indices, strict=True):
             part.assign(part_of(index))
 
     def shards(self) -> dict[int, np.ndarray]:
         """rank -> its part."""
-        parts = zip(self.ranks, self.variables, strict=True)
-        return {rank: np.asarray(part.read_value()) for rank, part in parts}
+        return {rank: np.asarray(part.read_value()) for rank, part in self._of_rank.items()}
 
     def divided(self, gradient: Any) -> list[Any]:
         """The parts of a gradient of the whole."""
         if not isinstance(gradient, tf.IndexedSlices):
-            return [gradient[index[0]] for index in self.indices()]
+            return [gradient[index[0]] for index in self.indices]
         shapes = [tf.constant(part.shape.as_list(), gradient.indices.dtype) for part in self.variables]
         parts = zip(self._decompose_indexed_slices(gradient), shapes, strict=True)
         return [tf.IndexedSlices(part.values, part.indices, shape) for part, shape in parts]
-
-
-def _index(shape: tuple[int, ...], count: int, number: int) -> tuple[slice, ...]:
-    return (slice(*balanced(shape[0], count, number)), *(slice(0, length) for length in shape[1:]))
 
 
 def is_table(placed: KerasLayout) -> bool:
@@ -97,15 +89,14 @@ def is_table(placed: KerasLayout) -> bool:
 
 def make(variable: keras.Variable, block: Callable[[tuple[slice, ...]], np.ndarray], placed: KerasLayout) -> None:
     """Give a variable its parts, each on its server; `block` gives the elements of one."""
-    old, ranks, shape = getattr(variable, "_value", None), placed.layout.placement.ranks, tuple(variable._shape)
-    parts = []
-    for number, rank in enumerate(ranks):
-        value = block(_index(shape, len(ranks), number))
+    old, parts = getattr(variable, "_value", None), {}
+    for number, rank in enumerate(placed.layout.placement.ranks):
+        value = block(placed.layout.local_slices(rank))
         with tf.init_scope(), tf.device(rank_devices()[rank]):
             name = f"{variable.name}_part_{number}"
-            parts.append(tf.Variable(value, dtype=variable._dtype, trainable=variable.trainable, name=name))  # type: ignore[arg-type]
+            parts[rank] = tf.Variable(value, dtype=variable._dtype, trainable=variable.trainable, name=name)  # type: ignore[arg-type]
     with tf.init_scope():
-        variable._value = ServedTable(parts, ranks, variable.name, None if old is None else old._unique_id)
+        variable._value = ServedTable(parts, placed.layout, variable.name, None if old is None else old._unique_id)
     variable._layout = placed
 
 
