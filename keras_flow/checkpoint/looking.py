@@ -82,13 +82,15 @@ def rows_of(found: Manifest) -> list[tuple[str, ...]]:
 
 def facts_of(directory: str | os.PathLike[str], found: Manifest) -> dict[str, Any]:
     """What is said of a checkpoint beside its tensors: name -> value."""
-    epoch, batch = found.training.get("epoch"), found.training.get("batch")
-    where = f"{epoch} epoch{'s' * (epoch != 1)} done" + (f", {batch} batches of the next" if batch else "")
+    where = "outside of fit"
+    if (epoch := found.training.get("epoch")) is not None:
+        batch = found.training.get("batch")
+        where = f"{epoch} epoch{'s' * (epoch != 1)} done" + (f", {batch} batches of the next" if batch else "")
     others = [each for each in manifest.steps(store.at(directory)) if each != found.step]
     return {
         "step": found.step,
         "saved": ", ".join(f"{key} {value}" for key, value in found.saved.items()),
-        "training": "outside of fit" if epoch is None else where,
+        "training": where,
         "tensors": f"{len(found.tensors)}, {units.amount(found.bytes)}",
         "other steps": ", ".join(map(str, others[-10:])) or "none",
     }

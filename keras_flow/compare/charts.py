@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from html import escape
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 
@@ -108,7 +107,7 @@ def _held(run: RunResult, result: Comparison) -> str:
     chosen = [pair for pair in zip(paths, whole, strict=True) if pair in pairs[:_MOST_VARIABLES]]
     figures = "".join(_variable(run, path, shape) for path, shape in chosen)
     more = f"<p>and {len(paths) - len(chosen)} smaller variables</p>" if len(chosen) < len(paths) else ""
-    count, mesh = math.prod(run.hierarchy), " x ".join(map(str, run.hierarchy))
+    count, mesh = prod(run.hierarchy), " x ".join(map(str, run.hierarchy))
     several = f", {mesh}" if len(run.hierarchy) > 1 else ""
     title = f"{escape(run.layout)}: {count} rank{'s' * (count > 1)}{several}"
     return f'<div class="hold"><h3>{title}</h3><div class="parts">{figures}</div>{more}</div>'

@@ -50,6 +50,17 @@ def page(result: Comparison) -> str:
     backends = ", ".join(dict.fromkeys(run.backend for run in result.runs))
     facts = {**result.versions, **result.environment}
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    from_one_device = _charts(
+        "Deviation from one device",
+        "The deviation of each step's loss, on a logarithmic scale. The red line is the tolerance. A deviation of zero is "
+        "drawn at the bottom.",
+        deviations(result),
+    )
+    from_engines = _charts(
+        "Engine against engine",
+        "The loss of each step against that of the first backend, from the same weights on the same rows.",
+        between_engines(result),
+    )
     command = f"<h2>Repeat it</h2><pre>{escape(result.command)}</pre>" if result.command else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
@@ -63,8 +74,8 @@ same order (seed {result.seed}).</p>
 <p>{nearest(result)} A number over its tolerance is red.</p>
 <dl>{_words(result)}</dl>
 <h2>Loss</h2><p>Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
-{_from_one_device(result)}
-{_engines(result)}
+{from_one_device}
+{from_engines}
 <h2>Time of a step</h2>{step_times(result)}
 <h2>Who holds what</h2><p>Each variable under each layout: a block has the colour and the number of the rank that holds it. A block that several ranks hold is grey, with the colours of all of them above.</p>
 {held(result)}
@@ -101,24 +112,9 @@ def _known(result: Comparison) -> str:
     )
 
 
-def _from_one_device(result: Comparison) -> str:
-    charts = deviations(result)
-    return (
-        "<h2>Deviation from one device</h2><p>The deviation of each step's loss, on a logarithmic scale. The red line is "
-        f'the tolerance. A deviation of zero is drawn at the bottom.</p><div class="charts">{charts}</div>'
-        if charts
-        else ""
-    )
-
-
-def _engines(result: Comparison) -> str:
-    charts = between_engines(result)
-    return (
-        "<h2>Engine against engine</h2><p>The loss of each step against that of the first backend, from the same weights on "
-        f'the same rows.</p><div class="charts">{charts}</div>'
-        if charts
-        else ""
-    )
+def _charts(title: str, words: str, charts: str) -> str:
+    """A section of charts; nothing where there are none."""
+    return f'<h2>{title}</h2><p>{words}</p><div class="charts">{charts}</div>' if charts else ""
 
 
 def _words(result: Comparison) -> str:
