@@ -26,7 +26,7 @@ def _all(engine: str) -> list[tuple[str, str, str, int]]:
     )
 
 
-#: of all cases one in so many is run each day
+#: of all cases one in so many, chosen by its name
 EVERY = {"jax": 8, "tensorflow": 12, "torch": 48}
 
 

@@ -169,7 +169,7 @@ def test_a_host_that_stood_still_does_not_blame_the_others(monkeypatch: pytest.M
 
 
 def test_output_that_stays_open_on_one_host(tmp_path: Path) -> None:
-    """What a process leaves behind keeps its output open: it is waited for once, and the host is not taken for gone."""
+    """A process that is left behind keeps the output open: the launcher waits for it once, and the host is not lost."""
     script = programs.write(
         tmp_path,
         "import os, subprocess, sys\n"

@@ -191,28 +191,29 @@ def test_state_that_depends_on_rows_is_refused_on_all_ranks(on_ranks: Any) -> No
     assert all("has state that depends on the rows that it sees" in text for text in found)
 
 
-def test_what_is_kept_of_split_slots(on_ranks: Any, tmp_path: Path) -> None:
-    """With `zero=1` ranks that share the rows of a stage have its weights whole, and each a part of Adam's slots."""
-    each = on_ranks("torch").on_each(_kept, str(tmp_path), "1f1b+zero")
-    loaded = on_ranks("torch")(_loaded, str(tmp_path))
-    sizes = each[0]["sizes"]
+def _all_kept(on_ranks: Any, folder: Path, way: str) -> list[dict[str, Any]]:
+    """What each of the ranks kept, once it is seen that it is the same on all, and in the files."""
+    each = on_ranks("torch").on_each(_kept, str(folder), way)
+    loaded = on_ranks("torch")(_loaded, str(folder))
     for found in each:
         assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
         for weights in loaded:
             assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+    return each
+
+
+def test_what_is_kept_of_split_slots(on_ranks: Any, tmp_path: Path) -> None:
+    """With `zero=1` ranks that share the rows of a stage have its weights whole, and each a part of Adam's slots."""
+    each = _all_kept(on_ranks, tmp_path, "1f1b+zero")
+    sizes = each[0]["sizes"]
     assert sum(sum(found["held"]) for found in each) == 2 * sum(sizes)
     assert sum(found["slots"] for found in each) == 2 * (sum(sizes) + 3)  # a bias of 3 does not divide
 
 
 def test_what_is_kept_of_split_stages(on_ranks: Any, tmp_path: Path) -> None:
     """On torch a rank has its part of its stage's weights; biases are whole on both ranks of a stage."""
-    each = on_ranks("torch").on_each(_kept, str(tmp_path), "1f1b+split")
-    loaded = on_ranks("torch")(_loaded, str(tmp_path))
+    each = _all_kept(on_ranks, tmp_path, "1f1b+split")
     sizes = each[0]["sizes"]
-    for found in each:
-        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
-        for weights in loaded:
-            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
     kernels, biases = [8 * 5, 8 * 8, 8 * 6], [8, 8, 6, 3]  # that of the last layer has three columns: it is whole
     assert sizes == [kernels[0], 8, kernels[1], 8, kernels[2], 6, 6 * 3, 3]
     assert sum(map(sum, (found["held"] for found in each))) == sum(kernels) + 2 * (6 * 3 + sum(biases))
