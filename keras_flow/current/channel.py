@@ -44,8 +44,9 @@ class Channel:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; raises ConnectionError where the other side is gone."""
-        self._socket.settimeout(_HANDSHAKE_SECONDS)
         try:
+            # within, since another thread may have closed the connection
+            self._socket.settimeout(_HANDSHAKE_SECONDS)
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
             raise ConnectionError(str(error)) from error

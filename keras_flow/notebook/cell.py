@@ -24,6 +24,8 @@ _GRACE_SECONDS = 2.0
 _SIGNAL_SECONDS, _CUT_SECONDS = 2.0, 8.0
 #: seconds for a step that has begun, when all are to stop before the next one
 _STEP_SECONDS = 20.0
+#: seconds for the output of a cell that has ended to arrive, which a busy machine delays
+_OUTPUT_SECONDS = 20.0
 #: seconds for the workers' threads to answer
 _ANSWER_SECONDS = 2.0
 
@@ -66,7 +68,8 @@ class CellRun:
             said = self._watch()
         except KeyboardInterrupt:
             said = self._interrupted()
-        answers.wait_for_output(1.0) if workers.alive else None
+        if workers.alive:
+            answers.wait_for_output(_OUTPUT_SECONDS)
         failed = isinstance(said, CellError)
         if not self._quiet or failed:
             self._shown.finish({index: self._printed(index) for index in self._indices})

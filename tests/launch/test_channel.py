@@ -37,6 +37,8 @@ def test_messages_go_both_ways() -> None:
         with pytest.raises(ConnectionError):
             client.receive(5)
         client.close()
+        with pytest.raises(ConnectionError):  # as where another thread has closed it
+            client.send({"text": "late"})
 
 
 def test_strangers_change_nothing(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import sampling
@@ -36,6 +40,24 @@ def test_output_is_folded_and_labelled(notebook: Kernel) -> None:
     assert "ranks 0 to 1" in notebook.run("%%ranks --rank 7\n1").text
     assert notebook.run("kf.notebook.push(rate=[0.5])").text == ""
     assert notebook.run("%%ranks\nrate[0] * 2").text.strip() == "[ranks 0-1] 1.0"
+
+
+def test_output_that_is_late_is_waited_for(notebook: Kernel) -> None:
+    relay = _output_relay(notebook)
+    relay.suspend()
+    threading.Timer(3.0, relay.resume).start()
+    assert notebook.run("%%ranks\nprint('late')").text.strip() == "[ranks 0-1] late"
+
+
+def _output_relay(notebook: Kernel) -> psutil.Process:
+    """The process that hands the ranks' output to the notebook."""
+    children = notebook.children()
+    (file,) = {part[7:] for child in children for part in child.cmdline() if part.startswith("--file=")}
+    client = json.loads(Path(file.replace("-engine", "-client")).read_text())
+    for child in children:
+        if client["iopub"] in {connection.laddr.port for connection in child.net_connections()}:
+            return child
+    raise AssertionError("no process hands on the output")
 
 
 def test_a_name_of_the_notebook_alone_says_how_it_is_sent(notebook: Kernel) -> None:
