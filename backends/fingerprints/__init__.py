@@ -50,6 +50,8 @@ def fingerprint(original: object) -> str:
     """
     if inspect.ismodule(original):
         return "module"
+    if not isinstance(original, property) and not callable(original):
+        return f"{_UNREADABLE} compiled"  # to look into one of Keras's lazy modules would load it
     function: Any = original.fget if isinstance(original, property) else inspect.unwrap(original)  # type: ignore[arg-type]
     try:
         taken = inspect.signature(function)

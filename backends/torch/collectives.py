@@ -41,7 +41,7 @@ def key_of(value: object, rank: int) -> tuple[Any, ...] | None:
 
 def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts: Counts) -> Pending:
     """One `all_to_all_single`; between two ranks of which one sends, a message that needs no group."""
-    if world().is_simulated:
+    if world().is_in_one_process:
         return simulated.exchange(ranks, values, counts)
     rank = world().local_ranks[0]
     me, value, table = ranks.index(rank), values[rank], counts.table
@@ -63,7 +63,7 @@ def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts:
 
 def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts: Sequence[int]) -> Pending:
     """torch's own where sizes are equal; it wants padding where they are not."""
-    if world().is_simulated:
+    if world().is_in_one_process:
         return simulated.gather_all(ranks, values)
     rank = world().local_ranks[0]
     value = values[rank]
@@ -78,7 +78,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], count
 
 def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], how: str | int) -> Pending | None:
     """torch's all-reduce and broadcast, which write into a copy."""
-    if world().is_simulated:
+    if world().is_in_one_process:
         return None
     rank = world().local_ranks[0]
     result = values[rank].detach().clone(memory_format=torch.contiguous_format)

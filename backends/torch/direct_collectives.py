@@ -27,7 +27,7 @@ def direct(
 ) -> _Run | None:
     """Make the function for dtypes that gloo and NCCL both know, in several processes."""
     given = like if isinstance(like, list) else [like]
-    if world().is_simulated or not all(each.numel() for each in given) or given[0].dtype not in REDUCED:
+    if world().is_in_one_process or not all(each.numel() for each in given) or given[0].dtype not in REDUCED:
         return None
     group = (None if call in ("send", "recv") else process_group(ranks)) or dist.group.WORLD
     assert group is not None

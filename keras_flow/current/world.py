@@ -30,6 +30,11 @@ class World:
     processes: tuple[int, ...] = field(default=(), repr=False)
     is_simulated: bool = field(default=False, repr=False)
 
+    @property
+    def is_in_one_process(self) -> bool:
+        """Whether this process drives all ranks."""
+        return len(self.local_ranks) == self.size
+
     def process_of(self, rank: int) -> int:
         """The process that drives a rank."""
         return self.processes[rank] if self.processes else rank * self.process_count // self.size

@@ -227,6 +227,13 @@ def test_a_program_beside_a_version_that_does_not_fit_gets_one_error(engine: str
     assert told == []
 
 
+def test_a_package_that_is_missing_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = type(keras_places.find("keras:tensorflow"))
+    monkeypatch.setattr(lazy, "__getattr__", lambda _, name: pytest.fail(f"{name} was asked of a lazy module"))
+    places = [place for place in keras_places.privates() if place.module == "keras:tensorflow"]
+    assert list(fingerprints.of_places(places).values()) == ["(?) compiled"]
+
+
 def test_a_module_that_is_not_there_is_named() -> None:
     hook = hooking.Hook("torch.no_such_module", "function", lambda *_: None, "for this test")
     with pytest.raises(

@@ -58,7 +58,14 @@ JOBS = {
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize(("backend", "job"), sampling.each_on_one(SINGLE, list(JOBS), every=3))
 def test_between_processes(backend: str, job: str, is_short: bool) -> None:
-    processes, share, groups = JOBS[job]
+    run_job(backend, *JOBS[job], is_short)
+
+
+def test_one_rank_has_itself() -> None:
+    run_job("torch", 1, 1, [[0]], is_short=True)
+
+
+def run_job(backend: str, processes: int, share: int, groups: list[list[int]], is_short: bool) -> None:
     groups = groups[:2] if is_short else groups
     command = ["-m", "keras_flow.launch", "--nproc_per_node", str(processes), "--devices_per_proc", str(share)]
     command += ["--timeout", "100", str(JOB), json.dumps(groups), *(["short"] if is_short else [])]

@@ -197,7 +197,8 @@ states with slashes are dp4 / tp4 / 2x2; – means that the case is not made for
 
 - **native**: runs as declared, with the numbers of one device;
 - **broadcast**: the same numbers; some batches are computed whole on every rank;
-- **fallback**: the same numbers; a split became broadcast, or data parallel took the consistent view, with one warning;
+- **fallback**: the same numbers; a split weight became a whole one, or data parallel computed on gathered tensors,
+  more slowly; one warning says so;
 - **one device**: the same numbers; one device computes them, and nothing is gained from the others;
 - **refused**: raises an error that says what to do.
 

@@ -6,9 +6,10 @@ judged as the grid judges them, and `keras-flow compare` trains examples/digits.
 optimisation of the engines, and with draws by logical index. Where a run deviates or fails the record is taken back.
 `docs/versions.md` is the table of results.
 
-`make test-canary` does the same with the newest releases and the nightly Keras, whichever they are today.
+`make test-canary` does the same with the newest releases and the nightly Keras, whichever they are today. `--pythons`
+does it with later versions of Python, each in an environment of its own with the engine's newest release.
 
-python -m tests.versions.runner [--later] [--canary] [--only "jax jax==0.8.0"]
+python -m tests.versions.runner [--later] [--canary] [--pythons] [--only "jax jax==0.8.0"]
 """
 
 from __future__ import annotations
@@ -50,17 +51,24 @@ class Case:
         is_later: a version that came after those that `.venv` may have. torch's is a build for GPUs that brings 4 GB of
             libraries along, so that it is left to `--later`.
         is_canary: the newest of its packages, installed anew for each run.
+        python: another version of Python, which has an environment of its own instead of packages in front.
     """
 
     engine: str
     requirements: tuple[str, ...] = ()
     is_later: bool = False
     is_canary: bool = False
+    python: str = ""
 
     @property
     def name(self) -> str:
-        """The engine and the requirements."""
-        return " ".join((self.engine, *self.requirements))
+        """The engine, the requirements and the other Python."""
+        return " ".join((self.engine, *self.requirements, *([f"python{self.python}"] if self.python else [])))
+
+    @property
+    def interpreter(self) -> str:
+        """The program that runs it."""
+        return str(folder_of((self.name,)) / "bin" / "python") if self.python else sys.executable
 
     @property
     def parts(self) -> list[tuple[str, ...]]:
@@ -71,7 +79,7 @@ class Case:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of Keras and of the engine."""
-        if self.is_canary:
+        if self.is_canary or self.python:
             return _found_in(self)
         asked = dict(text.split("==") for text in self.requirements)
         return {
@@ -82,7 +90,7 @@ class Case:
 
 def folder_of(requirements: Sequence[str]) -> Path:
     """Where packages are installed."""
-    return ROOT / "build" / "versions" / "_".join(requirements).replace("==", "-")
+    return ROOT / "build" / "versions" / "_".join(requirements).replace("==", "-").replace(" ", "_")
 
 
 def jax(version: str) -> tuple[str, ...]:
@@ -100,6 +108,10 @@ CASES = (
     Case("tensorflow", OLDEST["tensorflow"]),
     *(Case("torch", (f"torch=={version}",), is_later=True) for version in ("2.14.1", "2.15.0")),
 )
+#: later versions of Python
+PYTHONS = tuple(Case(engine, python="3.13") for engine in TRAINING)
+#: what the grid and the example need beside an engine
+NEEDED = ("pytest<9.2", "hypothesis", "scikit-learn")
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ def run(case: Case) -> Outcome:
     env = {**os.environ, "KERAS_BACKEND": case.engine, "PYTHONPATH": paths}
     before = fingerprints.FILE.read_text()
     began = time.monotonic()
-    recorded = _finished(["-W", "ignore", "-m", "keras_flow.backends.fingerprints"], env)
+    recorded = _finished(case, ["-W", "ignore", "-m", "keras_flow.backends.fingerprints"], env)
     runs, shares, failure = 0, [], _failure(recorded)
     for part in (_grid, _example):
         if not failure:
@@ -132,6 +144,10 @@ def run(case: Case) -> Outcome:
 
 def install(case: Case) -> None:
     """Install what is not there yet, and a canary's packages anew."""
+    if case.python and not Path(case.interpreter).exists():
+        subprocess.run([f"python{case.python}", "-m", "venv", str(folder_of((case.name,)))], check=True)
+        pip = [case.interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-e", f".[{case.engine}]", *NEEDED], cwd=ROOT, check=True)
     for part in case.parts:
         if case.is_canary and case.engine == TRAINING[0]:
             shutil.rmtree(folder_of(part), ignore_errors=True)
@@ -147,7 +163,7 @@ def _found_in(case: Case) -> dict[str, str]:
         f"from keras_flow.backends import fingerprints as f; print(f.installed('keras'), f.installed({case.engine!r}))"
     )
     paths = os.pathsep.join(str(folder_of(part)) for part in case.parts)
-    command = [sys.executable, "-c", program]
+    command = [case.interpreter, "-c", program]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True)
     return dict(zip(("keras", case.engine), done.stdout.split(), strict=True))
 
@@ -157,7 +173,7 @@ def _grid(case: Case, env: Mapping[str, str]) -> tuple[int, float, str]:
     with tempfile.TemporaryDirectory(prefix="versions-") as folder:
         file = Path(folder, "results.jsonl")
         command = ["-m", "tests.parity.worker", "--small", "--backend", case.engine, "--out", str(file)]
-        done = _finished([*command, "--layouts", ",".join(support.LAYOUTS)], env)
+        done = _finished(case, [*command, "--layouts", ",".join(support.LAYOUTS)], env)
         results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     # what is half a number is judged by how far one device is off
     judged = [result for result in results if not result["case"].startswith("mixed_")]
@@ -182,7 +198,7 @@ def _example(case: Case, env: Mapping[str, str]) -> tuple[int, float, str]:
         "--out",
         str(out),
     ]
-    done = _finished([*command, "--layouts", LAYOUTS, "--steps", str(STEPS)], env)
+    done = _finished(case, [*command, "--layouts", LAYOUTS, "--steps", str(STEPS)], env)
     if done.returncode:
         return 0, float("nan"), _failure(done)
     runs = json.loads((out / "report.json").read_text())["runs"]
@@ -190,8 +206,8 @@ def _example(case: Case, env: Mapping[str, str]) -> tuple[int, float, str]:
     return len(LAYOUTS.split(",")) - 1, share, ""
 
 
-def _finished(arguments: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
+def _finished(case: Case, arguments: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [case.interpreter, *arguments]
     try:
         return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
@@ -207,36 +223,37 @@ def _failure(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def page(outcomes: Mapping[Case, Outcome], before: str = "") -> str:
-    """The table as Markdown; rows of cases that were not run are those of the page before."""
-    rows = []
-    for case in CASES:
-        key = f"| {case.engine} {case.versions[case.engine]} | {case.versions['keras']} | "
-        if case in outcomes:
-            rows.append(key + _cells(outcomes[case]))
-        else:
-            rows += [line for line in before.splitlines() if line.startswith(key)]
+    """The page as Markdown; rows of cases that were not run are those of the page before."""
     names = textwrap.fill(", ".join(f"`{name}`" for name in support.SMALL), 120, break_on_hyphens=False)
     return _PAGE.format(
-        rows="\n".join(rows),
-        canary=_canary(outcomes, before),
+        rows="\n".join(row for case in CASES for row in _rows(case, outcomes, before, "")),
+        pythons="\n".join(row for case in PYTHONS for row in _rows(case, outcomes, before, _today())),
+        canary="\n".join(row for case in CANARY for row in _rows(case, outcomes, before, _today())),
         names=names,
         layouts=", ".join(support.LAYOUTS),
         steps=STEPS,
     )
 
 
-def _canary(outcomes: Mapping[Case, Outcome], before: str) -> str:
-    """The rows of the canary, each with its date; those of cases that were not run are those of the page before."""
-    rows = []
-    for case in CANARY:
-        old = [line for line in before.splitlines() if line.startswith("| 20") and f" | {case.engine} " in line]
-        if case in outcomes:
-            today = time.strftime("%Y-%m-%d")
-            key = f"| {today} | {case.engine} {case.versions[case.engine]} | {case.versions['keras']} | "
-            rows.append(key + _cells(outcomes[case]))
-        else:
-            rows += old
-    return "\n".join(rows)
+def _today() -> str:
+    return time.strftime("| %Y-%m-%d ")
+
+
+def _rows(case: Case, outcomes: Mapping[Case, Outcome], before: str, date: str) -> list[str]:
+    """The row of a case, with its date where the packages are those of a day."""
+    if case in outcomes:
+        return [f"{date}{_key(case)}{_cells(outcomes[case])}"]
+    if date:
+        mark = f" | {case.python} |" if case.python else ".dev"
+        return [
+            row for row in before.splitlines() if row.startswith("| 20") and f" | {case.engine} " in row and mark in row
+        ]
+    return [row for row in before.splitlines() if row.startswith(_key(case))]
+
+
+def _key(case: Case) -> str:
+    python = f"{case.python} | " if case.python else ""
+    return f"| {case.engine} {case.versions[case.engine]} | {python}{case.versions['keras']} | "
 
 
 def _cells(outcome: Outcome) -> str:
@@ -247,43 +264,59 @@ def _cells(outcome: Outcome) -> str:
 
 _PAGE = """# Versions
 
-`make test-versions` runs a small part of the parity grid (`tests/parity`) with each of these versions. These cases:
+`make test-versions` trains a small part of the parity grid (`tests/parity`) with each version in the tables, and writes
+the tables. The cases are:
 
 {names}
 
-Each is run under {layouts} over 4 ranks (data, tensor and hybrid parallel), and every loss, update, weight and metric
-is compared with one device of the same engine, by the tolerances of the grid. Then `keras-flow compare` trains
-`examples/digits.py` for {steps} steps on one device and under 2x2, as users run it. It has written this table. (By the
-rule of the grid `mixed_float16` may deviate twice as much as one device does from its own run in float32; its shares
-are not in the column of tolerances.)
+Each case runs under {layouts} (data, tensor and hybrid parallel) over 4 ranks. Every loss, update, weight and metric is
+compared with one device of the same engine. Then `keras-flow compare` trains `examples/digits.py` for {steps} steps on
+one device and under 2x2. A row counts these runs. "Largest share" is the largest deviation that was seen, as a
+share of what the grid tolerates. It leaves out `mixed_float16`, which is compared with its own run in float32.
 
-| engine | Keras | | runs | most of a tolerance | what failed |
+| engine | Keras | result | runs | largest share | what failed |
 |---|---|---|---|---|---|
 {rows}
 
+All of these ran on Python 3.11, Linux, x86-64. torch 2.14.1 and 2.15.0 are builds for GPUs that install 4 GB of
+libraries. `python -m tests.versions.runner --later` runs them, on the CPU.
+
+## Later versions of Python
+
+`python -m tests.versions.runner --pythons` installs the newest release of each engine for another Python, and runs the
+same cases there:
+
+| date | engine | Python | Keras | result | runs | largest share | what failed |
+|---|---|---|---|---|---|---|---|
+{pythons}
+
+On Python 3.12 the same cases ran with JAX 0.11.2, on a CPU and on a GPU ([GPUs](gpus.md)). macOS and Windows are not
+tested. keras_flow needs POSIX (it starts processes and renames files as POSIX does), so Windows needs WSL.
+
 ## The next Keras
 
-`make test-canary` installs the nightly Keras in front and runs the same; its result is of the day:
+`make test-canary` installs today's nightly build of Keras, and runs the same cases:
 
-| date | engine | Keras | | runs | most of a tolerance | what failed |
+| date | engine | Keras | result | runs | largest share | what failed |
 |---|---|---|---|---|---|---|
 {canary}
 
-## What is compared
+## What happens with other versions
 
-torch 2.14.1 and 2.15.0 are builds for GPUs that bring 4 GB of libraries along: `python -m tests.versions.runner
---later` runs them, on the CPU as all others. JAX 0.11 needs Python 3.12, and is on no row: [gpus.md](gpus.md) has what
-was seen of JAX 0.11.2.
+keras_flow wraps functions of Keras and of the engines ([hooks](hooks.md)). For each version in the tables, the file
+`backends/fingerprints.json` records the signature of each wrapped function and a hash of its source, without types and
+docstrings. With any other version, all hooks are compared with this record when the first distribution is made:
 
-Every hook into Keras and the engines has a fingerprint for each of these versions: the signature and a hash of the
-source of what it wraps, without types and docstrings (`backends/fingerprints.json`). With other versions all hooks are
-compared when the first distribution is made. Where all fit there is one warning, that the version was not tested
-(`keras-flow doctor` runs a self-test, `dist.verify` checks a model). Where only sources have changed, a self-test of at
-most 20 seconds runs once for these versions (what it found is kept in the user's cache folder), and training goes on
-with one warning when it passes. Where a place is missing or has another signature, an error names it, before anything
-is trained; `KERAS_FLOW_UNTESTED=allow` goes on at your own risk. Versions older than the oldest are refused.
+- **All are equal.** One warning says that the version was not tested. `keras-flow doctor` runs a self-test, and
+  `dist.verify` checks a model.
+- **Some source code has changed.** A self-test of at most 20 seconds decides. It runs once for these versions: its
+  result is kept in the user's cache folder. If it passes, training goes on with one warning.
+- **A function is missing, or takes other arguments.** An error names it before anything is trained.
+  `KERAS_FLOW_UNTESTED=allow` goes on at your own risk.
+- **The version is older than the oldest in the tables.** It is refused.
 
-A fingerprint says that the places that keras_flow wraps are the same. It does not say that everything they call is.
+Equal fingerprints show that the wrapped functions are unchanged. They do not show that everything these functions call
+is unchanged.
 """
 
 
@@ -293,9 +326,10 @@ def main() -> int:
     parser.add_argument("--later", action="store_true", help="the later versions of torch too")
     parser.add_argument("--only", default="", help="the rows whose engine and requirements contain this")
     parser.add_argument("--canary", action="store_true", help="the nightly Keras alone")
+    parser.add_argument("--pythons", action="store_true", help="later versions of Python alone")
     arguments = parser.parse_args()
     outcomes = {}
-    for case in CANARY if arguments.canary else CASES:
+    for case in CANARY if arguments.canary else PYTHONS if arguments.pythons else CASES:
         if arguments.only in case.name and (arguments.later or not case.is_later):
             outcomes[case] = run(case)
             print(case.name, outcomes[case], flush=True)
