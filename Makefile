@@ -93,7 +93,8 @@ docs: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	$(BIN)/python docs/site.py $(DOCS)
 
-# The oldest and newest versions of Keras and the engines; writes docs/versions.md and backends/fingerprints.json.
+# The oldest and newest versions of Keras and the engines; writes docs/versions.md and backends/fingerprints.json. Later
+# versions of Python, which must be on the PATH: `python -m tests.versions.runner --pythons`.
 test-versions: venv
 	$(BIN)/python -m tests.versions.runner
 

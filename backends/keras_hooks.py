@@ -184,6 +184,7 @@ def _batch_size(original: Callable[..., object], given: dict[str, object]) -> in
 def _check(model: keras.Model, distribution: Distribution) -> None:
     if _checked.get(model) is not distribution or distribution.has_problems:
         distribution.check(model)
+        distribution.warn_of_idle_axes(model)
         _checked[model] = distribution
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import site
 import sysconfig
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FlowError(Exception):
@@ -97,6 +103,36 @@ def without_library_frames(error: BaseException) -> BaseException:
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return error.with_traceback(kept)
+
+
+def require_file(file: Path, who: str) -> None:
+    """Refuse what is no file.
+
+    Args:
+        file: its path.
+        who: what was asked for it, for the error.
+
+    Raises:
+        FlowError: it is not there, or is a folder.
+    """
+    if not file.is_file():
+        raise FlowError(f"{who} was asked for {file}, which is not a file.")
+
+
+def shown_briefly(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise a `FlowError` at the line of its caller, without the frames below."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True  # IPython leaves this frame out
+        try:
+            return function(*args, **kwargs)
+        except FlowError as error:
+            if type(error) is not FlowError:  # what says itself how it is shown
+                raise
+            raise without_library_frames(error) from None
+
+    return call
 
 
 def warn(text: str, kind: type[FlowWarning] = FlowWarning) -> None:

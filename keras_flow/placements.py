@@ -78,8 +78,10 @@ class Placement:
             # a program without types may give anything
             names = tuple(axis_names) if isinstance(axis_names, Sequence) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
         if isinstance(axis_names, str) or len(names) != array.ndim or len(set(names)) != len(names):
+            example = (*("data", "model")[: array.ndim], *(f"axis{dim}" for dim in range(2, array.ndim)))
             raise FlowError(
-                f"axis_names must be {array.ndim} different names for hierarchy {array.shape}, got {axis_names!r}"
+                f"axis_names is a tuple of different names, one for each axis of the ranks {array.shape}: "
+                f"axis_names={example}; got {axis_names!r}"
             )
         if not all(isinstance(name, str) and name.isidentifier() for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise FlowError(f"axis names must be identifiers (letters, digits, underscore), got {names}")

@@ -87,11 +87,15 @@ def parse(text: str) -> NdSbp:
     return tuple(_parse_part(part.strip(), text) for part in inner.split(","))
 
 
-def _parse_part(part: str, given: str) -> Sbp:
+def _parse_part(part: str, given: str | None = None) -> Sbp:
     match = _SHORT.match(part.replace(" ", ""))
     if match is None:
+        meant = re.fullmatch(r"[sS]\D*(\d+)\D*", part)
+        hint = f' (did you mean "S({meant[1]})"?)' if meant else ""
+        if given is None:
+            raise FlowError(f"cannot read the sbp {part!r}{hint}: an sbp is S(dim), B or P")
         raise FlowError(
-            f"cannot read {part!r} in the nd_sbp {given!r}: each part is S(dim), B or P, separated by commas, "
+            f"cannot read {part!r}{hint} in the nd_sbp {given!r}: each part is S(dim), B or P, separated by commas, "
             'one for each placement axis; for example "S(0),B"'
         )
     if match["split"]:
@@ -104,7 +108,7 @@ def _as_sbp(value: object, spec: object) -> Sbp:
     if isinstance(value, Split | Broadcast | PartialSum):
         return value
     if isinstance(value, str):
-        return _parse_part(value.strip(), value)
+        return _parse_part(value.strip())
     raise FlowError(
         f"{value!r} in {spec!r} is not an sbp: use kf.sbp.split(dim), kf.sbp.broadcast or kf.sbp.partial_sum"
     )

@@ -9,7 +9,7 @@ import typer
 
 from keras_flow.backends.engines import that_train
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
-from keras_flow.errors import FlowError
+from keras_flow.errors import require_file
 from keras_flow.layout_names import LAYOUTS
 
 
@@ -46,8 +46,7 @@ def compare(
 
     Exit status 1 if a deviation is over the tolerance, or a layout used fewer ranks than it names.
     """
-    if not file.is_file():
-        raise FlowError(f"keras-flow compare was asked for {file}, which is not a file.")
+    require_file(file, "keras-flow compare")
     from keras_flow.cli.untested import say_untested
     from keras_flow.compare.runner import CompareOptions, compare  # loads keras
     from keras_flow.user_file import with_schedule

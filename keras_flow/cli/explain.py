@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.errors import FlowError
+from keras_flow.errors import require_file
 from keras_flow.layout_names import LAYOUTS
 
 #: help of the options of a pipeline's layout
@@ -25,7 +25,7 @@ def explain(
         str,
         typer.Option(help=f"{LAYOUTS}, or a name from distributions()."),
     ],
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 64,
     ranks: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Number of ranks, where the layout's name does not say it.")
     ] = None,
@@ -41,8 +41,7 @@ def explain(
 
     Nothing is run and no weight is created. What is printed is true of the active Keras backend.
     """
-    if not file.is_file():
-        raise FlowError(f"keras-flow explain was asked for {file}, which is not a file.")
+    require_file(file, "keras-flow explain")
     from keras_flow.backends import active
     from keras_flow.user_file import check_file
 

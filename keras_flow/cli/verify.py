@@ -11,7 +11,7 @@ import typer
 
 from keras_flow.backends.engines import that_train
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
-from keras_flow.errors import FlowError
+from keras_flow.errors import require_file
 from keras_flow.layout_names import LAYOUTS
 
 
@@ -50,8 +50,7 @@ def verify(
     On rows that divide by the data ranks and on rows that do not. Nothing is trained: it takes a few steps. Exit status
     1 if a deviation is over the tolerance.
     """
-    if not file.is_file():
-        raise FlowError(f"keras-flow verify was asked for {file}, which is not a file.")
+    require_file(file, "keras-flow verify")
     from rich.console import Console
 
     from keras_flow.cli.untested import say_untested

@@ -178,6 +178,9 @@ class Distribution(KerasDistribution):
         """Give slots that were made elsewhere the layouts of their variables, unless all were laid already."""
         raise NotImplementedError
 
+    def warn_of_idle_axes(self, model: keras.Model) -> None:
+        """Warn once of axes over which nothing of a model is split; by default each has its use."""
+
     def check(self, model: keras.Model) -> None:
         """Raise all layout problems of a model together.
 

@@ -203,7 +203,7 @@ def rank_failed(rank: int, job: Job, code: int, failure: Failure | None, output:
         what, details = "where it was", failure.trace
     # an exception says itself where it came from, unless it came from waiting
     if entered and (failure is None or failure.lost_neighbour or failure.waited_too_long):
-        head += f"\nWhat it last entered of what waits for others: {entered}."
+        head += f"\nThe last call it entered that waits for other ranks: {entered}."
     return RankError(_text(head, rank, job, what, details), rank, code, tail(details))
 
 

@@ -206,7 +206,7 @@ class Ranks:
         }
         # the first one may have written its exception down, and wait for the others as it leaves
         return {
-            each.rank: (text.replace("running", "failed", 1) + ", the first") if each.rank == first else text
+            each.rank: (text.replace("running", "failed", 1) + " (failed first)") if each.rank == first else text
             for each, text in how.items()
         }
 

@@ -14,6 +14,7 @@ from keras_flow.compare import html, table
 from keras_flow.compare.options import CompareOptions
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.runner import compared
+from keras_flow.errors import require_file, shown_briefly
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class ShownComparison:
         return stream.getvalue()
 
 
+@shown_briefly
 def compare(
     file: str | Path,
     *,
@@ -67,8 +69,9 @@ def compare(
         The comparison; `.ok`, and `.result` with all numbers.
 
     Raises:
-        FlowError: an unknown or missing backend, or an error of the file.
+        FlowError: an unknown or missing backend, no such file, or an error of the file.
     """
+    require_file(Path(file), "kf.notebook.compare")
     options = CompareOptions(
         file=Path(file),
         backends=that_train() if backends is None else tuple(backends),

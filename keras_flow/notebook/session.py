@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from keras_flow.backends import active
-from keras_flow.errors import FlowError, warn
+from keras_flow.errors import FlowError, shown_briefly, warn
 from keras_flow.launch import by_value
 from keras_flow.notebook import worker
 from keras_flow.notebook.cell import RESTART, CellRun
@@ -28,6 +28,7 @@ _CALL, _RESULT = "_keras_flow_call", "_keras_flow_result"
 _ranks: Workers | int | None = None
 
 
+@shown_briefly
 def start(devices: int = 4, *, processes: int | None = None) -> None:
     """Make ranks for this notebook, and the magic `%%ranks`, which runs a cell on all of them.
 
@@ -66,7 +67,11 @@ def start(devices: int = 4, *, processes: int | None = None) -> None:
             warn(f"kf.notebook.start: {before}, and the variables of their %%ranks cells are gone.")
         stop()
     if count == 0:
-        init(devices)
+        if (before := init(devices).size) != devices:
+            raise FlowError(
+                f"kf.notebook.start({devices}): this kernel drives {before} ranks already, and {engine} keeps them. "
+                f"Restart the kernel, or start workers: kf.notebook.start({devices}, processes={devices})."
+            )
         _ranks = devices
     else:
         workers = Workers(devices, count, engine)
@@ -79,6 +84,7 @@ def start(devices: int = 4, *, processes: int | None = None) -> None:
         magic.register()
 
 
+@shown_briefly
 def restart() -> None:
     """End the workers and start as many new ones; variables of `%%ranks` cells are gone.
 
@@ -101,13 +107,14 @@ def restart() -> None:
 
 
 def stop() -> None:
-    """End the workers, if there are any."""
+    """End the workers, if there are any. Cells that begin with `%%ranks` run again after another `start`."""
     global _ranks
     if isinstance(_ranks, Workers):
         _ranks.end()
-        _ranks = None
+    _ranks = None
 
 
+@shown_briefly
 def run(
     function: Callable[..., Any],
     devices: int | None = None,
@@ -155,6 +162,7 @@ def run(
     return [cloudpickle.loads(result) for result in workers.view(everywhere).pull(_RESULT).get()]
 
 
+@shown_briefly
 def pull(*names: str, rank: int = 0) -> Any:
     """Bring variables of `%%ranks` cells to the notebook.
 
@@ -179,8 +187,7 @@ def _pulled(names: Sequence[str], rank: int) -> list[Any]:
     if not isinstance(ranks, Workers):
         _require_rank(rank, ranks)
         space = vars(sys.modules["__main__"])
-        if missing := [name for name in names if name not in space]:
-            raise FlowError(f"kf.notebook.pull: the cells have no variable {', '.join(missing)}")
+        worker.require_names(names, space)
         return [worker.plain(space[name]) for name in names]
     index = _index(ranks, rank)
     pickled = ranks.apply_each(worker.give, [(list(names), each == index) for each in range(ranks.count)])
@@ -188,6 +195,7 @@ def _pulled(names: Sequence[str], rank: int) -> list[Any]:
     return [values[name] for name in names]
 
 
+@shown_briefly
 def push(**values: object) -> None:
     """Set variables of `%%ranks` cells on all ranks: `kf.notebook.push(x=x, y=y)`."""
     ranks = _started()

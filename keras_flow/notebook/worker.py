@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ import cloudpickle
 import numpy as np
 
 from keras_flow.current import last_call, pausing
+from keras_flow.errors import FlowError
 from keras_flow.launch import by_value
 from keras_flow.launch.folder import own_folder
 from keras_flow.notebook import connections
 from keras_flow.runtime import versions
+
+#: names that IPython puts among the variables of cells
+_OF_IPYTHON = ("In", "Out", "exit", "quit", "open", "get_ipython")
 
 
 def facts(engine: str) -> dict[str, str]:
@@ -107,12 +111,8 @@ def give(names: Sequence[str], sends: bool) -> bytes:
     Raises:
         FlowError: one is not there, or cannot be sent.
     """
-    from keras_flow.errors import FlowError
-
     space = _namespace()
-    if missing := [name for name in names if name not in space]:
-        near = ", ".join(sorted(name for name in space if not name.startswith("_"))[:20]) or "none"
-        raise FlowError(f"kf.notebook.pull: the cells have no variable {', '.join(missing)}; they have: {near}")
+    require_names(names, space)
     values = {name: plain(space[name]) for name in names}
     if not sends:
         return b""
@@ -145,6 +145,18 @@ def plain(value: Any) -> Any:
     if type(value) is dict:
         return {key: plain(part) for key, part in value.items()}
     return value
+
+
+def require_names(names: Sequence[str], space: Mapping[str, object]) -> None:
+    """Check that cells have variables.
+
+    Raises:
+        FlowError: they have not; the text names others.
+    """
+    if missing := [name for name in names if name not in space]:
+        others = sorted(name for name in space if not name.startswith("_") and name not in _OF_IPYTHON)
+        has = f"they have {', '.join(others[:20])}" if others else "they have none"
+        raise FlowError(f"kf.notebook.pull: the cells have no variable {', '.join(missing)}; {has}")
 
 
 def take(pickled: bytes) -> None:

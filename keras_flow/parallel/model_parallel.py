@@ -11,7 +11,7 @@ from keras_flow import sbp
 from keras_flow.backends.keras_distribution import placement_of
 from keras_flow.distributions.distribution import require_placement
 from keras_flow.distributions.rules import LayoutMapRules, PatternRules
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, warn
 from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.placements import Placement
 
@@ -108,6 +108,23 @@ class ModelParallel(ExplainedDistribution):
         )
         if is_map:
             self._check_map_axes(rules)
+
+    def warn_of_idle_axes(self, model: keras.Model) -> None:
+        """Warn once of an axis over which nothing of a model is split."""
+        lengths = dict(zip(self.placement.axis_names, self.placement.hierarchy, strict=True))
+        layouts = [self.get_variable_layout(variable).layout.nd_sbp for variable in model.variables]
+        used = set(self.batch_axes)
+        for nd_sbp in (*self._legal_specs(), *layouts):
+            parts = zip(lengths, nd_sbp, strict=True)
+            used.update(axis for axis, part in parts if isinstance(part, sbp.Split))
+        for axis, length in lengths.items():
+            if axis not in used and length > 1 and axis not in self._warned:
+                self._warned.add(axis)
+                warn(
+                    f"ModelParallel: no rule splits a weight over axis {axis!r}, so its {length} ranks compute the "
+                    f'same. Give rules={{"...": {{"{axis}": kf.sbp.split(1)}}}} (`keras-flow explain` prints a '
+                    "skeleton), or leave the axis out of the placement"
+                )
 
     def _check_map_axes(self, layout_map: keras.distribution.LayoutMap) -> None:
         mesh = layout_map.device_mesh

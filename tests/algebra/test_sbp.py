@@ -55,6 +55,8 @@ def test_split_takes_an_int(wrong: object) -> None:
         ("S(0),X", "cannot read 'X' in the nd_sbp 'S(0),X': each part is S(dim), B or P"),
         ("", 'for example "S(0),B"'),
         ("S()", "cannot read 'S()'"),
+        ("S1,B", """cannot read 'S1' (did you mean "S(1)"?) in the nd_sbp 'S1,B'"""),
+        ({"a": "S1"}, """cannot read the sbp 'S1' (did you mean "S(1)"?): an sbp is S(dim), B or P"""),
         ({"rows": sbp.split(0)}, "no axis 'rows': the placement's axes are ['a', 'b']"),
         (
             (sbp.split(0),),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import pytest
 
@@ -152,3 +154,19 @@ def test_nearest_paths() -> None:
     assert nearest(r".*hiden.*kernel$", paths)[0] == "encoder/block/hidden/kernel"
     assert nearest("logit/kernel", paths, 1) == ["logits/kernel"]
     assert nearest("x", []) == []
+
+
+def test_an_axis_over_which_nothing_is_split_is_said_once() -> None:
+    with kf.ModelParallel(programs.TENSOR).scope():
+        model = programs.build()
+    x, y = programs.rows(8)
+    with pytest.warns(
+        kf.FlowWarning, match="no rule splits a weight over axis 'model', so its 4 ranks compute the same"
+    ):
+        model.fit(x, y, batch_size=8, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(x, y, batch_size=8, verbose=0)
+        with kf.ModelParallel(programs.TENSOR, activations={"hidden": "S(1)"}).scope():
+            other = programs.build()
+        other.fit(x, y, batch_size=8, verbose=0)
